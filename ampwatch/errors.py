@@ -124,6 +124,11 @@ class AmpwatchWarning(UserWarning):
     """Something of ampwatch's own is lost; the training is not affected."""
 
 
+def reason_of(problem: OSError) -> str:
+    """What the operating system says of a failure, without the path."""
+    return problem.strerror or str(problem)
+
+
 def warn(message: str, category: type[Warning] = AmpwatchWarning, *, stacklevel: int = 3) -> None:
     """Warn; where a filter turns warnings into errors, print instead: a warning ends nothing."""
     try:

@@ -106,6 +106,9 @@ def sync(path: Path) -> None:
 
 # --- reading --------------------------------------------------------------------------------------
 
+# What is raised where a file's JSON is not as we wrote it and is taken apart all the same.
+BAD_VALUES = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file to read; an OSError for a folder, a pipe, a device or what cannot be opened."""
@@ -125,6 +128,15 @@ def read_at_most(path: Path, size: int) -> bytes:
         if os.fstat(file.fileno()).st_size > size:
             raise OSError(errno.EFBIG, f"it is longer than {size} bytes", str(path))
         return file.read()
+
+
+def version_of(path: Path) -> tuple[int, int, int] | None:
+    """What tells a file from one that takes its place; None if there is none."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_mtime_ns, about.st_size, about.st_ino
 
 
 def size_of(path: Path) -> int:

@@ -6,3 +6,8 @@ from __future__ import annotations
 def printable(text: str) -> str:
     """The text on one line, without what a terminal would obey: names in runs are data."""
     return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def cut(text: str, most: int) -> str:
+    """The text, at most so long: a longer one ends in an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -38,7 +38,7 @@ from rich.progress import Progress
 
 import ampwatch.diagnosis.learning_rate as adviser
 from ampwatch.diagnosis.findings import Advice
-from ampwatch.diagnosis.learning_rate import RateState, Rows, Setup, advise, fold, rows_of
+from ampwatch.diagnosis.learning_rate import RateRows, RateState, Setup, advise, fold, rows_of
 from ampwatch.diagnosis.learning_rate.rate_history import COLUMNS, Group
 
 DATA = Path(__file__).parent / "data" / "learning_rate"
@@ -127,12 +127,12 @@ class Book:
             _write_state(kept, state)
         return state
 
-    def restarted_rows(self, job: Job, at: int) -> Rows:
+    def restarted_rows(self, job: Job, at: int) -> RateRows:
         """The same of a training that went on from a checkpoint."""
         assert job.origin is not None
         kept = self.kept(job.rate, job.seed, job.origin, at)
         if kept is not None and Path(f"{kept}.npy").exists():
-            return Rows(np.load(f"{kept}.npy"))
+            return RateRows(np.load(f"{kept}.npy"))
         rows = restart(self.configuration, job.origin, job.seed, at, job.rate)
         if kept is not None:
             np.save(f"{kept}.npy", rows.values)
@@ -253,7 +253,7 @@ def _read_state(path: Path) -> RateState:
     known["groups"] = tuple(Group(**group) for group in known["groups"])
     known["saved_steps"] = tuple(known["saved_steps"])
     columns = {name: values[:, at] for at, name in enumerate(COLUMNS)}
-    rows: Rows = rows_of(**columns)
+    rows: RateRows = rows_of(**columns)
     return fold(RateState(), rows, Setup(**known))
 
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ampwatch.diagnosis.learning_rate import Group, RateState, Rows, Setup, fold, rows_of
+from ampwatch.diagnosis.learning_rate import Group, RateRows, RateState, Setup, fold, rows_of
 
 Draw = np.random.Generator
 
 
-def _rows(draw: Draw, loss: np.ndarray, noise: float, **signals: np.ndarray | float) -> Rows:
+def _rows(draw: Draw, loss: np.ndarray, noise: float, **signals: np.ndarray | float) -> RateRows:
     """An Adam's rows with everything in band but what is given."""
     count = len(loss)
     wobble = np.exp(0.15 * draw.standard_normal((4, count)))
@@ -33,7 +33,7 @@ def _falling(count: int, start: float, end: float) -> np.ndarray:
     return end + (start - end) * np.exp(-6 * np.arange(count) / count)
 
 
-def _late_climb(draw: Draw) -> Rows:
+def _late_climb(draw: Draw) -> RateRows:
     """Updates and gradients grow, and the loss climbs with them."""
     good, bad = int(draw.integers(1500, 6000)), int(draw.integers(150, 700))
     grow = np.concatenate([np.ones(good), np.geomspace(1, draw.uniform(4, 20), bad)])
@@ -43,7 +43,7 @@ def _late_climb(draw: Draw) -> Rows:
     return _rows(draw, loss, 0.05, ratio=size * grow, grad=grow)
 
 
-def _late_shift(draw: Draw) -> Rows:
+def _late_shift(draw: Draw) -> RateRows:
     """The loss has another level; gradients a little, updates not."""
     good, bad = int(draw.integers(800, 6000)), int(draw.integers(200, 900))
     begin, end = draw.uniform(3.2, 6), draw.uniform(2.8, 3.2)
@@ -52,14 +52,14 @@ def _late_shift(draw: Draw) -> Rows:
     return _rows(draw, loss, 0.05, ratio=10 ** draw.uniform(-3.3, -2), grad=grad)
 
 
-def _early_shift(draw: Draw) -> Rows:
+def _early_shift(draw: Draw) -> RateRows:
     good, bad = int(draw.integers(150, 400)), int(draw.integers(100, 400))
     loss = np.concatenate([_falling(good, 4, 1), _falling(bad, draw.uniform(2.6, 3.6), 2.4)])
     grad = np.concatenate([np.ones(good), np.full(bad, draw.uniform(0.8, 2.8))])
     return _rows(draw, loss, 0.05, ratio=10 ** draw.uniform(-3.3, -2), grad=grad)
 
 
-def _fed(draw: Draw) -> Rows:
+def _fed(draw: Draw) -> RateRows:
     """Inputs grow, and gradients and activations with them."""
     good, bad = int(draw.integers(60, 400)), int(draw.integers(60, 200))
     grow = np.concatenate([np.ones(good), np.geomspace(1, draw.uniform(20, 300), bad)])
@@ -68,7 +68,7 @@ def _fed(draw: Draw) -> Rows:
     return _rows(draw, loss, 0.02, grad=grow, act_amax=8 * grow, input_amax=3 * more)
 
 
-def _activations_run_away(draw: Draw) -> Rows:
+def _activations_run_away(draw: Draw) -> RateRows:
     """The same growth under inputs that stay as they are."""
     good, bad = int(draw.integers(60, 400)), int(draw.integers(60, 200))
     grow = np.concatenate([np.ones(good), np.geomspace(1, draw.uniform(20, 300), bad)])
@@ -76,7 +76,7 @@ def _activations_run_away(draw: Draw) -> Rows:
     return _rows(draw, loss, 0.02, grad=grow, act_amax=8 * grow)
 
 
-def _breaks(draw: Draw) -> Rows:
+def _breaks(draw: Draw) -> RateRows:
     """Skips without end from one step on, everything in band until then."""
     good, bad = int(draw.integers(200, 5000)), int(draw.integers(20, 60))
     skipped = np.arange(good + bad) >= good
@@ -84,7 +84,7 @@ def _breaks(draw: Draw) -> Rows:
     return _rows(draw, loss, 0.03, ratio=10 ** draw.uniform(-3.3, -1.3), skipped=skipped)
 
 
-def _breaks_as_it_learns(draw: Draw) -> Rows:
+def _breaks_as_it_learns(draw: Draw) -> RateRows:
     """The same, where gradients had grown as the loss fell."""
     good, bad = int(draw.integers(100, 500)), int(draw.integers(30, 100))
     skipped = np.arange(good + bad) >= good
@@ -99,7 +99,7 @@ def _breaks_as_it_learns(draw: Draw) -> Rows:
     )  # fmt: skip
 
 
-def _climbs_and_breaks(draw: Draw) -> Rows:
+def _climbs_and_breaks(draw: Draw) -> RateRows:
     """Updates and gradients grow, the loss turns, and then come the skips."""
     good, bad = int(draw.integers(50, 2000)), int(draw.integers(40, 150))
     grow = np.concatenate([np.ones(good), np.geomspace(1, draw.uniform(5, 40), bad)])
@@ -109,7 +109,7 @@ def _climbs_and_breaks(draw: Draw) -> Rows:
     return _rows(draw, loss, 0.03, grad=grow, ratio=ratio, skipped=skipped)
 
 
-def _cleared(draw: Draw) -> Rows:
+def _cleared(draw: Draw) -> RateRows:
     """Trouble under updates that are a thousandth of what any training bears."""
     good, bad = int(draw.integers(50, 200)), int(draw.integers(40, 150))
     grow = np.concatenate([np.ones(good), np.geomspace(1, draw.uniform(5, 40), bad)])
@@ -117,7 +117,7 @@ def _cleared(draw: Draw) -> Rows:
     return _rows(draw, loss, 0.03, grad=grow, ratio=10 ** draw.uniform(-6.5, -5.3) * grow)
 
 
-def _summed_over_a_larger_batch(draw: Draw) -> Rows:
+def _summed_over_a_larger_batch(draw: Draw) -> RateRows:
     """The batch grows, and the loss and the gradients with it, for they are sums."""
     count = int(draw.integers(140, 300))
     larger = np.arange(count) >= count // 2
@@ -130,7 +130,7 @@ def _summed_over_a_larger_batch(draw: Draw) -> Rows:
     return _rows(draw, loss, 0.02, ratio=ratio, grad=grad)
 
 
-def _flat(draw: Draw) -> Rows:
+def _flat(draw: Draw) -> RateRows:
     """A loss that does not fall, and weights that stay."""
     count = int(draw.integers(120, 900))
     level = draw.uniform(0.4, 7)

@@ -21,7 +21,7 @@ import numpy as np
 
 from ampwatch.diagnosis.learning_rate import RateState, signs
 from ampwatch.diagnosis.learning_rate.attribution import readings
-from ampwatch.diagnosis.learning_rate.judgement import scene_of
+from ampwatch.diagnosis.learning_rate.trouble import lasting_trouble
 
 KEPT = Path(__file__).parent / "data" / "learning_rate_evidence.jsonl"
 GROUPS = {entry.name: entry.group for entry in signs.TABLE}
@@ -62,11 +62,11 @@ def samples_of(family: str, name: str, label: str, state: RateState,
                octaves: float | None = None) -> Iterator[Sample]:  # fmt: skip
     """All readings of a run; none where no trouble stands at its end."""
     for hidden, (columns, _) in HIDDEN.items():
-        scene = scene_of(state.without(*columns))
-        if scene is None or (scene.onset.hard and not len(scene.accepted)):
+        trouble = lasting_trouble(state.without(*columns))
+        if trouble is None or (trouble.onset.hard and not len(trouble.accepted)):
             continue  # no trouble, or a fact, which is not weighed
         strengths = {
-            entry.name: round(reading.strength, 3) for entry, reading in readings(scene).items()
+            entry.name: round(reading.strength, 3) for entry, reading in readings(trouble).items()
         }
         yield Sample(family, name, label, hidden, strengths, octaves)
 

@@ -54,13 +54,13 @@ def main(folder: Path | None) -> None:
 
 def placed_of(run: LabelledRun) -> list[Placed]:
     seen = judge_rate(run.state)
-    scene = seen.scene
-    if run.label != "rate" or run.octaves is None or scene is None or not seen.is_the_rate:
+    trouble = seen.trouble
+    if run.label != "rate" or run.octaves is None or trouble is None or not seen.is_the_rate:
         return []
-    if not scene.onset.early or scene.estimate is None or scene.bounds is None:
+    if not trouble.onset.early or trouble.estimate is None or trouble.bounds is None:
         return []
-    failed = scene.bounds.octaves_below(seen.base)
-    estimate = max(scene.estimate.octaves, failed + constants.LEAST_OCTAVES)
+    failed = trouble.bounds.octaves_below(seen.base)
+    estimate = max(trouble.estimate.octaves, failed + constants.LEAST_OCTAVES)
     return [Placed(run.family, round(run.octaves, 3), round(estimate, 3), round(failed, 3))]
 
 

@@ -66,7 +66,7 @@ def points(rows: Path | None) -> Iterator[Point]:
                 seen = judge_rate(book.state(Job("sweep", rate, seed)))
                 if seen.onset is None or seen.onset.is_slow:  # their estimate is bounded
                     continue
-                found = None if seen.scene is None else seen.scene.estimate
+                found = None if seen.trouble is None else seen.trouble.estimate
                 if seen.is_the_rate and found is not None and found.update:
                     yield Point(configuration.model, found, math.log2(rate / truth.limit))
 

@@ -22,7 +22,7 @@ from torch import nn
 
 import ampwatch
 from ampwatch.diagnosis import Engine
-from ampwatch.diagnosis.learning_rate import RateState, Rows
+from ampwatch.diagnosis.learning_rate import RateRows, RateState
 
 STEPS = 160
 LEAST_AGAIN = 60  # steps after a restart, so that the end is seen
@@ -187,7 +187,9 @@ def train(configuration: Configuration, rate: float, seed: int) -> RateState:
     )
 
 
-def restart(configuration: Configuration, failed: float, seed: int, at: int, rate: float) -> Rows:
+def restart(
+    configuration: Configuration, failed: float, seed: int, at: int, rate: float
+) -> RateRows:
     """The course of a failed training that went on from its checkpoint at another rate.
 
     The rows before the restart are the failed one's, so that its progress counts.
@@ -200,7 +202,7 @@ def restart(configuration: Configuration, failed: float, seed: int, at: int, rat
         again = begin(configuration, rate, seed)
         again.restore(path, at)
         head = again.watched(max(STEPS - at, LEAST_AGAIN), at).head
-    return Rows(np.concatenate([state.head.values, head.values]))
+    return RateRows(np.concatenate([state.head.values, head.values]))
 
 
 def _step(

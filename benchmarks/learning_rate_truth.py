@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampwatch.diagnosis.learning_rate import Rows
+from ampwatch.diagnosis.learning_rate import RateRows
 
 SEEDS = (0, 1)
 FINAL = 20  # steps whose median is the final loss
@@ -29,7 +29,7 @@ class Outcome:
     end_skips: int  # of the last FINAL steps
 
 
-def outcome_of(rows: Rows) -> Outcome:
+def outcome_of(rows: RateRows) -> Outcome:
     loss, bad = rows.of("loss"), rows.of("loss_bad") > 0
     known = loss[np.isfinite(loss)]
     smooth = [float(np.median(known[max(0, at - 9) : at + 1])) for at in range(len(known))]

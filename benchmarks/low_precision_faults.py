@@ -35,7 +35,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import variety  # noqa: E402
-from low_precision_cases import FAULTS, WIDE, Case, Training, drawn, training  # noqa: E402
+from low_precision_cases import FAULTS, WIDE, Case, drawn  # noqa: E402
+from low_precision_made_faults import training  # noqa: E402
+from low_precision_training import Training  # noqa: E402
 from low_precision_truth import Truth  # noqa: E402
 
 import ampwatch  # noqa: E402

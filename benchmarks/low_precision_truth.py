@@ -15,7 +15,8 @@ from typing import Any
 
 import delayed_scaling as delayed
 import torch
-from low_precision_cases import DELAYED, WIDE, Training
+from low_precision_cases import DELAYED, WIDE
+from low_precision_training import Training
 from torch import Tensor, nn
 
 # A fault is one, and health is health, by a margin.

@@ -178,13 +178,14 @@ def follow(options: argparse.Namespace) -> None:
     """Look at the copy again and again, as the page's server does for one open tab."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "dashboard"))
     from address import Address
-    from chart_points import Bases, live_message
-    from layer_samples import QUANTITIES, grid
-    from live_chart import layer_view, picture_of
+    from chart_points import ThinnedBases, live_message
+    from layer_chart_data import QUANTITIES, grid
+    from layer_choices import layer_view
+    from live_chart import picture_of
     from open_runs import OpenRuns
 
     folder = Path(options.folder)
-    runs, bases, looks_ms, medians_ms = OpenRuns(), Bases(), [], []
+    runs, bases, looks_ms, medians_ms = OpenRuns(), ThinnedBases(), [], []
     print("ready", flush=True)
     place = folder / ("copies" if options.copy else "own")
     while not (found := list(place.glob("*/run.json"))):
@@ -194,7 +195,7 @@ def follow(options: argparse.Namespace) -> None:
         start = time.perf_counter()
         look = runs.look(path)
         if len(look.curves):
-            base = bases.of(look.name, look.curves, None)
+            base = bases.base_for(look.name, look.curves, None)
             live_message(picture_of(look, Address()), look.curves, base, {}, whole=True)
             layer_view(look, Address())
             grid(look, QUANTITIES[0], None)

@@ -4,8 +4,8 @@
     python benchmarks/placing.py --score answers.txt
 
 Give questions.txt to somebody who has not seen the code. It lists all files, then functions by
-name, parameters and first docstring line. The answer to each question is one line: its number, the
-file and, if unsure, a second guess:
+name (a method with its class), parameters and first docstring line. The answer to each question is
+one line: its number, the file and, if unsure, a second guess:
 
     1 ampwatch/probe/watched_scaler.py
     2 ampwatch/store/run.py ampwatch/store/index.py
@@ -35,7 +35,7 @@ TARGET = 0.85  # 17 of 20 at the first guess
 class Function:
     """A function as the question shows it, and the file that is the answer."""
 
-    name: str
+    name: str  # of a method: Class.method
     parameters: str
     docstring: str
     path: str
@@ -54,13 +54,19 @@ def functions_of(path: Path, root: Path = ROOT) -> tuple[Function, ...]:
 
 def _functions(path: Path, root: Path) -> Iterator[Function]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes = {
+        id(member): f"{node.name}."
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for member in node.body
+    }
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         docstring = ast.get_docstring(node)
         if docstring and not node.name.startswith("__"):
-            shown = ast.unparse(node.args)
-            yield Function(node.name, shown, docstring.split("\n")[0], str(path.relative_to(root)))
+            name, shown = classes.get(id(node), "") + node.name, ast.unparse(node.args)
+            yield Function(name, shown, docstring.split("\n")[0], str(path.relative_to(root)))
 
 
 def drawn(seed: int, count: int, root: Path = ROOT) -> list[Function]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import parse_qs, quote, unquote, urlencode
 
 import streamlit as st
+
+from ampwatch.fleet.summary import MODEL, PERSON, TAG
 
 _COMPARED = ("runs", "base", "by", "outcome", "order")
 # Kept for another run: how a run is looked at.
@@ -23,7 +25,7 @@ _OFF = "off"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What the address says; parts that are missing or malformed are None."""
+    """The parts of the page's address; those that are missing or malformed are None."""
 
     run: str | None = None
     rank: int | None = None  # all of them
@@ -49,14 +51,14 @@ class Address:
     alert: str | None = None  # the receiver whose settings are being changed
 
     def of_run(self, run: str) -> Address:
-        """The address for a run; of another one, only how it is looked at is kept."""
+        """The address for another run; only how runs are looked at is kept."""
         if run == self.run:
             return self
         kept = {name: getattr(self, name) for name in _KEPT}
         return Address(run=run, follow=self.follow, **kept)
 
     def parameters(self) -> dict[str, str]:
-        """As the query of a link."""
+        """The address as the query parameters of a link."""
         texts = {
             "run": self.run,
             "rank": None if self.rank is None else str(self.rank),
@@ -72,7 +74,7 @@ _NONE = "-"  # a choice that was made and is empty
 
 
 def names_text(names: Iterable[str]) -> str:
-    """Several names as one part of the address."""
+    """Several names as one part of the page's address."""
     text = ",".join(quote(name, safe="/") for name in names)
     if text == _NONE:  # a single name that is the mark for none
         return f"%{ord(_NONE):02X}"
@@ -80,17 +82,17 @@ def names_text(names: Iterable[str]) -> str:
 
 
 def names_in(text: str) -> list[str]:
-    """The names that a part of the address holds."""
+    """The names that a part of the page's address holds."""
     return [] if text == _NONE else [unquote(part) for part in text.split(",")]
 
 
 def link(page: str, address: Address) -> str:
-    """A link to a page, relative to any other; the overview's path is empty."""
+    """The relative link to a page of the dashboard; the overview's path is empty."""
     return f"./{page}?{urlencode(address.parameters())}"
 
 
 def read() -> Address:
-    """What the address says now."""
+    """Read the page's address as it is now."""
     query = st.query_params.to_dict()  # at once: each single look at it takes a lock
     return Address(
         run=query.get("run"),
@@ -103,7 +105,7 @@ def read() -> Address:
 
 
 def write(address: Address) -> None:
-    """Change the address in place, without loading anything."""
+    """Write the page's address in place, without loading anything."""
     wanted = address.parameters()
     current = {name: st.query_params[name] for name in _NAMES if name in st.query_params}
     if wanted != current:
@@ -111,7 +113,7 @@ def write(address: Address) -> None:
 
 
 def change(**parts: Any) -> None:
-    """Change some parts of the address and keep the others."""
+    """Change some parts of the page's address and keep the others."""
     write(replace(read(), **parts))
 
 
@@ -123,3 +125,77 @@ def _span(text: str) -> tuple[int, int] | None:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 16 else None
+
+
+# --- the parts `list` and `fleet` -----------------------------------------------------------------
+
+RUNS_GROUPS = ("verdict", "finding", "model", "tag", "day")
+
+
+@dataclass(frozen=True, slots=True)
+class RunsView:
+    """How a reader chose to see the runs table; missing or malformed parts have their defaults."""
+
+    find: str = ""
+    sort: str = ""  # a column's key, behind "-" if the greatest comes first
+    group: str = ""
+    origin: str = ""
+    folded: tuple[str, ...] = ()  # groups
+
+    def text(self) -> str | None:
+        """The runs table's view as a part of the address; None if nothing was chosen."""
+        parts = {
+            "find": self.find,
+            "sort": self.sort,
+            "group": self.group,
+            "from": self.origin,
+            "folded": self.folded,
+        }
+        return urlencode({name: part for name, part in parts.items() if part}, doseq=True) or None
+
+
+def runs_view_in(text: str | None) -> RunsView:
+    """The runs table's view, read from a part of the address."""
+    parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
+    group = parts.get("group", [""])[-1]
+    return RunsView(
+        find=parts.get("find", [""])[-1],
+        sort=parts.get("sort", [""])[-1],
+        group=group if group in RUNS_GROUPS else "",
+        origin=parts.get("from", [""])[-1],
+        folded=tuple(parts.get("folded", ())),
+    )
+
+
+WEEK = "week"
+FLEET_GROUPS = (WEEK, MODEL, PERSON, TAG)  # beside the settings' own names
+FLEET_SINCE = ("", "7", "30", "90")  # days; all of them
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """How a reader chose to see the fleet page; missing or malformed parts have their defaults."""
+
+    since: str = ""
+    group: str = WEEK
+    code: str = ""  # only runs with this finding
+    only: str | None = None  # only runs of this group
+
+    def text(self) -> str | None:
+        """The fleet page's view as a part of the address; None if nothing was chosen."""
+        parts = {"since": self.since, "code": self.code}
+        parts |= {} if self.group == WEEK else {"group": self.group}
+        found = {name: part for name, part in parts.items() if part}
+        return urlencode(found | ({} if self.only is None else {"only": self.only})) or None
+
+
+def fleet_view_in(text: str | None) -> FleetView:
+    """The fleet page's view, read from a part of the address."""
+    parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
+    since = parts.get("since", [""])[-1]
+    return FleetView(
+        since=since if since in FLEET_SINCE else "",
+        group=parts.get("group", [""])[-1] or WEEK,
+        code=parts.get("code", [""])[-1],
+        only=parts["only"][-1] if "only" in parts else None,
+    )

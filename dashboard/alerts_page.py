@@ -58,8 +58,8 @@ _FORMS = (
 
 
 @st.cache_resource(show_spinner=False)
-def sending() -> deque[str]:
-    """Begin to send, once in this server; what there is to say about it."""
+def start_alerts() -> deque[str]:
+    """Start to send alerts, once in this server; returns the sender's latest notes."""
     notes: deque[str] = deque(maxlen=3)
     AlertSender(_live_runs, on_note=notes.append)
     return notes
@@ -70,7 +70,7 @@ def _live_runs() -> Iterator[Path]:
 
 
 def show() -> None:
-    """The page of alerts."""
+    """Draw the Alerts page."""
     st.html(
         '<p class="aw-title" role="heading" aria-level="1">Alerts</p>'
         f'<div class="aw-muted">{_RULE}</div>'
@@ -78,16 +78,16 @@ def show() -> None:
     settings = read_settings()
     if sentence := missing_library():
         problem(sentence)
-    _say_news()
+    _say_what_was_done()
     for setting in settings:
-        st.fragment(_entry, run_every=_EVERY_S)(setting.id)
+        st.fragment(_receiver, run_every=_EVERY_S)(setting.id)
         if address.read().alert == setting.id:
-            _form(setting)
+            _receiver_form(setting)
     if not settings:
-        _teach()
-        _form(None)
+        _explain_alerts()
+        _receiver_form(None)
     elif address.read().alert == _NEW:
-        _form(None)
+        _receiver_form(None)
     elif st.button("Add another"):
         address.change(alert=_NEW)
         st.rerun()
@@ -95,10 +95,10 @@ def show() -> None:
         '<div class="aw-muted">Sent by this server while it runs, whether or not a page is open, '
         "and by <code>ampwatch record</code>. In a terminal: <code>ampwatch alerts</code>.</div>"
     )
-    st.fragment(_follow, run_every=2 * _EVERY_S)(settings)
+    st.fragment(_rerun_on_change, run_every=2 * _EVERY_S)(settings)
 
 
-def _teach() -> None:
+def _explain_alerts() -> None:
     rows = "".join(
         f"<div><dt>{said(who)}</dt><dd><code>{said(form)}</code></dd><dd>{said(remark)}</dd></div>"
         for who, form, remark in _FORMS
@@ -114,14 +114,14 @@ def _teach() -> None:
 
 
 @guarded
-def _follow(shown: tuple[AlertSetting, ...]) -> None:
-    """Draw the page anew when another page, or the command line, has changed the settings."""
+def _rerun_on_change(shown: tuple[AlertSetting, ...]) -> None:
+    """Draw the page of alerts anew when others have changed the settings of alerts."""
     if read_settings() != shown:
         st.rerun()
 
 
-def _say_news() -> None:
-    """What was just done, said once."""
+def _say_what_was_done() -> None:
+    """Say once what was just done to a receiver of alerts."""
     sentence = st.session_state.pop(_SAID, "")
     if sentence:
         st.html(f'<div class="aw-told" role="status">{said(sentence)}</div>')
@@ -131,7 +131,7 @@ def _say_news() -> None:
 
 
 @guarded
-def _entry(setting_id: str) -> None:
+def _receiver(setting_id: str) -> None:
     setting = next((one for one in read_settings() if one.id == setting_id), None)
     if setting is None:
         return  # removed by somebody else a moment ago
@@ -140,17 +140,17 @@ def _entry(setting_id: str) -> None:
     st.html(
         f'<h2 class="aw-receiver"><bdi>{said(setting.name or masked)}</bdi>'
         f"<span>{said(masked) if setting.name else ''}</span></h2>"
-        f"<div>{said(setting.scope)}</div>{_state(setting, outcome)}"
+        f"<div>{said(setting.scope)}</div>{_last_messages(setting, outcome)}"
     )
-    st.html(_result(setting))  # by itself: it is read aloud whenever it is drawn anew
+    st.html(_trial_result(setting))  # by itself: it is read aloud whenever it is drawn anew
     with st.container(horizontal=True, vertical_alignment="center", key=f"alert {setting.id}"):
-        _actions(setting)
+        _receiver_buttons(setting)
     if st.session_state.get(_ASKED) == setting.id:
         _ask_whether_to_remove(setting)
 
 
-def _state(setting: AlertSetting, outcome: Outcome) -> str:
-    """The last message and the last failure, with their ages."""
+def _last_messages(setting: AlertSetting, outcome: Outcome) -> str:
+    """The last alert that reached a receiver and the last that did not, with their ages."""
     told = [] if setting.is_on else ['<b class="aw-off">Off: nothing is sent.</b>']
     if outcome.sent_ns:
         told.append(f"Last message {_ago(outcome.sent_ns)}: {said(outcome.title)}")
@@ -167,8 +167,8 @@ def _ago(time_ns: int) -> str:
     return f"{age_text((time.time_ns() - time_ns) / 1e9)} ago"
 
 
-def _result(setting: AlertSetting) -> str:
-    """What became of the test message, in a place that is read aloud."""
+def _trial_result(setting: AlertSetting) -> str:
+    """The result of a receiver's test message, in an element that is read aloud."""
     trial = _trials().get(setting.id)
     words = tone = ""
     if trial is not None and trial.result is None:
@@ -181,11 +181,11 @@ def _result(setting: AlertSetting) -> str:
 
 @st.cache_resource(show_spinner=False)
 def _trials() -> dict[str, Trial]:
-    """The last test message to each receiver, for all tabs."""
+    """The last test message to each receiver of alerts, shared by all tabs."""
     return {}
 
 
-def _actions(setting: AlertSetting) -> None:
+def _receiver_buttons(setting: AlertSetting) -> None:
     switch = f"alert on {setting.id}"
     st.session_state[switch] = setting.is_on
     st.toggle("On", key=switch, on_change=_switch, args=(setting.id, not setting.is_on))
@@ -217,7 +217,7 @@ def _ask_whether_to_remove(setting: AlertSetting) -> None:
     with st.container(horizontal=True, key=f"question {setting.id}"):
         if st.button("Remove it", type="primary", key=f"really {setting.id}"):
             remove_setting(setting.id)
-            _done(f"{setting.label} is removed.")
+            _close_form(f"{setting.label} is removed.")
         if st.button("Keep it", key=f"keep {setting.id}"):
             st.session_state[_ASKED] = None
             st.rerun(scope="fragment")
@@ -226,8 +226,8 @@ def _ask_whether_to_remove(setting: AlertSetting) -> None:
 # --- the form -------------------------------------------------------------------------------------
 
 
-def _form(setting: AlertSetting | None) -> None:
-    """A new receiver, or one that is changed; of the latter the address is not shown again."""
+def _receiver_form(setting: AlertSetting | None) -> None:
+    """The form for a receiver of alerts; its address is not shown again."""
     key = f"{setting.id if setting else _NEW} {st.session_state.setdefault(_COUNT, 0)}"
     heading = f"Change {setting.label}" if setting else "Tell somebody"
     with st.form(f"alert form {key}", enter_to_submit=False):
@@ -262,7 +262,7 @@ def _form(setting: AlertSetting | None) -> None:
             is_sent = st.form_submit_button("Save" if setting else "Add", type="primary")
             is_left = st.form_submit_button("Cancel") if address.read().alert else False
     if is_left:
-        _done("")
+        _close_form("")
     if is_sent:
         parts = {"name": name, "least": least, "what": tuple(what), "runs": tuple(runs.split(","))}
         try:
@@ -276,18 +276,18 @@ def _save(setting: AlertSetting | None, given: str, parts: dict[str, object]) ->
         made = new_setting(given, **parts)
         open_services([made.address])  # whether it is understood
         add_setting(made)
-        _done(
+        _close_form(
             f"{made.label} gets alerts from now on. Send a test message to see whether it arrives."
         )
     else:
         if given:
             open_services([given])
             parts["address"] = given
-        _done(f"{change_setting(setting.id, **parts).label} is changed.")
+        _close_form(f"{change_setting(setting.id, **parts).label} is changed.")
 
 
-def _done(sentence: str) -> None:
-    """Say it, close the form, and forget what was typed."""
+def _close_form(sentence: str) -> None:
+    """Close the form of a receiver, forget what was typed, and say what was done."""
     st.session_state[_SAID] = sentence
     st.session_state[_COUNT] = st.session_state.get(_COUNT, 0) + 1
     st.session_state[_ASKED] = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+import streamlit as st
 from step_curves import StepCurves
 
 from ampwatch.report import thinning
@@ -25,8 +26,8 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
-    """The points of a span, thinned, and how many rows they were made of."""
+class ThinnedBase:
+    """The thinned points of a span of a live chart, and how many rows they were made of."""
 
     id: str
     rows: int
@@ -34,15 +35,15 @@ class Base:
     arrays: Arrays
 
 
-class Bases:
-    """The bases in use, shared by all tabs that look at the same span of the same run."""
+class ThinnedBases:
+    """The thinned points in use, shared by all tabs that look at the same span of the same run."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._kept: OrderedDict[tuple[str, Span | None], tuple[int, Base]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Span | None], tuple[int, ThinnedBase]] = OrderedDict()
 
-    def of(self, name: str, curves: StepCurves, span: Span | None) -> Base:
-        """The base for a span, thinned anew once its tail is too long."""
+    def base_for(self, name: str, curves: StepCurves, span: Span | None) -> ThinnedBase:
+        """The thinned points for a span, thinned anew once the tail after them is too long."""
         key = (name, span)
         with self._lock:
             epoch, base = self._kept.get(key, (-1, None))
@@ -56,11 +57,17 @@ class Bases:
         return base
 
 
+@st.cache_resource(show_spinner=False)
+def thinned_bases() -> ThinnedBases:
+    """The thinned points of live charts, shared by all tabs."""
+    return ThinnedBases()
+
+
 _RECENT_ROWS = 4096  # that tell the usual interval between logged steps
 
 
-def thinned_base(name: str, curves: StepCurves, span: Span | None) -> Base:
-    """The points for a span, or for the whole run; `name` tells several apart."""
+def thinned_base(name: str, curves: StepCurves, span: Span | None) -> ThinnedBase:
+    """The thinned points of a live chart for a span, or for the whole run."""
     first, last = span or curves.ends
     near = curves.within(span)
     rug = near.rug(first, last)
@@ -73,11 +80,11 @@ def thinned_base(name: str, curves: StepCurves, span: Span | None) -> Base:
     named = "all" if span is None else f"{first}-{last}"
     recent = curves.step[-_RECENT_ROWS:]
     hole = max(curves.hole, thinning.hole_of(first, last), thinning.usual_hole(recent))
-    return Base(f"{name} {curves.epoch}.{len(curves)}.{named}", len(curves), hole, arrays)
+    return ThinnedBase(f"{name} {curves.epoch}.{len(curves)}.{named}", len(curves), hole, arrays)
 
 
 def thinned_lines(curves: StepCurves, span: Span | None = None, prefix: str = "") -> Arrays:
-    """A run's lines as arrays of a message."""
+    """The thinned lines of a run's chart, as arrays of a message to the browser."""
     near = curves.within(span)
     arrays: Arrays = {}
     for name in curves.present:
@@ -91,9 +98,9 @@ def thinned_lines(curves: StepCurves, span: Span | None = None, prefix: str = ""
 
 
 def live_message(
-    picture: Picture, curves: StepCurves, base: Base, more: Arrays, *, whole: bool
+    picture: Picture, curves: StepCurves, base: ThinnedBase, more: Arrays, *, whole: bool
 ) -> bytes:
-    """The message of a growing run with `more` lines; with its base if it is `whole`."""
+    """The message of a growing run's chart; with its thinned base if it is `whole`."""
     tail = _tail(curves, base, picture.span)
     header = picture.header(base.id, base.hole, whole=whole)
     odd = odd_lines(curves, picture.span)
@@ -101,14 +108,14 @@ def live_message(
 
 
 def odd_lines(curves: StepCurves, span: Span | None = None, prefix: str = "") -> Arrays:
-    """Where the lines are not finite, as arrays of a message."""
+    """Where a chart's lines are not finite, as arrays of a message to the browser."""
     arrays: Arrays = {}
     for name, odd in curves.odd.items():
         arrays |= odd_arrays(f"{prefix}{name}", odd.within(*(span or curves.ends)))
     return arrays
 
 
-def _is_long(curves: StepCurves, base: Base, span: Span | None) -> bool:
+def _is_long(curves: StepCurves, base: ThinnedBase, span: Span | None) -> bool:
     added = len(curves) - base.rows
     most = min(TAIL_MOST, max(TAIL_LEAST, int(base.rows * TAIL_SHARE)))
     if added <= most:
@@ -116,7 +123,7 @@ def _is_long(curves: StepCurves, base: Base, span: Span | None) -> bool:
     return span is None or int(curves.step[curves.since(base.rows)].min()) <= span[1]
 
 
-def _tail(curves: StepCurves, base: Base, span: Span | None) -> Arrays:
+def _tail(curves: StepCurves, base: ThinnedBase, span: Span | None) -> Arrays:
     rows: Any = curves.since(base.rows)
     if span is not None:
         rows = curves.rows_within(*span, start=base.rows)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import address
-import browser
+import browser_component
 import compare_tables
-import drawn_values
 import live_chart
 import navigate
 import run_list
 import streamlit as st
-from compared_runs import MOST, MOST_VALUES, OWN, ComparedRuns, Prepared
+import user_value_panels
+from compare_loader import MOST, MOST_VALUES, OWN, CompareLoader, LoadedRun
 from formatting import said, shortened
 from problems import guarded
 
@@ -45,10 +45,10 @@ _LONGEST = 60  # letters of a value's name over its panel
 
 
 def show(*, follow: bool) -> None:
-    """The page of comparison."""
+    """Draw the Compare page."""
     choices = {choice.name: choice for choice in run_list.current().choices}
     names, gone = _chosen_runs(choices)
-    _choose(choices, names)
+    _choose_runs(choices, names)
     if gone:
         st.html(f'<div class="aw-muted">No longer there: {said(list_text(gone, MOST))}.</div>')
     if len(names) < 2:
@@ -56,26 +56,26 @@ def show(*, follow: bool) -> None:
         return
     chosen = [choices[name] for name in names]
     base = _choose_base(names)
-    shown = _shown(chosen, base, _WAIT_S)
+    shown = _shown_runs(chosen, base, _WAIT_S)
     waits = shown.waiting or shown.unparted
     st.session_state[_WAITS] = bool(waits)
     is_live = follow and any(choice.live for choice in chosen)
     every_s = _SOON_S if waits else _EVERY_S if is_live else None
-    st.fragment(_now, run_every=every_s)(names, base)
+    st.fragment(_draw_comparison, run_every=every_s)(names, base)
     asked = [*names, *gone]
-    st.fragment(_watch, run_every=_WATCH_S)(asked, _standing(asked))
+    st.fragment(_rerun_on_change, run_every=_WATCH_S)(asked, _liveness(asked))
 
 
-def _standing(names: Sequence[str]) -> list[bool | None]:
-    """Whether each of them is live; None of one that is gone."""
+def _liveness(names: Sequence[str]) -> list[bool | None]:
+    """Whether each compared run is live; None for one that is gone."""
     live = {choice.name: choice.live for choice in run_list.current().choices}
     return [live.get(name) for name in names]
 
 
 @guarded
-def _watch(names: Sequence[str], seen: Sequence[bool | None]) -> None:
-    """Draw the page anew where a run has gone, or came back, or ended."""
-    if _standing(names) != seen:
+def _rerun_on_change(names: Sequence[str], seen: Sequence[bool | None]) -> None:
+    """Draw the Compare page anew when a compared run has gone, came back or ended."""
+    if _liveness(names) != seen:
         st.rerun()
 
 
@@ -83,7 +83,7 @@ def _watch(names: Sequence[str], seen: Sequence[bool | None]) -> None:
 
 
 def _chosen_runs(choices: Mapping[str, run_list.Choice]) -> tuple[list[str], list[str]]:
-    """The runs that the address names and those of them that are gone; else the first two."""
+    """The runs to compare: those that the address names, and which are gone; else the first two."""
     where = address.read()
     if where.runs is None:
         first = run_list.chosen(where.run)
@@ -96,9 +96,9 @@ def _chosen_runs(choices: Mapping[str, run_list.Choice]) -> tuple[list[str], lis
     return there, [one for one in named if one not in choices]
 
 
-def _choose(choices: Mapping[str, run_list.Choice], names: list[str]) -> None:
-    """The list to choose from; a beginning stands for all runs whose names begin so."""
-    groups = _alike(list(choices))
+def _choose_runs(choices: Mapping[str, run_list.Choice], names: list[str]) -> None:
+    """Let the reader choose the runs to compare; a beginning stands for all names that begin so."""
+    groups = _common_beginnings(list(choices))
     if st.session_state.get(_KEY) != names:
         st.session_state[_KEY] = names
     st.multiselect(
@@ -108,8 +108,8 @@ def _choose(choices: Mapping[str, run_list.Choice], names: list[str]) -> None:
     )  # fmt: skip
 
 
-def _alike(names: Sequence[str]) -> dict[str, list[str]]:
-    """Runs whose names begin alike, up to a sign that ends a word."""
+def _common_beginnings(names: Sequence[str]) -> dict[str, list[str]]:
+    """The beginnings that names of runs have in common, up to a sign that ends a word."""
     found: dict[str, list[str]] = {}
     for name in names:
         for end in re.finditer(r"[-_./=]", name):
@@ -127,7 +127,7 @@ def _keep_choice(groups: Mapping[str, Sequence[str]]) -> None:
 
 
 def _choose_base(names: Sequence[str]) -> str:
-    """The run that the others are compared with."""
+    """Let the reader choose the run that the others are compared with."""
     wanted = address.read().base
     base = wanted if wanted is not None and wanted in names else names[0]
     if st.session_state.get(_BASE) != base:
@@ -141,19 +141,19 @@ def _keep_base() -> None:
 
 
 @st.cache_resource(show_spinner=False)
-def _prepared() -> ComparedRuns:
-    """The runs that are compared, shared by all tabs."""
-    return ComparedRuns()
+def _loader() -> CompareLoader:
+    """The loader of compared runs, shared by all tabs."""
+    return CompareLoader()
 
 
 # --- what is shown -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """The runs that can be read, the base first, and their comparison as far as it is known."""
+class ShownRuns:
+    """The compared runs that can be read, the base first, and what is known of them so far."""
 
-    runs: tuple[Prepared, ...]
+    runs: tuple[LoadedRun, ...]
     names: tuple[str, ...]
     comparison: Comparison | None  # None of fewer than two
     styles: Mapping[str, int]  # the line of each run: it does not change with the base
@@ -161,21 +161,21 @@ class Shown:
     unparted: int  # and those whose divergence is not known yet
 
 
-def _shown(chosen: Sequence[run_list.Choice], base: str, wait_s: float) -> Shown:
-    """What is known by now of the runs."""
-    ready = _prepared().of(chosen, wait_s)
+def _shown_runs(chosen: Sequence[run_list.Choice], base: str, wait_s: float) -> ShownRuns:
+    """What is loaded by now of the compared runs."""
+    ready = _loader().loaded(chosen, wait_s)
     there = [one for one in chosen if one.name in ready and ready[one.name].outline is not None]
     waiting = len(chosen) - len(ready)
     if len(there) < 2:
-        return Shown((), (), None, {}, waiting, 0)
+        return ShownRuns((), (), None, {}, waiting, 0)
     ordered = sorted(there, key=lambda one: one.name != base)
-    partings = _prepared().partings(ordered[0], ordered[1:], ready, wait_s)
+    partings = _loader().divergences(ordered[0], ordered[1:], ready, wait_s)
     known = [one for one in partings if one is not None]
     outlines = [
         replace(outline, name=one.name) for one in ordered if (outline := ready[one.name].outline)
     ]
     unparted = len(partings) - len(known)
-    return Shown(
+    return ShownRuns(
         tuple(ready[one.name] for one in ordered),
         tuple(one.name for one in ordered),
         _compared(outlines, [] if unparted else known),
@@ -194,35 +194,39 @@ def _compared(outlines: Sequence[Outline], partings: Sequence[Divergence]) -> Co
 
 
 @guarded
-def _now(names: Sequence[str], base: str) -> None:
+def _draw_comparison(names: Sequence[str], base: str) -> None:
     choices = {choice.name: choice for choice in run_list.current().choices}
     chosen = [choices[name] for name in names if name in choices]
     for problem in _problems(chosen):
         st.html(f'<div class="aw-muted">{said(problem)}</div>')
-    shown = _shown(chosen, base, 0.0)
+    shown = _shown_runs(chosen, base, 0.0)
     if shown.waiting:
         read = f"{len(chosen) - shown.waiting:,} of {count_text(len(chosen), 'run')}"
         st.html(f'<div class="aw-muted" role="status">Reading the runs: {read}.</div>')
     navigate.follow()
     if shown.comparison is not None:
-        _all_of(shown, shown.comparison, {one.name for one in chosen if one.live})
+        _draw_parts(shown, shown.comparison, {one.name for one in chosen if one.live})
     if st.session_state[_WAITS] and not shown.waiting and not shown.unparted:
         st.session_state[_WAITS] = False
         st.rerun()  # what is not live is not looked at again
 
 
-def _all_of(shown: Shown, comparison: Comparison, live: Set[str]) -> None:
-    browser.html(compare_tables.partings(comparison, shown.unparted), key="compare partings")
+def _draw_parts(shown: ShownRuns, comparison: Comparison, live: Set[str]) -> None:
+    browser_component.html(
+        compare_tables.divergences_html(comparison, shown.unparted), key="compare partings"
+    )
     _sweep(comparison)
-    table = compare_tables.figures(comparison, shown.styles, live, address.read().order)
-    browser.html(table, key=_TABLE, on_go=partial(_opened, _TABLE), on_sort=_sorted)
-    browser.html(compare_tables.settings(comparison, shown.styles), key="compare settings")
+    table = compare_tables.runs_html(comparison, shown.styles, live, address.read().order)
+    browser_component.html(table, key=_TABLE, on_go=partial(_opened, _TABLE), on_sort=_sorted)
+    browser_component.html(
+        compare_tables.settings_html(comparison, shown.styles), key="compare settings"
+    )
     _chart(shown)
     _choose_values(shown.runs)
 
 
 def _problems(chosen: Sequence[run_list.Choice]) -> list[str]:
-    ready = _prepared().of(chosen, 0.0)
+    ready = _loader().loaded(chosen, 0.0)
     return [one.problem for one in ready.values() if one.problem]
 
 
@@ -242,7 +246,7 @@ def _sorted() -> None:
 
 
 def _sweep(comparison: Comparison) -> None:
-    """The runs over a setting that differs, and all of these settings beside one another."""
+    """Draw the compared runs over a setting that differs, and all such settings side by side."""
     sweep = comparison.sweep
     if sweep is None or len(comparison.names) < _LEAST_SWEPT:
         return
@@ -257,11 +261,11 @@ def _sweep(comparison: Comparison) -> None:
     text = (
         f'<section aria-label="Sweep">{words}<div class="aw-sweep-charts">{beside}</div></section>'
     )
-    browser.html(text, key=_SWEEP, on_go=partial(_opened, _SWEEP))
+    browser_component.html(text, key=_SWEEP, on_go=partial(_opened, _SWEEP))
 
 
 def _choose_sweep(comparison: Comparison, sweep: Sweep) -> None:
-    """The choice of the setting and of the outcome."""
+    """Let the reader choose the setting and the outcome of a sweep."""
     chosen = {_BY: sweep.setting, _OUTCOME: sweep.outcome}
     for key, value in chosen.items():
         if st.session_state.get(key) != value:
@@ -278,17 +282,17 @@ def _keep_sweep() -> None:
 
 
 def _link(comparison: Comparison, run: int) -> str:
-    return compare_tables.link(comparison.names[run])
+    return compare_tables.run_attributes(comparison.names[run])
 
 
 # --- the chart -----------------------------------------------------------------------------------
 
 
-def _chart(shown: Shown) -> None:
-    """The curves over one another; its points are sent when there are others."""
+def _chart(shown: ShownRuns) -> None:
+    """Draw the curves of the compared runs over one another; points are sent when they are new."""
     runs = sorted(zip(shown.names, shown.runs, strict=True), key=lambda one: shown.styles[one[0]])
     names, prepared = [name for name, _ in runs], [run for _, run in runs]
-    own = [_own_panel(name) for name in _drawn_values(_own_values(prepared))]
+    own = [_own_panel(name) for name in _drawn_names(_user_value_names(prepared))]
     panels = list(compared_panels(names, [run.columns for run in prepared], own))
     if not panels:
         st.html('<div class="aw-muted">None of these runs holds numbers to draw.</div>')
@@ -302,8 +306,8 @@ def _chart(shown: Shown) -> None:
     base = repr([(name, run.version) for name, run in runs])
     whole = st.session_state.get(_SENT) != base
     header = picture.header(base, hole_of(first, last), whole=whole)
-    arrays = _arrays(prepared) if whole else {}
-    browser.component(
+    arrays = _chart_arrays(prepared) if whole else {}
+    browser_component.draw(
         pack(header, arrays), key=_CHART, on_look_change=partial(live_chart.keep_look, _CHART),
         on_lost_change=_forget_sent,
     )  # fmt: skip
@@ -314,19 +318,19 @@ def _forget_sent() -> None:
     st.session_state.pop(_SENT, None)
 
 
-def _own_values(runs: Sequence[Prepared]) -> list[str]:
-    """The user's values, those that most runs have first."""
+def _user_value_names(runs: Sequence[LoadedRun]) -> list[str]:
+    """The names of the user's values in the compared runs, those that most runs have first."""
     counts = Counter(name for run in runs for name in run.columns if name.startswith(OWN))
     return [name.removeprefix(OWN) for name, _ in counts.most_common()]
 
 
-def _drawn_values(names: Sequence[str]) -> list[str]:
-    """Those of them that are drawn."""
+def _drawn_names(names: Sequence[str]) -> list[str]:
+    """The names of the user's values that the comparison draws."""
     wanted = address.read().values
     if wanted is None:
         return list(names[:_OWN_AT_FIRST])
     chosen = set(address.names_in(wanted))
-    return [name for name in names if name in chosen][: drawn_values.MOST]
+    return [name for name in names if name in chosen][: user_value_panels.MOST]
 
 
 def _own_panel(name: str) -> Panel:
@@ -335,14 +339,14 @@ def _own_panel(name: str) -> Panel:
     return Panel(title, (Stroke(column, column, "ink"),), height=84)
 
 
-def _choose_values(runs: Sequence[Prepared]) -> None:
-    names = _own_values(runs)
+def _choose_values(runs: Sequence[LoadedRun]) -> None:
+    names = _user_value_names(runs)
     more = f"Only the first {MOST_VALUES} of each run can be chosen."
-    drawn_values.choose_among(names, _drawn_values(names), _VALUES, more)
+    user_value_panels.choose_among(names, _drawn_names(names), _VALUES, more)
 
 
-def _arrays(runs: Sequence[Prepared]) -> Arrays:
-    """Every run's lines; the more runs, the fewer points of each."""
+def _chart_arrays(runs: Sequence[LoadedRun]) -> Arrays:
+    """All compared runs' lines as arrays of a message; the more runs, the fewer points of each."""
     most = _MOST_POINTS // len(runs)
     found: Arrays = {}
     for number, run in enumerate(runs):

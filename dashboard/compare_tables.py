@@ -12,9 +12,9 @@ from formatting import said, shortened
 from ampwatch.diagnosis.words import count_text
 from ampwatch.printable_text import printable
 from ampwatch.report.comparison import BEST, END, Comparison
+from ampwatch.report.comparison_text import grouped_partings, parting_parts, parting_sentences
 from ampwatch.report.overview_chart import group_of
 from ampwatch.report.painter import VERDICT_COLOR, line_style
-from ampwatch.report.parting_text import grouped_partings, parting_parts, parting_sentences
 from ampwatch.report.sweep import RATE
 
 _BORDERS = {"solid": "solid", "dot": "dotted", "dash": "dashed"}
@@ -25,14 +25,14 @@ _IN_ITS_OWN_WAY = frozenset({"verdict", "headline"})
 _NOT_LOGGED = '<span class="aw-muted">not logged</span>'
 
 
-def link(name: str) -> str:
-    """The attributes of an element that leads to a run, and is lit with it."""
+def run_attributes(name: str) -> str:
+    """The HTML attributes of an element that leads to a compared run and is lit with it."""
     target = html.escape(address.link("", address.read().of_run(name)))
     return f'href="{target}" data-go="{_attribute(name)}" {lit(name)}'
 
 
 def lit(name: str) -> str:
-    """The attribute of an element that is lit with a run."""
+    """The HTML attribute of an element that is lit with a compared run."""
     return f'data-light="{_attribute(group_of(name))}"'
 
 
@@ -43,8 +43,8 @@ def _attribute(text: str) -> str:
 # --- where they part -----------------------------------------------------------------------------
 
 
-def partings(comparison: Comparison, unparted: int) -> str:
-    """In words, at the top: with which of the runs the others part, where, and by what."""
+def divergences_html(comparison: Comparison, unparted: int) -> str:
+    """The divergences of compared runs in words, as HTML: where each parts and by what."""
     first, *others = comparison.names
     if unparted:
         words = f"Looking for the step where {count_text(unparted, 'run')} part from {first}."
@@ -58,13 +58,13 @@ def partings(comparison: Comparison, unparted: int) -> str:
         rest = [" ".join(more), " ".join(each[0][1:])]
         told = f"<p><b>{said(head)}</b></p>" + "".join(f"<p>{said(t)}</p>" for t in rest if t)
     else:
-        told = _grouped(comparison, each)
+        told = _divergence_groups(comparison, each)
     about = f'<p class="aw-muted">{said(_about(comparison))}</p>' if comparison.uncounted else ""
     return f'<section class="aw-partings" aria-label="Where they part">{told}{about}</section>'
 
 
-def _grouped(comparison: Comparison, each: Sequence[Sequence[str]]) -> str:
-    """The runs that part alike in a line, and of each of them all that is known, folded."""
+def _divergence_groups(comparison: Comparison, each: Sequence[Sequence[str]]) -> str:
+    """Compared runs that part alike in one line as HTML; each run's own sentences are folded."""
     names = comparison.names
     parts = []
     for text, numbers in grouped_partings(comparison.partings):
@@ -96,10 +96,10 @@ def _about(comparison: Comparison) -> str:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def figures(
+def runs_html(
     comparison: Comparison, styles: Mapping[str, int], live: Set[str], order: str | None = None
 ) -> str:
-    """A row a run, the best loss first; numbers with their difference to the first run's.
+    """The table of compared runs as HTML, the best loss first; numbers with their difference.
 
     `order` is the column by which they are sorted instead; "-" before it is from the end.
     """
@@ -107,12 +107,12 @@ def figures(
         (name for name in comparison.figures if name not in _IN_ITS_OWN_WAY),
         key=lambda name: (END, BEST, name).index(name),
     )
-    settings = comparison.settings if _beside(comparison) else {}
+    settings = comparison.settings if _table_has_settings(comparison) else {}
     if any(name == RATE or name.endswith(".lr") for name in settings):
         names = [name for name in names if name != RATE]  # it stands there already
     columns = ("run", "verdict", *settings, *names)
     chosen = order if order is not None and order.removeprefix("-") in columns else None
-    heads = "".join(_head(name, chosen) for name in columns)
+    heads = "".join(_heading(name, chosen) for name in columns)
     rows = "".join(
         f"<tr {lit(comparison.names[run])}>{''.join(_cells(comparison, run, names, styles, live))}"
         "</tr>"
@@ -131,8 +131,8 @@ def figures(
     )
 
 
-def _head(name: str, order: str | None) -> str:
-    """A heading; a click sorts from the least, a second from the greatest, a third as before."""
+def _heading(name: str, order: str | None) -> str:
+    """A heading of the table of compared runs; clicks sort up, then down, then as before."""
     now = {name: "ascending", f"-{name}": "descending"}.get(order or "", "none")
     after = {"none": name, "ascending": f"-{name}", "descending": ""}[now]
     mark = {"none": "", "ascending": " ▲", "descending": " ▼"}[now]
@@ -143,18 +143,20 @@ def _head(name: str, order: str | None) -> str:
 
 
 def _in_order(comparison: Comparison, order: str | None) -> list[int]:
-    """The runs sorted; those that have no value come last, either way."""
+    """The compared runs in the order of a column; those without a value come last, either way."""
     by_outcome = comparison.by_outcome
     if order is None:
         return by_outcome
-    values = _values(comparison, order.removeprefix("-"))
+    values = _column_values(comparison, order.removeprefix("-"))
     known = [run for run in by_outcome if values[run] not in (None, "")]
     rest = [run for run in by_outcome if run not in known]
-    return sorted(known, key=lambda run: _rank(values[run]), reverse=order.startswith("-")) + rest
+    return (
+        sorted(known, key=lambda run: _sort_key(values[run]), reverse=order.startswith("-")) + rest
+    )
 
 
-def _values(comparison: Comparison, column: str) -> Sequence[str | float | None]:
-    """What a column holds of each run: numbers where it has them."""
+def _column_values(comparison: Comparison, column: str) -> Sequence[str | float | None]:
+    """What a column of the comparison holds for each run: numbers where it has them."""
     if column == "run":
         return comparison.names
     if column in comparison.numbers:
@@ -162,8 +164,8 @@ def _values(comparison: Comparison, column: str) -> Sequence[str | float | None]
     return comparison.figures.get(column) or comparison.settings[column]
 
 
-def _rank(value: str | float | None) -> tuple[int, float, str]:
-    """Numbers by their size, before words by the alphabet; a number that is none comes after."""
+def _sort_key(value: str | float | None) -> tuple[int, float, str]:
+    """By what cells of the comparison are sorted: numbers, then nan, then words by the alphabet."""
     try:
         number = float(value or 0.0)
     except ValueError:
@@ -171,8 +173,8 @@ def _rank(value: str | float | None) -> tuple[int, float, str]:
     return (1, 0.0, "") if math.isnan(number) else (0, number, "")
 
 
-def _beside(comparison: Comparison) -> bool:
-    """Whether the settings that differ stand in the table of runs: there are few of them."""
+def _table_has_settings(comparison: Comparison) -> bool:
+    """Whether the table of compared runs has columns for the settings that differ: they are few."""
     return len(comparison.settings) <= min(len(comparison.names), _MOST_BESIDE)
 
 
@@ -187,7 +189,7 @@ def _cells(
     badge = ' <span class="aw-live">live</span>' if name in live else ""
     short = said(shortened(name, _NAME_LETTERS))
     yield (
-        f"<td>{key_of(styles[name])}<a {link(name)} "
+        f"<td>{line_key(styles[name])}<a {run_attributes(name)} "
         f'title="{_attribute(printable(name))}"><bdi>{short}</bdi></a>{badge}</td>'
     )
     verdict = comparison.figures["verdict"][run]
@@ -197,7 +199,7 @@ def _cells(
         f'<td><span class="aw-chip" style="--aw-tone:var(--aw-{tone})">{said(verdict)}</span> '
         f'<span class="aw-muted">{said(head)}</span></td>'
     )
-    if _beside(comparison):
+    if _table_has_settings(comparison):
         for row in comparison.settings.values():  # a command may be long; the loss stays in sight
             title = _attribute(printable(row[run] or ""))
             yield f'<td class="aw-set"><span title="{title}">{_value(row[run])}</span></td>'
@@ -208,8 +210,8 @@ def _cells(
         yield f"<td>{said(text) + more if text else _NOT_LOGGED}</td>"
 
 
-def key_of(number: int) -> str:
-    """The line of a run in small: its colour and its dashes."""
+def line_key(number: int) -> str:
+    """A small sample of a compared run's line in the chart, as HTML: its colour and dashes."""
     color, dash = line_style(number)
     return f'<i class="aw-key" style="border-top:3px {_BORDERS[dash]} var(--aw-{color})"></i>'
 
@@ -217,10 +219,12 @@ def key_of(number: int) -> str:
 # --- settings ------------------------------------------------------------------------------------
 
 
-def settings(comparison: Comparison, styles: Mapping[str, int]) -> str:
-    """The settings that differ, if the table of runs has not room for them; the others, folded."""
+def settings_html(comparison: Comparison, styles: Mapping[str, int]) -> str:
+    """The settings of compared runs as HTML; those that are the same in all are folded."""
     title = '<h2 class="aw-part">Settings that differ</h2>'
-    differ = "" if _beside(comparison) else title + _differing(comparison, styles)
+    differ = (
+        "" if _table_has_settings(comparison) else title + _differing_settings(comparison, styles)
+    )
     if not comparison.settings:
         differ = '<p class="aw-muted">No recorded setting differs.</p>'
     same = ""
@@ -239,9 +243,9 @@ def settings(comparison: Comparison, styles: Mapping[str, int]) -> str:
     return f'<section aria-label="Settings">{differ}{same}</section>'
 
 
-def _differing(comparison: Comparison, styles: Mapping[str, int]) -> str:
-    """A row a setting, or, where there are more runs than settings, a row a run."""
-    runs = [f"{key_of(styles[name])}{_named(name)}" for name in comparison.names]
+def _differing_settings(comparison: Comparison, styles: Mapping[str, int]) -> str:
+    """The table of settings in which compared runs differ: a row a setting, or a row a run."""
+    runs = [f"{line_key(styles[name])}{_named(name)}" for name in comparison.names]
     names = [said(name) for name in comparison.settings]
     values = [[_value(value) for value in row] for row in comparison.settings.values()]
     if len(runs) > len(names):

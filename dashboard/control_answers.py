@@ -1,11 +1,11 @@
-"""What a run's trainer allows a page to do, and its answers, from its `control` events."""
+"""What a run's trainer allows the dashboard to do, and its answers, read from `control` events."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from threading import Lock
 
-from ampwatch.diagnosis.signals import detail_of
+from ampwatch.diagnosis.event import detail_of
 from ampwatch.follow import Follower
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run
@@ -16,8 +16,8 @@ _KEPT = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of one instruction."""
+class ControlAnswer:
+    """A trainer's answer to one instruction of the dashboard."""
 
     number: int
     step: int
@@ -27,35 +27,35 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedControls:
     """The instructions that the trainer accepts now."""
 
     keys: tuple[str, ...] = ()
 
 
 class ControlAnswers:
-    """Reads each event once, of the lowest rank; any thread may ask."""
+    """Reads a run's `control` events once, of the lowest rank; any thread may ask."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self._lock = Lock()
         self._run: Run | None = None
         self._cuts = self._taken = 0
-        self._allowed = Allowed()
-        self._answers: tuple[Answer, ...] = ()
+        self._allowed = AllowedControls()
+        self._answers: tuple[ControlAnswer, ...] = ()
 
-    def look(self) -> tuple[Allowed, tuple[Answer, ...]]:
-        """What is allowed now, and the latest answers, the newest last."""
+    def read(self) -> tuple[AllowedControls, tuple[ControlAnswer, ...]]:
+        """Read new events: what the trainer allows now, and its latest answers, the newest last."""
         with self._lock, self._follower.reading() as run:
             if run is not self._run or run.cuts != self._cuts:
                 self._run, self._cuts, self._taken = run, run.cuts, 0
-                self._allowed, self._answers = Allowed(), ()
-            while run.ranks and self._portion(run):
+                self._allowed, self._answers = AllowedControls(), ()
+            while run.ranks and self._read_portion(run):
                 pass
             return self._allowed, self._answers
 
-    def _portion(self, run: Run) -> bool:
-        """Take in some rows; whether there were any."""
+    def _read_portion(self, run: Run) -> bool:
+        """Read a portion of the run's events; returns whether there were any."""
         rows = run.logged(Table.EVENTS, _COLUMNS, min(run.ranks), self._taken, _PORTION_ROWS)
         self._taken += rows.num_rows
         for row in rows.to_pylist():
@@ -64,14 +64,14 @@ class ControlAnswers:
 
     def _take(self, kind: str, step: int | None, time_ns: int | None, told: str | None) -> None:
         if kind == EventKind.STARTED.value:  # another attempt, which may allow something else
-            self._allowed = Allowed()
+            self._allowed = AllowedControls()
         if kind != EventKind.CONTROL.value:
             return
         detail = detail_of(told)
         if "offers" in detail:
-            self._allowed = Allowed(tuple(map(str, detail["offers"])))
+            self._allowed = AllowedControls(tuple(map(str, detail["offers"])))
         elif isinstance(detail.get("number"), int):
-            answer = Answer(
+            answer = ControlAnswer(
                 detail["number"], step or 0, time_ns or 0,
                 str(detail.get("outcome")), str(detail.get("told")),
             )  # fmt: skip

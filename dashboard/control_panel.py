@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 
-import run_list
+import received_runs
 import streamlit as st
-from control_answers import Allowed, Answer
+from control_answers import AllowedControls, ControlAnswer
 from formatting import rate_text, said
 from open_runs import Look
 
@@ -34,23 +34,23 @@ _QUESTIONS = {
 
 
 def show(look: Look) -> None:
-    """The buttons that this run's trainer allows, the question before each, and its answers."""
+    """Draw the buttons that control a live run, a question before each, and the answers."""
     if not look.is_live or look.info.source != "ampwatch":
         return
-    allowed, answers = look.answers.look()
+    allowed, answers = look.answers.read()
     if allowed.keys:
         asked = st.session_state.get(_ASKED)
         if asked is not None and asked[0] == look.path:
             _question(look, Key(asked[1]))
         else:
             _buttons(look, allowed)
-    for sentence in _told(look, answers):
+    for sentence in _answer_sentences(look, answers):
         st.html(f'<div class="aw-control" role="status">{said(sentence)}</div>')
 
 
-def how_to_allow(look: Look) -> str:
-    """The hint for a live run that allows no instruction."""
-    if not look.is_live or look.info.source != "ampwatch" or look.answers.look()[0].keys:
+def hint_to_allow(look: Look) -> str:
+    """A sentence on how to let this page control a live run that does not allow it yet."""
+    if not look.is_live or look.info.source != "ampwatch" or look.answers.read()[0].keys:
         return ""
     return (
         "This page only watches the run. To change its learning rate, save or stop from here, "
@@ -61,10 +61,10 @@ def how_to_allow(look: Look) -> str:
 # --- the buttons and the question -----------------------------------------------------------------
 
 
-def _buttons(look: Look, allowed: Allowed) -> None:
+def _buttons(look: Look, allowed: AllowedControls) -> None:
     with st.container(horizontal=True):
         for key in Key:
-            if key.value in allowed.keys and (key is not Key.RATE or _rate(look)):
+            if key.value in allowed.keys and (key is not Key.RATE or _base_rate(look)):
                 st.button(_label(look, key), key=f"control {key.value}", on_click=_ask,
                           args=(look.path, key.value))  # fmt: skip
 
@@ -95,8 +95,8 @@ def _plain_question(key: Key) -> Instruction:
 
 
 def _rate_question(look: Look) -> Instruction | None:
-    """The rate to set; None while it cannot be set."""
-    now = _rate(look)
+    """Ask which learning rate to set in the live run; None while it cannot be set."""
+    now = _base_rate(look)
     assert now is not None
     wanted = st.number_input(
         f"Learning rate, now {rate_text(now)}",
@@ -117,8 +117,8 @@ def _rate_question(look: Look) -> Instruction | None:
     return found
 
 
-def _rate(look: Look) -> float | None:
-    """The rate that a factor multiplies: the base rate of the advice, else the latest rate."""
+def _base_rate(look: Look) -> float | None:
+    """The learning rate that an instruction multiplies: the advice's base rate, else the latest."""
     current = None if look.diagnosis is None else look.diagnosis.learning_rate.current
     latest, _ = look.curves.latest("lr")
     return current or latest or None
@@ -139,13 +139,13 @@ def _forget() -> None:
 
 def _send(look: Look, instruction: Instruction) -> None:
     _forget()
-    recorder = run_list.feed().recorder
+    recorder = received_runs.feed().recorder
     number = None if recorder is None else recorder.instruct(look.info.id, instruction)
     st.session_state[_SENT] = (look.path, instruction.key.value, number, time.monotonic())
 
 
-def _told(look: Look, answers: tuple[Answer, ...]) -> list[str]:
-    """The result of this page's instruction; else the latest answer to any page."""
+def _answer_sentences(look: Look, answers: tuple[ControlAnswer, ...]) -> list[str]:
+    """The trainer's answer to this page's instruction; else its latest answer to any page."""
     path, key, number, since_s = st.session_state.get(_SENT, ("", "", None, 0.0))
     own = [answer for answer in answers if answer.number == number]
     if path == look.path and not own:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import browser
-import run_list
-import sidebar
+import browser_component
+import open_runs
+import refresh_pace
 import small_charts
 import streamlit as st
 from formatting import rate_text, said, said_lines
@@ -50,9 +50,9 @@ _COLUMNS = {
 
 def show(path: str, *, follow: bool) -> None:
     """The page of findings, kept up to date while the run goes on."""
-    look = run_list.look(path)
+    look = open_runs.look_at(path)
     waits = look.is_live or not look.is_judged
-    st.fragment(_now, run_every=sidebar.every_s(_EVERY_S) if waits and follow else None)(path)
+    st.fragment(_now, run_every=refresh_pace.every_s(_EVERY_S) if waits and follow else None)(path)
     st.download_button(
         "Download HTML report", partial(_as_file, path), f"{Path(path).name}.html",
         "text/html", on_click="ignore", help="One file: findings, charts, layers and settings",
@@ -69,12 +69,12 @@ def _as_file(path: str) -> str:
 
 @guarded
 def _now(path: str) -> None:
-    look = run_list.look(path)
+    look = open_runs.look_at(path)
     st.html(band(look))
     if look.diagnosis is not None:
         lesson = look.lesson()
         told = lesson.text if lesson else ""
-        browser.html(findings_html(look, look.diagnosis, told), key="findings")
+        browser_component.html(findings_html(look, look.diagnosis, told), key="findings")
 
 
 def findings_html(look: Look, diagnosis: Diagnosis, lesson: str = "") -> str:

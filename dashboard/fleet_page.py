@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import address
-import browser
-import compared_runs
+import browser_component
+import compare_loader
 import fleet_tables
 import navigate
-import published_runs
+import published_places
 import run_list
+import server_options
 import streamlit as st
+from address import FLEET_GROUPS, FLEET_SINCE, WEEK, fleet_view_in
 from fleet_tables import Fleet
-from fleet_view import GROUPS, SINCE, WEEK, view_in
 from formatting import said
 from problems import guarded
-from published_runs import Published
+from published_places import Published
 from run_list import Origin
 
 from ampwatch.diagnosis.words import count_text
@@ -33,7 +34,7 @@ _TIMES = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days"}
 def show() -> None:
     """The page of the fleet, kept up to date."""
     st.html('<p class="aw-title" role="heading" aria-level="1">Fleet</p>')
-    if not published_runs.addresses():
+    if not server_options.shown_places():
         _teach()
         return
     st.fragment(_now, run_every=_EVERY_S)()
@@ -41,7 +42,7 @@ def show() -> None:
 
 @guarded
 def _now() -> None:
-    places = published_runs.look()
+    places = published_places.look()
     for place in places:
         if place.trouble:
             st.html(f'<div class="aw-problem">{said(place.trouble)}</div>')
@@ -51,7 +52,9 @@ def _now() -> None:
         st.html(f'<div class="aw-muted">{sentence}</div>')
     if verdicts:
         _choose(verdicts)
-        fleet = Fleet(view_in(address.read().fleet), verdicts, dt.datetime.now(dt.timezone.utc))
+        fleet = Fleet(
+            fleet_view_in(address.read().fleet), verdicts, dt.datetime.now(dt.timezone.utc)
+        )
         _parts(fleet, runs - len(verdicts))
     navigate.follow()
 
@@ -68,22 +71,22 @@ def _parts(fleet: Fleet, unjudged: int) -> None:
         + _compare(picked)
         + fleet_tables.runs_table(fleet, names, picked)
     )
-    browser.html(text, key=_KEY, on_go=_go)
+    browser_component.html(text, key=_KEY, on_go=_go)
 
 
 def _choose(verdicts: Sequence[RunVerdict]) -> None:
-    view = view_in(address.read().fleet)
-    names = [*GROUPS, *setting_names(verdicts)]
+    view = fleet_view_in(address.read().fleet)
+    names = [*FLEET_GROUPS, *setting_names(verdicts)]
     st.session_state[_SINCE] = view.since
     st.session_state[_GROUP] = view.group if view.group in names else WEEK
     with st.container(horizontal=True):
-        st.selectbox("Started within", SINCE, key=_SINCE, format_func=_TIMES.__getitem__,
+        st.selectbox("Started within", FLEET_SINCE, key=_SINCE, format_func=_TIMES.__getitem__,
                      on_change=_chosen, width=160)  # fmt: skip
         st.selectbox("Group by", names, key=_GROUP, on_change=_chosen, width=220)
 
 
 def _chosen() -> None:
-    view = view_in(address.read().fleet)
+    view = fleet_view_in(address.read().fleet)
     group = str(st.session_state[_GROUP])
     only = view.only if group == view.group else None
     since = str(st.session_state[_SINCE])
@@ -106,7 +109,7 @@ def _compare(picked: Sequence[str]) -> str:
 
 def _go() -> None:
     what, _, value = str(st.session_state[_KEY].go or "").partition("=")
-    view = view_in(address.read().fleet)
+    view = fleet_view_in(address.read().fleet)
     if what == "run":
         navigate.ask("Overview", address.read().of_run(value))
     elif what == "compare":
@@ -128,7 +131,7 @@ def _picked() -> list[str]:
 def _pick(name: str) -> None:
     """Choose a run, or no longer; none at all without a name."""
     others = [one for one in _picked() if one != name] if name else []
-    is_new = bool(name) and name not in _picked() and len(others) < compared_runs.MOST
+    is_new = bool(name) and name not in _picked() and len(others) < compare_loader.MOST
     names = [*others, name] if is_new else others
     address.change(runs=address.names_text(names) if names else None)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import address
-from fleet_view import WEEK, FleetView
+from address import WEEK, FleetView
 from formatting import age_text, rate_text, said, shortened
 
 from ampwatch.diagnosis import RULES

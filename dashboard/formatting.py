@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import html
 import time
 
-from ampwatch.report.html_sections import said, short_dtype, shortened
+from ampwatch.diagnosis.words import short_dtype, shortened
+from ampwatch.printable_text import printable
+from ampwatch.report.html_file import said
 
-__all__ = ["age_text", "counted_age", "rate_text", "said", "said_lines", "short_dtype", "shortened"]
+__all__ = [
+    "age_text",
+    "counted_age",
+    "exact",
+    "rate_text",
+    "said",
+    "said_lines",
+    "short_dtype",
+    "shortened",
+]
 
 
 def said_lines(text: str) -> str:
     """Text of several lines as HTML."""
     return "<br>".join(said(line) for line in text.splitlines())
+
+
+def exact(text: str) -> str:
+    """A value as HTML as it is, its lines kept: 2^16 of a configuration stays 2^16."""
+    return "<br>".join(html.escape(printable(line)) for line in text.splitlines())
 
 
 def rate_text(value: float) -> str:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import address
 import streamlit as st
 from layer_quantities import Quantity, quantities_of
+from open_runs import Look
 
 from ampwatch.report.format_losses import ROLES
-from ampwatch.report.layer_views import NAMES, chosen_view
-from ampwatch.report.loss_panels import WORST
+from ampwatch.report.layer_views import NAMES, WORST, Wanted, chosen_view, view_message
+from ampwatch.report.scale_windows import telling_step
 
 _FORMAT, _QUANTITY, _ROLE = "format", "quantity", "role"
 
@@ -83,3 +84,40 @@ def _quantity_chosen(told: dict[str, str]) -> None:
 def _role_chosen(told: dict[str, str]) -> None:
     role = told.get(st.session_state[_ROLE])
     address.change(role=None if role == WORST else role)
+
+
+# --- the rows of layers ---------------------------------------------------------------------------
+
+
+def moment(look: Look, picked: int | None) -> int | None:
+    """The step whose layers explain most: the one picked, else where the trouble begins."""
+    return telling_step(look.diagnosis) if picked is None else picked
+
+
+def views(look: Look) -> tuple[str, ...]:
+    """The views of layers that the run offers, the one that fits best first."""
+    return look.once("views", lambda: look.layers.views(look, is_live=look.is_live))
+
+
+def layer_view(look: Look, where: address.Address, *, switch: bool = True) -> bytes | None:
+    """The layers as the address says, or as fits the run; None where it tells nothing of them."""
+    role = where.role if where.role in ROLES else None
+    wanted = Wanted(where.format, role, where.step, where.layer)
+    told = look.diagnosis, look.established_scale
+    return look.once(
+        (wanted, switch), lambda: view_message(look, views(look), wanted, *told, switch=switch)
+    )
+
+
+def keep_view(key: str) -> None:
+    """Keep in the address the view of layers that was chosen."""
+    view = st.session_state[key].view
+    if view:
+        address.change(format=str(view), quantity=None)
+
+
+def keep_role(key: str) -> None:
+    """Keep in the address the role that was chosen."""
+    role = st.session_state[key].role
+    if role:
+        address.change(role=None if role == WORST else str(role))

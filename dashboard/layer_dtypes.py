@@ -3,16 +3,70 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
 from formatting import said, short_dtype, shortened
-from layer_samples import Branch
+from open_runs import Look
 
-from ampwatch.report.number_format_text import formats_text
+from ampwatch.report.format_losses import formats_text
+from ampwatch.rows import Table
 
 _OPEN_ROWS = 40  # a tree with more begins folded
 _LETTERS = 22  # of a name
+ROOT = "(root)"
+_TAIL_ROWS = 20_000  # tell every layer's data types
+_DTYPES = ("input_dtype", "param_dtype", "output_dtype", "out_grad_dtype", "autocast", "kind",
+           "input_format", "weight_format", "grad_format")  # fmt: skip
 _PARTS = ("input", "param", "output", "out_grad")
+
+
+def is_within(name: str, layer: str) -> bool:
+    """Whether a name is the layer's or that of what is inside it; the root holds all."""
+    return layer in {name, ROOT} or name.startswith(f"{layer}.")
+
+
+@dataclass(slots=True)
+class Branch:
+    """A layer with what is inside it."""
+
+    name: str
+    facts: dict[str, Any]
+    inside: dict[str, Branch]
+
+
+def facts_of(look: Look) -> dict[str, dict[str, Any]]:
+    """Of each layer the data types and formats last seen."""
+    rows = look.last_rows(Table.LAYERS, ("layer", *_DTYPES), _TAIL_ROWS)
+    return {row["layer"] or "": row for row in _last_of_each(rows).to_pylist()}
+
+
+def tree(names: Sequence[str], latest: Mapping[str, dict[str, Any]]) -> Branch:
+    """The layers as the model nests them, with their facts."""
+    root = Branch("", {}, {})
+    for layer in names:
+        if layer == ROOT:
+            root.facts = latest.get(layer, {})
+            continue
+        branch = root
+        for part in layer.split("."):
+            branch = branch.inside.setdefault(part, Branch(part, {}, {}))
+        branch.facts = latest.get(layer, {})
+    return root
+
+
+def _last_of_each(rows: Any) -> Any:
+    """Of each layer the last row."""
+    coded = pc.dictionary_encode(pc.cast(rows.column("layer"), "string")).combine_chunks()
+    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    _, from_end = np.unique(codes[::-1], return_index=True)
+    return rows.take(len(codes) - 1 - from_end)
+
+
+# --- the tree as HTML -----------------------------------------------------------------------------
 
 
 def dtypes_html(root: Branch, fault: str | None = None) -> str:

@@ -9,30 +9,30 @@ from functools import partial
 from typing import Any
 
 import address
-import browser
-import layer_samples
+import browser_component
+import layer_chart_data
+import layer_choices
+import layer_dtypes
 import live_chart
 import navigate
 import numpy as np
-import run_list
-import sidebar
+import open_runs
+import refresh_pace
 import small_charts
 import streamlit as st
 from chart_points import thinned_lines
 from findings_page import words_of
 from formatting import said, shortened
+from layer_chart_data import Exponents, Grid
 from layer_choices import Shown, choices, shown
-from layer_dtypes import dtypes_html
-from layer_samples import Exponents, Grid, is_within
+from layer_dtypes import dtypes_html, is_within
 from layer_what_if import what_if_table
 from numpy.typing import NDArray
 from open_runs import Look
 from problems import guarded, problem
 
-from ampwatch.report.format_losses import ROLES, STALENESS
-from ampwatch.report.layer_views import FP8, WHAT_IF
-from ampwatch.report.loss_panels import fault_of
-from ampwatch.report.number_format_text import formats_text
+from ampwatch.report.format_losses import ROLES, STALENESS, formats_text
+from ampwatch.report.layer_views import FP8, WHAT_IF, fault_of
 from ampwatch.report.overview_chart import column_panel
 from ampwatch.report.painter import PALETTE
 from ampwatch.report.painter.message import Arrays, Panel, Picture, Stroke, pack
@@ -77,38 +77,38 @@ _CAST_PANELS = (
 def show(path: str, *, follow: bool) -> None:
     """The page of layers, kept up to date while the run goes on."""
     st.session_state.pop(_SENT, None)  # the browser may have lost it with the page before
-    look = run_list.look(path)
-    choices(live_chart.views(look), address.read())
-    st.fragment(_now, run_every=sidebar.every_s(_EVERY_S) if look.is_live and follow else None)(
-        path
-    )
+    look = open_runs.look_at(path)
+    choices(layer_choices.views(look), address.read())
+    st.fragment(
+        _now, run_every=refresh_pace.every_s(_EVERY_S) if look.is_live and follow else None
+    )(path)
 
 
 @guarded
 def _now(path: str) -> None:
-    look, where = run_list.look(path), address.read()
-    chosen = shown(live_chart.views(look), where)
-    names = layer_samples.layer_names(look, chosen.quantity)
+    look, where = open_runs.look_at(path), address.read()
+    chosen = shown(layer_choices.views(look), where)
+    names = layer_chart_data.layer_names(look, chosen.quantity)
     if not names:
         problem(_NOTHING)
         return
-    facts = layer_samples.facts_of(look)
+    facts = layer_dtypes.facts_of(look)
     wide, narrow = st.columns([2.2, 1], gap="medium")
     with wide:
-        grid = layer_samples.grid(look, chosen.quantity, where.span, chosen.role)
+        grid = layer_chart_data.grid(look, chosen.quantity, where.span, chosen.role)
         _heatmap(look, _Map(grid, chosen, names, facts), where)
         layer = where.layer or _at_fault(look)
         if layer is None:
             st.html('<div class="aw-muted">Choose a layer to see its numbers and findings.</div>')
         else:
             _layer(look, layer, names, grid, where)
-    layers = live_chart.layer_view(look, where, switch=False)
+    layers = layer_choices.layer_view(look, where, switch=False)
     with narrow:
         if layers is not None:
-            browser.component(layers, key=_VIEW, on_layer_change=_view_chosen)
+            browser_component.draw(layers, key=_VIEW, on_layer_change=_view_chosen)
         fault = (fault_of(look.diagnosis) or {}).get("layer")
-        types = dtypes_html(layer_samples.tree(names, facts), fault)
-        browser.html(types, key=_TREE, on_go=_tree_chosen)
+        types = dtypes_html(layer_dtypes.tree(names, facts), fault)
+        browser_component.html(types, key=_TREE, on_go=_tree_chosen)
     navigate.follow()
 
 
@@ -161,7 +161,7 @@ def _heatmap(look: Look, drawn: _Map, where: address.Address) -> None:
     }
     arrays: Arrays = {"edges": grid.edges, "steps": grid.steps, "values": grid.values.ravel()}
     arrays["recipe"] = recipe
-    browser.component(
+    browser_component.draw(
         pack({**header, **_named(grid, names)}, arrays) if whole else pack(header, {}),
         key=_HEATMAP,
         on_look_change=_look_changed,
@@ -235,18 +235,18 @@ def _layer(
         st.html(_title(layer))
     words = _findings(look, layer)
     if layer in names:
-        browser.html(words, key="layer findings")
+        browser_component.html(words, key="layer findings")
         _history(look, layer, grid, where)
-        told = WHAT_IF in live_chart.views(look)
+        told = WHAT_IF in layer_choices.views(look)
         facts = what_if_table(look, layer, where.step) if told else ""
-        facts += _histogram(look, layer, live_chart.moment(look, where.step))
-        browser.html(facts, key="layer facts")
+        facts += _histogram(look, layer, layer_choices.moment(look, where.step))
+        browser_component.html(facts, key="layer facts")
         return
     inside = sum(is_within(name, layer) for name in names)
     if inside or words:
         said_of = _holds(inside) if inside else "No numbers of this layer were logged."
         st.html(f'<div class="aw-muted">{said_of}</div>')
-        browser.html(words, key="layer findings")
+        browser_component.html(words, key="layer findings")
     else:
         st.html(f'<div class="aw-problem">This run has no layer named {said(layer)}.</div>')
 
@@ -267,8 +267,8 @@ def _holds(count: int) -> str:
 
 
 def _history(look: Look, layer: str, grid: Grid, where: address.Address) -> None:
-    has_casts = FP8 in live_chart.views(look)
-    curves = layer_samples.history(look, layer, casts=has_casts)
+    has_casts = FP8 in layer_choices.views(look)
+    curves = layer_chart_data.history(look, layer, casts=has_casts)
     picture = Picture(
         name=f"{look.path} {layer} {where.span}", ends=grid.axis if grid.layers else curves.ends,
         panels=list(_present(_CAST_PANELS + _PANELS if has_casts else _PANELS, curves.present)),
@@ -286,7 +286,7 @@ def _present(panels: Sequence[Panel], present: Collection[str]) -> Iterator[Pane
 
 
 def _histogram(look: Look, layer: str, step: int | None) -> str:
-    found = layer_samples.exponents(look, layer, step)
+    found = layer_chart_data.exponents(look, layer, step)
     if found is None:
         return '<div class="aw-muted">No histogram of this layer was logged.</div>'
     return _histogram_words(found) + small_charts.exponent_sketch(found.counts)

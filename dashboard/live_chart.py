@@ -7,22 +7,17 @@ from functools import partial
 from typing import Any
 
 import address
-import browser
-import drawn_values
-import run_list
+import browser_component
 import streamlit as st
-from chart_points import live_message
+import user_value_panels
+from chart_points import live_message, thinned_bases
 from open_runs import Look
 from rank_curves import column_of
 from step_curves import TIME
 
-from ampwatch.report.format_losses import ROLES
-from ampwatch.report.layer_views import Wanted, view_message
-from ampwatch.report.loss_panels import WORST
 from ampwatch.report.overview_chart import Shown, group_of, marks_of, panels_of, restart_of
 from ampwatch.report.painter import line_style
 from ampwatch.report.painter.message import Arrays, Panel, Picture, still_message
-from ampwatch.report.scale_windows import telling_step
 
 KEY = "chart"
 _SENT = "sent base"
@@ -42,11 +37,11 @@ def show(look: Look) -> None:
     if look.curves.present <= {TIME} and not look.values.look():
         st.html('<div class="aw-muted">The run holds no numbers to draw, or none yet.</div>')
         return
-    base = run_list.bases().of(look.name, look.curves, where.span)
+    base = thinned_bases().base_for(look.name, look.curves, where.span)
     whole = st.session_state.get(_SENT) != (look.name, base.id)
     picture = picture_of(look, where)
-    own = drawn_values.arrays(look, drawn_values.chosen(look, where.values), where.span)
-    browser.component(
+    own = user_value_panels.arrays(look, user_value_panels.chosen(look, where.values), where.span)
+    browser_component.draw(
         live_message(picture, look.curves, base, own, whole=whole),
         key=KEY,
         on_look_change=partial(keep_look, KEY),
@@ -59,61 +54,28 @@ def picture_of(look: Look, where: address.Address) -> Picture:
     """The run's chart without its points."""
     curves = look.curves
     shown = Shown(
-        curves.present, curves.ends, curves.skip_count, curves.clips, look.diagnosis, _level(look)
+        curves.present,
+        curves.ends,
+        curves.skip_count,
+        curves.clips,
+        look.diagnosis,
+        look.established_scale,
     )
-    own = drawn_values.chosen(look, where.values)
+    own = user_value_panels.chosen(look, where.values)
     panels = [_of_ranks(look, panel) for panel in panels_of(shown)]
     return Picture(
         name=look.path,
-        panels=[*panels, *drawn_values.panels(look, own)],
+        panels=[*panels, *user_value_panels.panels(look, own)],
         ends=curves.ends,
         marks=list(marks_of(shown)),
         restart=restart_of(look.diagnosis),
         span=where.span,
         picked=where.step,
         rows=len(curves),
-        axes=list(drawn_values.axes(look, own)),
+        axes=list(user_value_panels.axes(look, own)),
         view=where.view,
         heard=heard(KEY),
     )
-
-
-def _level(look: Look) -> float | None:
-    return None if look.verdict is None else look.verdict.established_scale
-
-
-def moment(look: Look, picked: int | None) -> int | None:
-    """The step whose layers explain most: the one picked, else where the trouble begins."""
-    return telling_step(look.diagnosis) if picked is None else picked
-
-
-def views(look: Look) -> tuple[str, ...]:
-    """The views of layers that the run offers, the one that fits best first."""
-    return look.once("views", lambda: look.layers.views(look, is_live=look.is_live))
-
-
-def layer_view(look: Look, where: address.Address, *, switch: bool = True) -> bytes | None:
-    """The layers as the address says, or as fits the run; None where it tells nothing of them."""
-    role = where.role if where.role in ROLES else None
-    wanted = Wanted(where.format, role, where.step, where.layer)
-    told = look.diagnosis, _level(look)
-    return look.once(
-        (wanted, switch), lambda: view_message(look, views(look), wanted, *told, switch=switch)
-    )
-
-
-def keep_view(key: str) -> None:
-    """Keep in the address the view of layers that was chosen."""
-    view = st.session_state[key].view
-    if view:
-        address.change(format=str(view), quantity=None)
-
-
-def keep_role(key: str) -> None:
-    """Keep in the address the role that was chosen."""
-    role = st.session_state[key].role
-    if role:
-        address.change(role=None if role == WORST else str(role))
 
 
 def _of_ranks(look: Look, panel: Panel) -> Panel:
@@ -138,7 +100,7 @@ def _of_ranks(look: Look, panel: Panel) -> Panel:
 
 def show_still(picture: Picture, arrays: Arrays, key: str) -> None:
     """Other lines, sent whole; the browser alone knows how far they are zoomed."""
-    browser.component(still_message(picture, arrays), key=key)
+    browser_component.draw(still_message(picture, arrays), key=key)
 
 
 def _told(key: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import live_chart
 import numpy as np
-import run_list
-import sidebar
+import open_runs
+import refresh_pace
 import streamlit as st
 from chart_points import thinned_lines
 from formatting import said
@@ -44,15 +44,15 @@ class Device:
 
 def show(path: str, *, follow: bool) -> None:
     """The page of devices, kept up to date while the run goes on."""
-    look = run_list.look(path)
-    st.fragment(_now, run_every=sidebar.every_s(_EVERY_S) if look.is_live and follow else None)(
-        path
-    )
+    look = open_runs.look_at(path)
+    st.fragment(
+        _now, run_every=refresh_pace.every_s(_EVERY_S) if look.is_live and follow else None
+    )(path)
 
 
 @guarded
 def _now(path: str) -> None:
-    look = run_list.look(path)
+    look = open_runs.look_at(path)
     found = list(devices(look))
     if not found:
         problem(

@@ -15,18 +15,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import address
 import pyarrow as pa
+import streamlit as st
 from control_answers import ControlAnswers
-from kept_layers import KeptLayers
-from kept_lesson import KeptLesson
+from layer_worst_values import KeptLayers
 from rank_curves import MOST, RankNumbers
 from step_curves import Numbers, Span, StepCurves
-from user_values import UserValues
+from user_value_curves import UserValues
 
 from ampwatch.diagnosis import Diagnosis, Severity
-from ampwatch.diagnosis.earlier_runs import Lesson, with_lesson
+from ampwatch.diagnosis.earlier_runs import LessonOfEarlierRuns, with_lesson
 from ampwatch.errors import AmpwatchError
-from ampwatch.follow import Follower, State, follow
+from ampwatch.follow import Follower, State, follow, lesson_for
 from ampwatch.follow import Look as Verdict
 from ampwatch.report.attempts import Attempt, attempts_of
 from ampwatch.report.settings import whole_settings
@@ -34,6 +35,8 @@ from ampwatch.rows import Table
 from ampwatch.store import Run, RunInfo
 
 T = TypeVar("T")
+
+REMADE_S = 30.0  # earlier runs are over, so what they teach changes only as more are judged
 
 FRESH_S = 0.4  # younger than this, what another tab saw will do
 MOST_RUNS = 12  # kept open; the one not looked at for longest is let go
@@ -86,7 +89,7 @@ class Look:
             rank = min(run.ranks, default=0) if self.rank is None else self.rank
             return attempts_of(run, rank, goes_on=self.is_live)
 
-    def lesson(self) -> Lesson | None:
+    def lesson(self) -> LessonOfEarlierRuns | None:
         """What earlier runs in its folder teach it."""
         return self._lesson.now()
 
@@ -114,6 +117,11 @@ class Look:
         return bounded
 
     @property
+    def established_scale(self) -> float | None:
+        """The level of the loss scale while training worked; None if it is not known."""
+        return None if self.verdict is None else self.verdict.established_scale
+
+    @property
     def is_live(self) -> bool:
         """Whether the run goes on as we look."""
         return self.state is State.LIVE
@@ -122,6 +130,25 @@ class Look:
     def is_judged(self) -> bool:
         """Whether the verdict is of all there is."""
         return self.verdict is not None and self._is_judged
+
+
+class KeptLesson:
+    """One run's; shared by all tabs that look at it."""
+
+    def __init__(self, follower: Follower, clock: Callable[[], float]) -> None:
+        self._follower, self._clock = follower, clock
+        self._lock = threading.Lock()
+        self._lesson: LessonOfEarlierRuns | None = None
+        self._made_s: float | None = None
+
+    def now(self) -> LessonOfEarlierRuns | None:
+        """What earlier runs of its folder teach it; None where none is alike or near."""
+        with self._lock:
+            if self._made_s is None or self._clock() - self._made_s >= REMADE_S:
+                with self._follower.reading() as run:
+                    self._lesson = lesson_for(run)
+                self._made_s = self._clock()
+            return self._lesson
 
 
 class OpenRuns:
@@ -150,6 +177,17 @@ class OpenRuns:
             with self._lock:  # opened anew at the next look: the disk may be back
                 self._open.pop(key, None)
             raise
+
+
+@st.cache_resource(show_spinner=False)
+def all_open_runs() -> OpenRuns:
+    """The open runs, shared by all tabs."""
+    return OpenRuns()
+
+
+def look_at(path: str) -> Look:
+    """A run as it stands, of the rank that the address names."""
+    return all_open_runs().look(path, address.read().rank)
 
 
 class _OpenRun:

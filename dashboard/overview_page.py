@@ -7,15 +7,16 @@ from dataclasses import replace
 from functools import partial
 
 import address
-import browser
+import browser_component
 import control_panel
-import drawn_values
+import layer_choices
 import live_chart
 import navigate
 import numpy as np
-import run_list
-import sidebar
+import open_runs
+import refresh_pace
 import streamlit as st
+import user_value_panels
 from formatting import rate_text, said, short_dtype
 from open_runs import Look
 from problems import guarded
@@ -36,13 +37,13 @@ _SHOWN = ("loss", "grad_norm", "lr")
 def show(path: str, *, follow: bool) -> None:
     """The whole page of a run; while it goes on, only this part is brought up to date."""
     live_chart.forget_sent()
-    look = run_list.look(path)
+    look = open_runs.look_at(path)
     waits = look.is_live or not look.is_judged
-    every_s = sidebar.every_s(1.0) if waits and follow else None
+    every_s = refresh_pace.every_s(1.0) if waits and follow else None
     st.fragment(_now, run_every=every_s)(path, goes_on=waits)
     if len(look.curves) and st.button("Open in Plotly", help="The chart to change and to save"):
         _in_plotly(path)
-    if hint := control_panel.how_to_allow(look):
+    if hint := control_panel.hint_to_allow(look):
         st.html(f'<div class="aw-muted">{said(hint)}</div>')
 
 
@@ -54,7 +55,7 @@ def _in_plotly(path: str) -> None:
 
 @guarded
 def _now(path: str, *, goes_on: bool) -> None:
-    look = run_list.look(path)
+    look = open_runs.look_at(path)
     st.html(band(look))
     control_panel.show(look)
     st.html(look.once("numbers", lambda: current_numbers(look)))
@@ -66,22 +67,22 @@ def _now(path: str, *, goes_on: bool) -> None:
 
 
 def _charts(look: Look) -> None:
-    layers = live_chart.layer_view(look, replace(address.read(), layer=None))
+    layers = layer_choices.layer_view(look, replace(address.read(), layer=None))
     if layers is None:
         live_chart.show(look)
-        drawn_values.choose(look)
+        user_value_panels.choose(look)
         return
     wide, narrow = st.columns([2.7, 1], gap="medium")
     with wide:
         live_chart.show(look)
-        drawn_values.choose(look)
+        user_value_panels.choose(look)
     with narrow:
-        browser.component(
+        browser_component.draw(
             layers,
             key=_LAYERS,
             on_layer_change=_layer_chosen,
-            on_view_change=partial(live_chart.keep_view, _LAYERS),
-            on_role_change=partial(live_chart.keep_role, _LAYERS),
+            on_view_change=partial(layer_choices.keep_view, _LAYERS),
+            on_role_change=partial(layer_choices.keep_role, _LAYERS),
         )
     navigate.follow()
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from kept_points import HELD_ROWS, History
+from bounded_history import HELD_ROWS, History
 from numpy.typing import NDArray
 from step_curves import LINES, SCALE, TIME, Numbers, Span, StepCurves
 

@@ -9,26 +9,65 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import secrets
 import shutil
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+import server_options
+import streamlit as st
 
 from ampwatch.environment import state_folder
 from ampwatch.errors import AmpwatchError
-from ampwatch.feed import is_local
+from ampwatch.recorder import Recorder
 from ampwatch.store import locks
 
 _NEW_S = 60.0  # its process may not hold it yet
-KEEP = "AMPWATCH_KEEP_RECEIVED"
 
 
-def are_kept(endpoint: str) -> bool:
-    """Whether what comes over the feed is kept among one's own runs."""
-    setting = os.environ.get(KEEP, "")
-    return setting == "1" if setting else not is_local(endpoint)
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The recorder of this server, or why there is none."""
+
+    recorder: Recorder | None
+    absence: str = ""
+    received: Path | None = None  # where runs are that are not kept
+
+    @property
+    def state(self) -> str:
+        """Where trainers reach it, or why they cannot."""
+        if self.recorder is None:
+            return self.absence
+        if not self.recorder.is_running:
+            return "No feed: its process ended again and again."
+        return f"feed on {self.recorder.endpoint.removeprefix('tcp://')}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The recorder's messages, the newest last."""
+        return self.recorder.notes if self.recorder else ()
+
+
+@st.cache_resource(show_spinner=False)
+def feed() -> Feed:
+    """The recorder, started once; a port that is taken is left alone."""
+    endpoint = server_options.feed_endpoint()
+    if endpoint is None:
+        return Feed(None, "The feed is off; runs on this disk are shown.")
+    place = None
+    try:
+        if server_options.keeps_received_runs(endpoint):
+            started = Recorder(endpoint, server_options.shown_folders()[0], fallback=True).start()
+        else:
+            place = folder_for_a_while()  # before it starts: removed after it ends
+            started = Recorder(
+                endpoint, place, fallback=True, beside=server_options.shown_folders()
+            ).start()
+    except AmpwatchError as error:
+        return Feed(None, f"No feed: {error}")
+    return Feed(started, received=place)
 
 
 def folder_for_a_while() -> Path:

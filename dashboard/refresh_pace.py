@@ -11,6 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 
+import address
+import browser_component
+import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
+
+PACE = "refreshed every"
 REFRESHES_A_SECOND = 5  # of all tabs together
 LONGEST_S = 5.0  # between two refreshes of one tab
 _FORGOTTEN_AFTER_S = 8.0  # a tab in view says each three seconds that it is there
@@ -47,3 +53,31 @@ class TabsInView:
     def every_s(self) -> float:
         """Between two refreshes of a tab, in whole seconds."""
         return min(LONGEST_S, max(1.0, float(math.ceil(self.count / REFRESHES_A_SECOND))))
+
+
+# --- this tab -------------------------------------------------------------------------------------
+
+
+def follows() -> bool:
+    """Whether a live run is to be followed: not in a tab that nobody sees."""
+    return address.read().follow and not browser_component.is_tab_hidden()
+
+
+def every_s(usual: float) -> float:
+    """Seconds between two refreshes of this tab: the page's usual ones, or more with many tabs."""
+    return max(usual, st.session_state.get(PACE, usual))
+
+
+@st.cache_resource(show_spinner=False)
+def tabs_in_view() -> TabsInView:
+    """The tabs in view, shared by all of them."""
+    return TabsInView()
+
+
+def note_tab() -> float:
+    """Note whether this tab is in view; how often it is to be refreshed."""
+    context = get_script_run_ctx()
+    if context is not None:
+        note = tabs_in_view().leave if browser_component.is_tab_hidden() else tabs_in_view().hear
+        note(context.session_id)
+    return tabs_in_view().every_s

@@ -10,31 +10,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
-import address
-import published_runs
-import received_runs
+import published_places
+import server_options
 import streamlit as st
-from chart_points import Bases
 from formatting import shortened
-from open_runs import Look, OpenRuns
+from received_runs import feed
 
 from ampwatch import store
-from ampwatch.errors import AmpwatchError
-from ampwatch.feed import DEFAULT_ENDPOINT
 from ampwatch.follow import State, at_a_glance
 from ampwatch.printable_text import printable
-from ampwatch.recorder import Recorder
 
 FRESH_S = 0.5
 _REST = 20  # times as long as a look took, before the next: of 100,000 runs one takes seconds
 _BUDGET_S = 1.0  # at one look for runs that were never seen; the others come with the next looks
 _LABEL_LENGTH = 36
-
-if TYPE_CHECKING:  # which import this file
-    from earlier_runs import EarlierRuns
-    from run_entries import RunEntries
 
 
 class Origin(enum.Enum):
@@ -82,55 +72,6 @@ class Choice:
         elif self.cut_off:
             escaped += " · cut off"
         return escaped if self.origin is Origin.HERE else f"{escaped} · {self.origin.value}"
-
-
-def folders() -> list[Path]:
-    """The folders given to `ampwatch dashboard`, else the usual one."""
-    given = os.environ.get("AMPWATCH_DASHBOARD_DIRS")
-    if given:
-        return [Path(text) for text in given.split(os.pathsep)]
-    return [] if published_runs.addresses() else [store.default_log_dir()]
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """The recorder of this server, or why there is none."""
-
-    recorder: Recorder | None
-    absence: str = ""
-    received: Path | None = None  # where runs are that are not kept
-
-    @property
-    def state(self) -> str:
-        """Where trainers reach it, or why they cannot."""
-        if self.recorder is None:
-            return self.absence
-        if not self.recorder.is_running:
-            return "No feed: its process ended again and again."
-        return f"feed on {self.recorder.endpoint.removeprefix('tcp://')}"
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The recorder's messages, the newest last."""
-        return self.recorder.notes if self.recorder else ()
-
-
-@st.cache_resource(show_spinner=False)
-def feed() -> Feed:
-    """The recorder, started once; a port that is taken is left alone."""
-    endpoint = os.environ.get("AMPWATCH_ENDPOINT") or DEFAULT_ENDPOINT
-    if endpoint == "off":
-        return Feed(None, "The feed is off; runs on this disk are shown.")
-    place = None
-    try:
-        if received_runs.are_kept(endpoint):
-            started = Recorder(endpoint, folders()[0], fallback=True).start()
-        else:
-            place = received_runs.folder_for_a_while()  # before it starts: removed after it ends
-            started = Recorder(endpoint, place, fallback=True, beside=folders()).start()
-    except AmpwatchError as error:
-        return Feed(None, f"No feed: {error}")
-    return Feed(started, received=place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +135,12 @@ class _Folders:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        given = os.environ.get("AMPWATCH_DASHBOARD_DIRS") or published_runs.addresses()
+        given = server_options.are_folders_given() or server_options.shown_places()
         received = feed().received
         also = [] if received is None else [received]
-        self._catalogue = store.Catalogue(folders() if given else None, also=also)
+        self._catalogue = store.Catalogue(
+            server_options.shown_folders() if given else None, also=also
+        )
         self._seen: RunList | None = None
         self._choices: dict[str, Choice] = {}
         self.seen_names: set[str] = set()
@@ -238,7 +181,7 @@ class _Folders:
     def _listed(self, found: list[store.RunSummary], *, thorough: bool) -> RunList:
         readable = _without_copies([run for run in found if run.problem is None])
         names = Counter(run.path.name for run in readable)
-        own = {os.path.realpath(folder) for folder in folders()}
+        own = {os.path.realpath(folder) for folder in server_options.shown_folders()}
         before, self._choices = self._choices, {}
         for run in readable:
             known = before.get(str(run.path))
@@ -246,12 +189,12 @@ class _Folders:
             if known is None or thorough or not is_same or names[run.path.name] > 1:
                 known = _choice(run, names, own)
             self._choices[str(run.path)] = known
-        published = [] if not published_runs.addresses() else _published(set(self._choices))
+        published = [] if not server_options.shown_places() else _published(set(self._choices))
         made = sorted(self._choices.values(), key=lambda one: (_ORDER[one.origin], not one.live))
         made += published
         self.seen_names |= {choice.name for choice in made}
         problems = [run.problem for run in found if run.problem is not None]
-        problems += [one.trouble for one in published_runs.look() if one.trouble]
+        problems += [one.trouble for one in published_places.look() if one.trouble]
         return RunList(tuple(made), (*self._unread(), *_unreadable(), *problems))
 
     def _unread(self) -> Iterator[str]:
@@ -266,7 +209,7 @@ def _all_folders() -> _Folders:
 
 def _unreadable() -> Iterator[str]:
     """Folders without permission to read: they would look empty."""
-    for folder in folders():
+    for folder in server_options.shown_folders():
         if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
             yield f"{folder} cannot be read: its permissions do not allow it."
 
@@ -286,7 +229,7 @@ def _choice(run: store.RunSummary, names: Counter[str], own: set[str]) -> Choice
 
 def _published(taken: set[str]) -> list[Choice]:
     """The runs of the places, the newest of each first, under names that no other run has."""
-    found = [run for place in published_runs.look() for run in place.runs]
+    found = [run for place in published_places.look() for run in place.runs]
     names = Counter(_name_in_place(run) for run in found)
     names.update(Path(path).name for path in taken)
     return [
@@ -326,39 +269,6 @@ def _without_copies(found: list[store.RunSummary]) -> list[store.RunSummary]:
     return [run for run in found if not run.is_copy or run.id not in own]
 
 
-@st.cache_resource(show_spinner=False)
-def open_runs() -> OpenRuns:
-    """The open runs, shared by all tabs."""
-    return OpenRuns()
-
-
-def look(path: str) -> Look:
-    """A run as it stands, of the rank that the address names."""
-    return open_runs().look(path, address.read().rank)
-
-
-@st.cache_resource(show_spinner=False)
-def bases() -> Bases:
-    """The thinned points in use, shared by all tabs."""
-    return Bases()
-
-
 def name_of(path: str) -> str:
     """The name by which the address knows a run."""
     return next((one.name for one in current().choices if one.path == path), Path(path).name)
-
-
-@st.cache_resource(show_spinner=False)
-def earlier_runs() -> EarlierRuns:
-    """What is known of runs that others are compared with, shared by all tabs."""
-    from earlier_runs import EarlierRuns
-
-    return EarlierRuns()
-
-
-@st.cache_resource(show_spinner=False)
-def entries() -> RunEntries:
-    """The entries of the table of runs, shared by all tabs."""
-    from run_entries import RunEntries
-
-    return RunEntries()

@@ -6,19 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import address
-import browser
-import compared_runs
+import browser_component
+import compare_loader
 import navigate
-import run_dialogs
 import run_list
-import run_table
+import runs_dialogs
+import runs_table
 import streamlit as st
+from address import RUNS_GROUPS, runs_view_in
 from formatting import said
-from list_view import GROUPS, view_in
-from log_field import log_field
+from log_upload import log_field
 from problems import guarded
 from run_list import Choice
-from run_rows import RunRow
+from runs_columns import RunRow
+from runs_entries import all_entries
 
 from ampwatch.report.painter.message import pack
 
@@ -36,43 +37,43 @@ def show() -> None:
 
 @guarded
 def _now() -> None:
-    listed, entries = run_list.current(), run_list.entries()
+    listed, entries = run_list.current(), all_entries()
     entries.keep({choice.path for choice in listed.choices})
-    view = view_in(address.read().list)
+    view = runs_view_in(address.read().list)
     shown = _table().shown(listed, view)
     first = _first_of_window(len(shown.items))
-    window = shown.items[first : first + run_table.WINDOW]
+    window = shown.items[first : first + runs_table.WINDOW]
     entries.want([*(item.choice for item in window if isinstance(item, RunRow)), *shown.wanted])
     chosen, gone = _chosen(listed)
     message = {
         "component": "runs",
         "find": view.find,
-        "bar": run_table.bar(shown, view),
-        "chosen": run_table.chosen_bar(
-            chosen, gone, compared_runs.MOST, can_keep=any(map(run_dialogs.goes, chosen))
+        "bar": runs_table.bar(shown, view),
+        "chosen": runs_table.chosen_bar(
+            chosen, gone, compare_loader.MOST, can_keep=any(map(runs_dialogs.goes, chosen))
         ),
-        "head": run_table.head(view, shown.columns),
-        "rows": run_table.body(window, first, shown.columns, {choice.name for choice in chosen}),
+        "head": runs_table.head(view, shown.columns),
+        "rows": runs_table.body(window, first, shown.columns, {choice.name for choice in chosen}),
         "first": first,
         "count": len(window),
         "total": len(shown.items),
         "begin": f"{view.find} {view.sort} {view.group} {shown.origin}",
-        "dialog": run_dialogs.shown(),
+        "dialog": runs_dialogs.shown(),
     }
-    browser.component(pack(message, {}), _KEY, on_act_change=_acted)
+    browser_component.draw(pack(message, {}), _KEY, on_act_change=_acted)
     for sentence in listed.problems:
         st.html(f'<div class="aw-muted">{said(sentence)}</div>')
     navigate.follow()
 
 
-def _table() -> run_table.RunTable:
-    made: run_table.RunTable = st.session_state.setdefault(_TABLE, run_table.RunTable())
+def _table() -> runs_table.RunTable:
+    made: runs_table.RunTable = st.session_state.setdefault(_TABLE, runs_table.RunTable())
     return made
 
 
 def _first_of_window(total: int) -> int:
     first = int(st.session_state.get(_FIRST, 0))
-    return max(0, min(first, total - run_table.WINDOW))
+    return max(0, min(first, total - runs_table.WINDOW))
 
 
 def _chosen(listed: run_list.RunList) -> tuple[list[Choice], int]:
@@ -98,7 +99,7 @@ def _act(what: str, value: Any) -> None:
     elif what == "compare":
         navigate.ask("Compare")
     elif what == "window":
-        st.session_state[_FIRST] = max(0, int(value) - run_table.MARGIN)
+        st.session_state[_FIRST] = max(0, int(value) - runs_table.MARGIN)
     elif what in ("pick", "unpick", "clear"):
         _pick(what, str(value))
     elif what in ("ask-tags", "ask-delete", "tags", "delete", "keep", "close"):
@@ -111,23 +112,23 @@ def _ask(what: str, value: Any) -> None:
     """Open a dialog, or do what one was answered with."""
     match what:
         case "ask-tags":
-            run_dialogs.ask_for_tags(_chosen(run_list.current())[0])
+            runs_dialogs.ask_for_tags(_chosen(run_list.current())[0])
         case "ask-delete":
-            run_dialogs.ask_to_delete(_chosen(run_list.current())[0])
+            runs_dialogs.ask_to_delete(_chosen(run_list.current())[0])
         case "tags" if isinstance(value, dict):
-            run_dialogs.save_tags(value)
+            runs_dialogs.save_tags(value)
         case "delete":
-            for name in run_dialogs.delete():
+            for name in runs_dialogs.delete():
                 _pick("unpick", name)
         case "keep":
-            run_dialogs.keep(_chosen(run_list.current())[0])
+            runs_dialogs.keep(_chosen(run_list.current())[0])
         case _:
-            run_dialogs.close()
+            runs_dialogs.close()
 
 
 def _look(what: str, value: str) -> None:
     """Look at the table otherwise."""
-    view = view_in(address.read().list)
+    view = runs_view_in(address.read().list)
     match what:
         case "find":
             view = replace(view, find=value.strip())
@@ -135,7 +136,7 @@ def _look(what: str, value: str) -> None:
             view = replace(view, sort=value)
         case "from":
             view = replace(view, origin=value)
-        case "group" if value in ("", *GROUPS):
+        case "group" if value in ("", *RUNS_GROUPS):
             view = replace(view, group=value, folded=())
         case "fold":
             others = tuple(name for name in view.folded if name != value)

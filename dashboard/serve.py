@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import alerts_page
-import run_list
+import received_runs
 from streamlit.web import cli
 
 # What the first tab would otherwise wait for: the pages, and what pyarrow loads at first use.
@@ -27,10 +27,10 @@ _FIRST_USED = (
 
 def main() -> None:
     threading.Thread(target=_end_with_the_starter, daemon=True).start()
-    run_list.feed()  # a tab may be opened much later, and trainings send now
+    received_runs.feed()  # a tab may be opened much later, and trainings send now
     for name in _FIRST_USED:
         import_module(name)
-    alerts_page.sending()
+    alerts_page.start_alerts()
     entry = Path(__file__).with_name("streamlit_app.py")
     cli.main(["run", str(entry), *sys.argv[1:]], prog_name="streamlit")
 

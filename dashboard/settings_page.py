@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import address
-import browser
+import browser_component
 import navigate
+import open_runs
+import refresh_pace
 import run_list
-import sidebar
 import streamlit as st
-from earlier_runs import EarlierRun
-from formatting import said
+from formatting import exact, said
 from open_runs import Look
+from previous_runs import EarlierRun, all_earlier_runs
 from problems import guarded
 
 from ampwatch.diagnosis.words import count_text, duration_text, list_text
 from ampwatch.printable_text import printable
 from ampwatch.report.attempts import Attempt
-from ampwatch.report.settings import assumed_settings
-from ampwatch.report.settings_changes import Change, changes
+from ampwatch.report.settings import Change, assumed_settings, changes
 
 _EVERY_S = 5.0
 _KEY, _CHANGES = "settings", "settings changes"
@@ -64,21 +64,21 @@ SECTIONS = (
 
 def show(path: str, *, follow: bool) -> None:
     """The page of settings; a live run may still record its optimizer and cards."""
-    look = run_list.look(path)
-    st.fragment(_now, run_every=sidebar.every_s(_EVERY_S) if look.is_live and follow else None)(
-        path
-    )
+    look = open_runs.look_at(path)
+    st.fragment(
+        _now, run_every=refresh_pace.every_s(_EVERY_S) if look.is_live and follow else None
+    )(path)
 
 
 @guarded
 def _now(path: str) -> None:
-    look = run_list.look(path)
+    look = open_runs.look_at(path)
     settings = look.settings()
-    earlier = run_list.earlier_runs().before(look.info, run_list.current().choices)
+    earlier = all_earlier_runs().before(look.info, run_list.current().choices)
     top = changes_html(look, settings, earlier) + resumed_html(look.attempts())
-    browser.html(top, key=_CHANGES, on_go=_go)
+    browser_component.html(top, key=_CHANGES, on_go=_go)
     find = address.read().find or ""
-    browser.html(
+    browser_component.html(
         settings_html(look, settings, find), key=_KEY, search="Search settings", found=find,
         on_find=_find,
     )  # fmt: skip
@@ -305,8 +305,3 @@ def _value(text: str) -> str:
         f'<details><summary><bdi class="aw-value">{head}</bdi></summary>'
         f'<bdi class="aw-value">{exact(text)}</bdi></details>'
     )
-
-
-def exact(text: str) -> str:
-    """A value as HTML as it is, its lines kept: 2^16 of a configuration stays 2^16."""
-    return "<br>".join(html.escape(printable(line)) for line in text.splitlines())

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import address
-import browser
+import browser_component
 import navigate
+import received_runs
+import refresh_pace
 import run_list
 import streamlit as st
+from address import runs_view_in
 from formatting import said
-from list_view import view_in
 from problems import guarded
-from refresh_pace import TabsInView
 from run_list import Origin
-from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 NOTES_SHOWN = 3
 _EVERY_S = 3.0
@@ -29,7 +29,6 @@ _MORE = {
     Origin.PUBLISHED: "published {}",
 }
 _FOLLOW, _SHOWN, _RANK, _RUN = "follow", "shown", "rank", "chosen run"
-_PACE = "refreshed every"
 _ALL = "all"
 
 
@@ -37,40 +36,16 @@ def show(pages: Mapping[str, Any]) -> None:
     """The whole sidebar."""
     shown = run_list.chosen(address.read().run)
     st.session_state[_SHOWN] = None if shown is None else _state(shown)
-    st.session_state[_PACE] = _note_tab()
+    st.session_state[refresh_pace.PACE] = refresh_pace.note_tab()
     with st.sidebar:
         st.html('<div class="aw-brand">ampwatch</div>')
-        st.fragment(_choose, run_every=None if browser.rests() else _EVERY_S)()
+        st.fragment(_choose, run_every=None if browser_component.is_tab_hidden() else _EVERY_S)()
         _choose_rank(shown)
         query = address.read().parameters()
         for page in pages.values():
             st.page_link(page, query_params=query)
         st.session_state[_FOLLOW] = address.read().follow
         st.toggle("Follow live", key=_FOLLOW, on_change=_follow_chosen)
-
-
-def follows() -> bool:
-    """Whether a live run is to be followed: not in a tab that nobody sees."""
-    return address.read().follow and not browser.rests()
-
-
-def every_s(usual: float) -> float:
-    """Seconds between two refreshes of this tab: the page's usual ones, or more with many tabs."""
-    return max(usual, st.session_state.get(_PACE, usual))
-
-
-@st.cache_resource(show_spinner=False)
-def _tabs() -> TabsInView:
-    return TabsInView()
-
-
-def _note_tab() -> float:
-    """Note whether this tab is in view; how often it is to be refreshed."""
-    context = get_script_run_ctx()
-    if context is not None:
-        note = _tabs().leave if browser.rests() else _tabs().hear
-        note(context.session_id)
-    return _tabs().every_s
 
 
 def _follow_chosen() -> None:
@@ -80,20 +55,24 @@ def _follow_chosen() -> None:
 @guarded
 def _choose() -> None:
     """The list of runs; the page changes with the choice, and when a run begins or ends."""
-    if _note_tab() != st.session_state.get(_PACE) and follows():
+    if (
+        refresh_pace.note_tab() != st.session_state.get(refresh_pace.PACE)
+        and refresh_pace.follows()
+    ):
         st.rerun()
-    feed, listed = run_list.feed(), run_list.current()
+    feed, listed = received_runs.feed(), run_list.current()
     state = f"{feed.state} · {listed.counts}" if listed.choices else feed.state
     st.html(f'<div class="aw-muted">{said(state)}</div>')
     if listed.choices:
         _list(listed)
     for origin, words in _more(listed).items():
         navigate.link(
-            "Runs", words, list=replace(view_in(address.read().list), origin=origin).text()
+            "Runs", words, list=replace(runs_view_in(address.read().list), origin=origin).text()
         )
-    pace = st.session_state[_PACE]
+    pace = st.session_state[refresh_pace.PACE]
     if pace > 1 and address.read().follow:
-        words = f"{_tabs().count} tabs are in view: each is refreshed every {pace:.0f} s."
+        count = refresh_pace.tabs_in_view().count
+        words = f"{count} tabs are in view: each is refreshed every {pace:.0f} s."
         st.html(f'<div class="aw-muted aw-note">{words}</div>')
     for sentence in (*listed.problems[:NOTES_SHOWN], *feed.notes[-NOTES_SHOWN:]):
         st.html(f'<div class="aw-muted aw-note">{said(sentence)}</div>')

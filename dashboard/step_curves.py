@@ -9,12 +9,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from kept_points import EXACT_WIDTH, HELD_ROWS, History, Past, Places
+from bounded_history import EXACT_WIDTH, HELD_ROWS, History, Past, Places
 from numpy.typing import NDArray
 
 from ampwatch.report import thinning
-from ampwatch.report.stretches import NotFinite, Stretches
-from ampwatch.report.thinning import Floats, Rug, Steps
+from ampwatch.report.thinning import Floats, NotFinite, Rug, Steps, Stretches
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
 

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import address
 import alerts_page
-import browser
+import browser_component
 import compare_page
 import findings_page
 import fleet_page
 import layers_page
 import memory_page
 import navigate
-import no_runs
+import no_runs_page
 import overview_page
+import refresh_pace
 import run_list
 import runs_page
 import settings_page
@@ -48,8 +49,8 @@ def main() -> None:
     page = st.navigation(list(pages.values()), position="hidden")
     navigate.offer(pages)
     sidebar.show(pages)
-    browser.watch_server()
-    alerts_page.sending()
+    browser_component.watch_server()
+    alerts_page.start_alerts()
     page.run()
 
 
@@ -57,27 +58,27 @@ def _runs() -> None:
     if run_list.current().choices:
         runs_page.show()
     else:
-        no_runs.show()
+        no_runs_page.show()
 
 
 def _compare() -> None:
     if run_list.current().choices:
         st.html('<p class="aw-title" role="heading" aria-level="1">Compare</p>')
-        compare_page.show(follow=sidebar.follows())
+        compare_page.show(follow=refresh_pace.follows())
     else:
-        no_runs.show()
+        no_runs_page.show()
 
 
 def _of_run(page: str, show: Callable[..., None]) -> None:
     name = address.read().run
     choice = run_list.chosen(name)
     if choice is None and name:
-        no_runs.show_absent(name)
+        no_runs_page.show_absent(name)
     elif choice is None:
-        no_runs.show()
+        no_runs_page.show()
     else:
-        browser.html(_heading(printable(choice.title), page), key="heading")
-        show(choice.path, follow=sidebar.follows())
+        browser_component.html(_heading(printable(choice.title), page), key="heading")
+        show(choice.path, follow=refresh_pace.follows())
 
 
 def _heading(run: str, page: str) -> str:

@@ -7,16 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import address
-import browser
+import browser_component
 import numpy as np
+import open_runs
+import refresh_pace
 import run_list
-import sidebar
 import streamlit as st
 from formatting import said
 from open_runs import Look
 from problems import guarded
 
-from ampwatch.diagnosis.signals import steps_of
+from ampwatch.diagnosis.column_arrays import steps_of
 from ampwatch.diagnosis.words import duration_text
 from ampwatch.report.thinning import Rug
 from ampwatch.report.timeline import Entry, Kind, Timeline, timeline_of
@@ -44,17 +45,17 @@ _CELLS = 1000  # of a lane's ticks
 
 def show(path: str, *, follow: bool) -> None:
     """The page of what happened, growing while the run goes on."""
-    look = run_list.look(path)
+    look = open_runs.look_at(path)
     waits = look.is_live or not look.is_judged
-    st.fragment(_now, run_every=sidebar.every_s(_EVERY_S) if waits and follow else None)(path)
+    st.fragment(_now, run_every=refresh_pace.every_s(_EVERY_S) if waits and follow else None)(path)
 
 
 @guarded
 def _now(path: str) -> None:
-    look, where = run_list.look(path), address.read()
+    look, where = open_runs.look_at(path), address.read()
     told = timeline(look, where.span)
     wanted = _choose_kinds(where.kinds)
-    browser.html(timeline_html(look, told, wanted, where), key=_KEY, on_go=_go)
+    browser_component.html(timeline_html(look, told, wanted, where), key=_KEY, on_go=_go)
 
 
 def timeline(look: Look, span: tuple[int, int] | None) -> Timeline:

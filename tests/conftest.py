@@ -54,7 +54,7 @@ QUICK = [
     "test_codec.py",
     "test_files.py",
     "test_ranges.py",
-    "test_report_first_difference.py",
+    "test_report_divergence.py",
     "test_report_terminal.py",
     "test_printable_text.py",
     "torch_suite/test_torch_suite_scaler.py",

@@ -30,7 +30,10 @@ def test_the_same_seed_draws_the_same_functions_and_another_seed_others(placing)
 def test_every_drawn_function_is_in_the_file_that_the_key_names(placing, tmp_path):
     assert placing.main(["--seed", "3", "--count", "50", "--out", str(tmp_path)]) == 0
     for one in json.loads((tmp_path / "key.json").read_text()):
-        assert f"def {one['name']}(" in (SCRIPT.parents[1] / one["path"]).read_text()
+        source = (SCRIPT.parents[1] / one["path"]).read_text()
+        owner, _, name = one["name"].rpartition(".")
+        assert f"def {name}(" in source
+        assert not owner or f"class {owner}" in source
 
 
 def test_the_questions_list_all_files_and_show_no_function_with_its_file(placing):

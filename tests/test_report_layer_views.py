@@ -16,13 +16,16 @@ from ampwatch.report.format_losses import cast_layers, what_if_layers
 from ampwatch.report.layer_views import (
     FP8,
     FP16,
+    MOST_ROWS,
     WHAT_IF,
     Wanted,
+    casts_header,
     chosen_view,
     offered,
+    short_percent,
     view_message,
+    what_if_header,
 )
-from ampwatch.report.loss_panels import MOST_ROWS, casts_header, short_percent, what_if_header
 from ampwatch.report.scale_windows import Window, windows_sentence
 from ampwatch.rows import Table
 

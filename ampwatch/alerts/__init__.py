@@ -26,11 +26,9 @@ from ampwatch.alerts.alert_settings import (
     settings_path,
     what_text,
 )
-from ampwatch.alerts.delivery import Delivery
+from ampwatch.alerts.delivery import Delivery, Trial, missing_library, open_services
 from ampwatch.alerts.sent_alerts import Outcome, read_outcomes
-from ampwatch.alerts.services import missing_library, open_services
 from ampwatch.alerts.session import RunAlerts, RunWatch, alert_session, watch_run
-from ampwatch.alerts.trial import Trial
 
 __all__ = [
     "KINDS",

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from ampwatch.alerts.alert_settings import AlertSetting, read_settings, settings_path
 from ampwatch.alerts.alert_text import Alert, bundle
-from ampwatch.alerts.delivery import Delivery
+from ampwatch.alerts.delivery import Delivery, open_services
 from ampwatch.alerts.sent_alerts import RunClaim, note_outcome, unfinished_runs
-from ampwatch.alerts.services import open_services
 from ampwatch.alerts.session import LOOK_EVERY_S, RunAlerts
 from ampwatch.errors import AlertError, AmpwatchError, NotARunError
+from ampwatch.files import version_of
 from ampwatch.follow import Follower, FollowThread, Look, State
 
 SETTINGS_EVERY_S = 2.0
@@ -98,7 +98,7 @@ class AlertSender:
 
     def _take_settings(self) -> None:
         """Send by the settings as they are; those that cannot be read change nothing."""
-        stamp = _stamp(settings_path())
+        stamp = version_of(settings_path())
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -212,12 +212,3 @@ class _Receiver:
             self.runs[look.info.id] = known
         for alert in known.of(look):
             self.delivery.put(alert)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes with the file."""
-    try:
-        about = path.stat()
-    except OSError:
-        return None
-    return about.st_mtime_ns, about.st_size, about.st_ino

@@ -20,10 +20,10 @@ from typing import Any
 
 from ampwatch.diagnosis import RULES, Severity
 from ampwatch.environment import state_folder
-from ampwatch.errors import AlertError, RunInUseError
-from ampwatch.files import read_at_most, replace_file
+from ampwatch.errors import AlertError, RunInUseError, reason_of
+from ampwatch.files import BAD_VALUES, read_at_most, replace_file
 from ampwatch.printable_text import printable
-from ampwatch.store.locks import hold
+from ampwatch.store.locks import held
 
 KINDS = {
     "AMP1*": "the loss scale",
@@ -46,7 +46,6 @@ _FILE = "settings.json"
 _MAX_BYTES = 1 << 20
 _LOCK_WAIT_S = 5.0
 _LONGEST_NAME = 60
-_BAD_VALUES = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +113,8 @@ def read_settings() -> tuple[AlertSetting, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise AlertError(f"{path} cannot be read ({error.strerror or error}).") from error
-    except _BAD_VALUES:  # the error may quote an address
+        raise AlertError(f"{path} cannot be read ({reason_of(error)}).") from error
+    except BAD_VALUES:  # the error may quote an address
         raise AlertError(
             f"{path}, which says whom alerts go to, is damaged. It is left as it is and no alerts "
             "go by it: mend it, or move it away and set alerts up again."
@@ -174,23 +173,15 @@ def _change(change: Callable[[tuple[AlertSetting, ...]], Iterable[AlertSetting]]
     path = settings_path()
     try:
         make_private_folder(path.parent)
-        lock = hold(path.parent, wait_s=_LOCK_WAIT_S)
+        with held(path.parent, wait_s=_LOCK_WAIT_S):
+            kept = [_to_json(one) for one in change(read_settings())]
+            text = json.dumps({"version": _VERSION, "alerts": kept}, indent=1)
+            replace_file(path, text.encode(), durable=True)
     except RunInUseError:
         raise AlertError(f"{path} is being changed by somebody else: try again.") from None
     except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        kept = [_to_json(one) for one in change(read_settings())]
-        text = json.dumps({"version": _VERSION, "alerts": kept}, indent=1)
-        replace_file(path, text.encode(), durable=True)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        os.close(lock)
-
-
-def _unwritable(path: Path, error: OSError) -> AlertError:
-    return AlertError(f"{path} cannot be written ({error.strerror or error}): nothing was changed.")
+        words = f"{path} cannot be written ({reason_of(error)}): nothing was changed."
+        raise AlertError(words) from error
 
 
 def _the(setting_id: str, settings: Sequence[AlertSetting]) -> AlertSetting:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ampwatch.diagnosis import Diagnosis, Finding, Severity
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.words import count_text, list_text
-from ampwatch.printable_text import printable
+from ampwatch.printable_text import cut, printable
 
 _MOST_ALERTS = 6  # findings described in full in one message
 _LONGEST_PART = 300  # characters of a cause or an action
@@ -93,8 +93,7 @@ def _paragraph(finding: Finding) -> Iterator[str]:
 
 
 def _cut(text: str) -> str:
-    line = _line(text)
-    return line if len(line) <= _LONGEST_PART else f"{line[: _LONGEST_PART - 1]}…"
+    return cut(_line(text), _LONGEST_PART)
 
 
 def _line(text: str) -> str:

@@ -1,14 +1,168 @@
-"""Sends alerts in a thread of its own, rate-limited, and tries again after failures."""
+"""Send alerts to services: in a thread of its own with a limit and retries, or one test message.
+
+The services are those of the library apprise, loaded only if an address is given. Any part of an
+address may be a password, so only its scheme is ever shown, and what the library logs is not passed
+on. What it logs while it sends says why a service did not accept something.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import logging
+import re
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from ampwatch.alerts.alert_settings import AlertSetting, masked_address
 from ampwatch.alerts.alert_text import Alert, bundle
-from ampwatch.alerts.services import Service, refusal_of
-from ampwatch.diagnosis.words import count_text
+from ampwatch.alerts.sent_alerts import note_outcome
+from ampwatch.diagnosis import Severity
+from ampwatch.diagnosis.words import count_text, time_text
+from ampwatch.errors import AlertError
+from ampwatch.retry import Retry
+
+INSTALL = "pip install 'ampwatch[notify]'"
+EXAMPLES = "slack://…, discord://…, mailto://…, json://…"
+ADDRESSES = "https://appriseit.com/services/"
+
+# What stands in an error, and what it means to who set the alert up. The first that fits counts.
+_MEANINGS = (
+    (r"error=40[13]\b|\b535\b|authenticat", "it does not accept the password or token"),
+    (r"error=404\b", "it knows nothing at this address (status 404)"),
+    (r"error=429\b", "it has had too many messages lately (status 429)"),
+    (r"error=(4\d\d)\b", "it refused the message (status {})"),
+    (r"error=(\d\d\d)\b", "it failed by itself (status {})"),
+    (r"timed? ?out", "it did not answer in time"),
+    (r"certificate|wrong version number|\bssl\b", "there is no secure connection to it"),
+    (r"refused", "nothing listens at that host and port"),
+    (r"resolve|name or service|nodename|getaddrinfo", "there is no host of that name"),
+    (r"unreachable|no route", "there is no way to that host from here"),
+)
+_NO_REASON = re.compile(r"URL: |Payload: ")  # lines that only repeat what was sent, and where
+_UNSAID = "refused or unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One address: its printable label, and a function that sends an alert there.
+
+    The function returns whether the service accepted it; an AlertError says why not.
+    """
+
+    label: str
+    send: Callable[[Alert], bool]
+    kind: str = ""  # Slack, Discord, E-Mail, ...
+
+
+def refusal_of(service: Service, alert: Alert) -> str | None:
+    """Send an alert; why the service did not accept it, if so, without any part of its address."""
+    try:
+        return None if service.send(alert) else _UNSAID
+    except AlertError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001  a hundred plug-ins of others; watching must go on
+        return type(error).__name__
+
+
+def missing_library() -> str:
+    """What to install before anything can be sent, as a sentence; empty if it is there."""
+    try:
+        is_there = importlib.util.find_spec("apprise") is not None
+    except ValueError:  # somebody has put something else in its place
+        is_there = False
+    return (
+        "" if is_there else f"Alerts need the library apprise, which is not installed: {INSTALL}."
+    )
+
+
+def open_services(addresses: Sequence[str]) -> tuple[Service, ...]:
+    """A service for each address; AlertError says what is missing or not understood."""
+    if sentence := missing_library():
+        raise AlertError(sentence)
+    import apprise
+
+    _hear(apprise)  # before it is given an address
+    with warnings.catch_warnings():  # some of its plug-ins import what Python will drop
+        warnings.simplefilter("ignore", DeprecationWarning)
+        alone = len(addresses) == 1
+        targets = [
+            _target(apprise, "The address" if alone else f"Address number {at}", address)
+            for at, address in enumerate(addresses, 1)
+        ]
+    labels = [masked_address(address) for address in addresses]
+    if len(set(labels)) < len(labels):
+        labels = [f"{label} (number {at})" for at, label in enumerate(labels, 1)]
+    return tuple(_service(apprise, *pair) for pair in zip(labels, targets, strict=True))
+
+
+def _target(apprise: Any, which: str, address: str) -> Any:
+    target = apprise.Apprise()
+    if target.add(address):
+        return target
+    hook = "A web hook of your own is json://host/path, or jsons:// for https. "
+    raise AlertError(
+        f"{which} is not one that apprise understands (not shown here, because it may contain a "
+        f"password). {hook if address.startswith('http') else ''}"
+        f"Addresses look like {EXAMPLES}; {ADDRESSES} lists them."
+    )
+
+
+def _service(apprise: Any, label: str, target: Any) -> Service:
+    kinds = {
+        Severity.INFO: apprise.NotifyType.INFO,
+        Severity.WARNING: apprise.NotifyType.WARNING,
+        Severity.ERROR: apprise.NotifyType.FAILURE,
+    }
+    places = list(target)  # its own `notify` may send in another thread, whose log is not ours
+
+    def send(alert: Alert) -> bool:
+        kind = kinds[alert.severity]
+        _HEARD.lines = []
+        if all(one.notify(title=alert.title, body=alert.body, notify_type=kind) for one in places):
+            return True
+        raise AlertError(_meaning(_HEARD.lines))
+
+    return Service(label, send, str(places[0].service_name))
+
+
+# --- what the library says while it sends ---------------------------------------------------------
+
+_HEARD = threading.local()
+
+
+class _Ear(logging.Handler):
+    """Keeps what is logged in a thread that sends."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lines = getattr(_HEARD, "lines", None)
+        if lines is not None:
+            lines.append(record.getMessage())
+
+
+def _hear(apprise: Any) -> None:
+    """Have the library say why something failed to us and to nobody else: it quotes addresses."""
+    log = logging.getLogger(apprise.__name__)
+    if not any(isinstance(handler, _Ear) for handler in log.handlers):
+        log.addHandler(_Ear())
+        log.setLevel(logging.DEBUG)
+        log.propagate = False
+
+
+def _meaning(lines: Sequence[str]) -> str:
+    """Why it failed, in our words: its own may quote the address."""
+    for line in reversed([line for line in lines if not _NO_REASON.search(line)]):
+        for sign, meaning in _MEANINGS:
+            found = re.search(sign, line, re.IGNORECASE)
+            if found:
+                return meaning.format(*found.groups())
+    return _UNSAID
+
+
+# --- delivery -------------------------------------------------------------------------------------
 
 EVERY_S = 60.0  # alerts within this time of the last message are sent as one
 RETRY_S, LONGEST_RETRY_S = 30.0, 600.0
@@ -130,25 +284,79 @@ class _Outbox:
         return self.retry.note(failed=failed, rest_s=self._every_s)
 
 
-class Retry:
-    """When to try again: after a pause that doubles with each failure in a row."""
+# --- a test message -------------------------------------------------------------------------------
 
-    def __init__(self, first_s: float, longest_s: float) -> None:
-        self.failures = self.failures_in_a_row = 0
-        self._first_s, self._longest_s = first_s, longest_s
-        self._not_before_s = 0.0
+LIMIT_S = 10.0  # then nobody waits for it any longer
+_TITLE = "ampwatch: a test message"
+_BODY = (
+    "Alerts of your training runs will come here: what broke, since which step, why, and what to "
+    "do. Nothing is wrong now; somebody wanted to see whether this arrives."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """Whether a test message was accepted, and by whom, or why not."""
+
+    is_accepted: bool
+    sentence: str
+
+
+class Trial:
+    """A test message on its way; `result` is None until it is known, at most ten seconds long."""
+
+    def __init__(self, setting: AlertSetting, *, limit_s: float = LIMIT_S) -> None:
+        self._setting, self._limit_s = setting, limit_s
+        self._began_s = time.monotonic()
+        self._result: TrialResult | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._send, name="ampwatch-trial", daemon=True)
+        self._thread.start()
 
     @property
-    def due_in_s(self) -> float:
-        """How long until the next try."""
-        return max(0.0, self._not_before_s - time.monotonic())
+    def result(self) -> TrialResult | None:
+        """What became of it, if that is known."""
+        if self._result is None and self.age_s > self._limit_s:
+            self._settle("", self._too_late)
+        return self._result
 
-    def note(self, *, failed: bool, rest_s: float = 0.0) -> bool:
-        """Note whether a try succeeded; True if it is the first that failed."""
-        pause_s = rest_s
-        if failed:
-            pause_s = min(self._first_s * 2.0 ** min(self.failures_in_a_row, 16), self._longest_s)
-        self._not_before_s = time.monotonic() + pause_s
-        self.failures_in_a_row = self.failures_in_a_row + 1 if failed else 0
-        self.failures += failed
-        return failed and self.failures == 1
+    def wait(self) -> TrialResult:
+        """The same, once it is known."""
+        self._thread.join(self._limit_s)
+        if self._result is None:
+            self._settle("", self._too_late)
+        assert self._result is not None
+        return self._result
+
+    @property
+    def age_s(self) -> float:
+        """How long ago it was sent off."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def _too_late(self) -> str:
+        return f"it did not answer within {self._limit_s:g} seconds"
+
+    def _send(self) -> None:
+        try:
+            [service] = open_services([self._setting.address])
+        except AlertError as problem:
+            self._settle("", str(problem))
+            return
+        self._settle(service.kind, refusal_of(service, Alert(_TITLE, _BODY, Severity.INFO)))
+
+    def _settle(self, kind: str, refusal: str | None) -> None:
+        with self._lock:
+            if self._result is not None:
+                return  # nobody waits for it any longer
+            if refusal is None:
+                said = (
+                    f"Accepted by {kind} after {time_text(1000 * self.age_s)}: it should have come."
+                )
+            else:
+                said = f"Not accepted: {refusal.rstrip('.')}."
+            self._result = TrialResult(refusal is None, said)
+        if refusal is None:
+            note_outcome(self._setting.id, title=_TITLE)
+        else:
+            note_outcome(self._setting.id, failure=refusal)

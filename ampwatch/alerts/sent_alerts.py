@@ -24,13 +24,12 @@ from ampwatch.alerts.alert_settings import alerts_folder, make_private_folder
 from ampwatch.alerts.alert_text import LOST
 from ampwatch.diagnosis import Severity
 from ampwatch.errors import RunInUseError
-from ampwatch.files import read_at_most, replace_file
-from ampwatch.store.locks import hold, is_held
+from ampwatch.files import BAD_VALUES, read_at_most, replace_file
+from ampwatch.store.locks import held, hold, is_held
 
 _MAX_BYTES = 1 << 20
 _LOCK_WAIT_S = 5.0
 _KEPT_S = 30 * 86400.0  # what was told of a run that is over
-_BAD_VALUES = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def read_outcomes() -> dict[str, Outcome]:
     """What became of each setting's messages, by the setting's id."""
     try:
         return {key: Outcome(**told) for key, told in _read(_outcomes_path()).items()}
-    except _BAD_VALUES:
+    except BAD_VALUES:
         return {}
 
 
@@ -124,8 +123,7 @@ def note_outcome(setting_id: str, *, title: str = "", failure: str = "") -> None
     path = _outcomes_path()
     with contextlib.suppress(OSError, RunInUseError):  # a remark on the page, no more
         make_private_folder(path.parent)
-        lock = hold(path.parent, wait_s=_LOCK_WAIT_S)
-        try:
+        with held(path.parent, wait_s=_LOCK_WAIT_S):
             outcomes = read_outcomes()
             last = outcomes.get(setting_id, Outcome())
             outcomes[setting_id] = (
@@ -135,8 +133,6 @@ def note_outcome(setting_id: str, *, title: str = "", failure: str = "") -> None
             )
             text = json.dumps({key: asdict(outcome) for key, outcome in outcomes.items()})
             replace_file(path, text.encode())
-        finally:
-            os.close(lock)
 
 
 # --- within ---------------------------------------------------------------------------------------
@@ -150,7 +146,7 @@ def _read(path: Path) -> dict[str, Any]:
     """What a file of ours says; nothing if it is damaged or not there."""
     try:
         told = json.loads(read_at_most(path, _MAX_BYTES))
-    except (OSError, *_BAD_VALUES):
+    except (OSError, *BAD_VALUES):
         return {}
     return told if isinstance(told, dict) else {}
 
@@ -161,7 +157,7 @@ def _read_told(path: Path) -> dict[str, dict[str, Severity]]:
             setting: {code: Severity(severity) for code, severity in told.items()}
             for setting, told in _read(path).get("told", {}).items()
         }
-    except _BAD_VALUES:
+    except BAD_VALUES:
         return {}
 
 

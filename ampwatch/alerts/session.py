@@ -124,18 +124,18 @@ class RunAlerts:
                 return []
             wanted = tuple(f for f in diagnosis.findings if self._setting.names(f.code, f.name))
             diagnosis = replace(diagnosis, findings=wanted)
-        fresh = [finding for finding in self._new.of(diagnosis) if not _is_remark_on_end(finding)]
+        # A remark on the end says what the alert of a lost run says at more length.
+        fresh = [
+            finding
+            for finding in self._new.of(diagnosis)
+            if finding.code != _UNCLEAN_END or finding.severity is not Severity.INFO
+        ]
         alerts = [alert_of(name, self._place, diagnosis, fresh)] if fresh else []
         was_over, self._was_over = self._was_over, look.is_over
         ended_badly = any(finding.code == _UNCLEAN_END for finding in diagnosis.findings)
         if look.is_over and not was_over and ended_badly:
             alerts.append(lost_alert(name, self._place, diagnosis))
         return alerts
-
-
-def _is_remark_on_end(finding: Finding) -> bool:
-    """Whether it only says what the alert of a lost run says at more length."""
-    return finding.code == _UNCLEAN_END and finding.severity is Severity.INFO
 
 
 def alert_session(delivery: Delivery, on_note: Callable[[str], None]) -> FollowThread:

@@ -36,39 +36,43 @@ Examples:
   ampwatch compare good.log bad.log --html out.html  with both courses in one chart
 """
 
+_RUNS = typer.Argument(
+    metavar="RUN|FILE...",
+    show_default=False,
+    help="Two or more runs: their folders, their names in ./ampwatch-runs, or logs of other "
+    "trainers.",
+)
+_BASELINE = typer.Option(
+    None,
+    "--baseline",
+    metavar="RUN",
+    show_default=False,
+    help="The one of these runs that the others are compared with; the first if not given.",
+)
+_BY = typer.Option(
+    None,
+    "--by",
+    metavar="SETTING",
+    show_default=False,
+    help="Sweep over another setting that differs, such as config.batch_size.",
+)
+_OUTCOME = typer.Option(
+    None,
+    "--outcome",
+    metavar="VALUE",
+    show_default=False,
+    help='What came of a run in a sweep: "best loss", "val/acc, best"; else its loss at the end.',
+)
+
 
 def command(
-    runs: list[str] = typer.Argument(
-        metavar="RUN|FILE...",
-        show_default=False,
-        help="Two or more runs: their folders, their names in ./ampwatch-runs, or logs of other "
-        "trainers.",
-    ),
-    baseline: str = typer.Option(
-        None,
-        "--baseline",
-        metavar="RUN",
-        show_default=False,
-        help="The one of these runs that the others are compared with; the first if not given.",
-    ),
+    runs: list[str] = _RUNS,
+    baseline: str = _BASELINE,
     sweep: bool = typer.Option(
         False, "--sweep", help="Print the runs by their learning rate, and from where on they fail."
     ),
-    by: str = typer.Option(
-        None,
-        "--by",
-        metavar="SETTING",
-        show_default=False,
-        help="Sweep over another setting that differs, such as config.batch_size.",
-    ),
-    outcome: str = typer.Option(
-        None,
-        "--outcome",
-        metavar="VALUE",
-        show_default=False,
-        help='What came of a run in a sweep: "best loss", "val/acc, best"; else its loss at the '
-        "end.",
-    ),
+    by: str = _BY,
+    outcome: str = _OUTCOME,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of the tables."),
     html: Path = typer.Option(
         None, "--html", metavar="OUT", show_default=False, help="Write one HTML file instead."

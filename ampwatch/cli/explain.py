@@ -47,22 +47,23 @@ def command(
 def _in_run(rule: Rule, text: str) -> str:
     """What the rule found in this run, with its evidence."""
     from ampwatch.cli.find import opened_run_or_log
-    from ampwatch.diagnosis import Engine, conclude, weighed
-    from ampwatch.diagnosis.registry import RATE
+    from ampwatch.diagnosis import Engine, conclude, rate_evidence_lines
+    from ampwatch.diagnosis.rule import RATE
 
     with opened_run_or_log(text) as run:
         case, name = Engine().feed(run).case(), run.info.name
     every = conclude(case).findings
     found = [finding for finding in every if finding.code == rule.code]
     if not found and rule.code in RATE:  # they weigh the same evidence
-        found = [finding for finding in every if finding.code in RATE and weighed(case)]
+        found = [finding for finding in every if finding.code in RATE and rate_evidence_lines(case)]
     if not found:
         return f"\n\nIn {name}\n  {rule.code} was not found."
     told = [fill(f.cause, 76, initial_indent="  ", subsequent_indent="  ") for f in found]
     if rule.code in RATE:
         told += ["", "  What each sign adds for the rate"]
         told += [
-            fill(line, 76, initial_indent="  ", subsequent_indent="    ") for line in weighed(case)
+            fill(line, 76, initial_indent="  ", subsequent_indent="    ")
+            for line in rate_evidence_lines(case)
         ]
     instead = sorted({finding.code for finding in found} - {rule.code})
     where = f"In {name}" + (f", where it is {', '.join(instead)}" if instead else "")

@@ -123,7 +123,7 @@ def _checkpoint(path: Path, cwd: Path) -> Checkpoint | None:
 
 def _arguments(info: RunInfo, own: Sequence[str]) -> tuple[list[str], Path]:
     """The command to start, and its folder."""
-    from ampwatch.store.masking import MASK
+    from ampwatch.store.run_info import MASK
 
     folder = Path(info.origin.get("folder") or ".")
     if own:

@@ -93,12 +93,19 @@ def command(
         )  # fmt: skip
         with recorder:
             say(f"Recording from {recorder.endpoint} into {where}. Press Ctrl-C to end.")
-            while not ended.wait(0.5):  # an endless wait would keep Windows from noticing Ctrl-C
-                for thread in threads:
-                    thread.hear(_alive(recorder))
-                if not recorder.is_running:
-                    raise FeedError("Nothing is recorded any more; the reason is printed above.")
+            _wait(recorder, ended, threads)
     _say_what_came(recorder)
+
+
+def _wait(
+    recorder: Recorder, ended: threading.Event, threads: Sequence[FollowThread | AlertSender]
+) -> None:
+    """Wait for the end; the threads hear meanwhile whose trainers are alive."""
+    while not ended.wait(0.5):  # an endless wait would keep Windows from noticing Ctrl-C
+        for thread in threads:
+            thread.hear(_alive(recorder))
+        if not recorder.is_running:
+            raise FeedError("Nothing is recorded any more; the reason is printed above.")
 
 
 def _say_what_came(recorder: Recorder) -> None:

@@ -17,8 +17,8 @@ from ampwatch.errors import PlaceError, ReportError
 from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis import Diagnosis, Together
-    from ampwatch.diagnosis.earlier_runs import EarlierRun, Lesson
+    from ampwatch.diagnosis import Diagnosis, SeveralDiagnoses
+    from ampwatch.diagnosis.earlier_runs import EarlierRun, LessonOfEarlierRuns
     from ampwatch.store import Run
 
 NAME = "report"
@@ -87,7 +87,7 @@ def command(
 
     with ExitStack() as stack:
         opened = [stack.enter_context(opened_run_or_log(run, as_, mapped)) for run in runs]
-        said: Diagnosis | Together
+        said: Diagnosis | SeveralDiagnoses
         if html:
             said = write_html(opened[0], html, earlier)
         else:
@@ -99,14 +99,18 @@ def command(
 
 
 def print_said(
-    runs: Sequence[Run], said: Diagnosis | Together, *, json: bool, earlier: str | None = None
+    runs: Sequence[Run],
+    said: Diagnosis | SeveralDiagnoses,
+    *,
+    json: bool,
+    earlier: str | None = None,
 ) -> None:
     """Print the report on one run or several, as text or JSON."""
     from ampwatch.diagnosis import Diagnosis
     from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.recovery.proof import kept_proof, sentence_of
     from ampwatch.report import print_changes, print_lesson, print_report, print_reports, to_json
-    from ampwatch.report.settings_changes import changed_text
+    from ampwatch.report.settings import changed_text
 
     lesson = None
     if isinstance(said, Diagnosis):
@@ -125,7 +129,7 @@ def print_said(
         print_reports(answers(), [run.info.name for run in runs], said)
 
 
-def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> Lesson | None:
+def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> LessonOfEarlierRuns | None:
     """What earlier runs that are made of the same teach; None where there are none."""
     from ampwatch.follow import KeptEntries, keep_for_later, lesson_for
 

@@ -1,14 +1,14 @@
 """A run in, a diagnosis out. Pure: the same rows give the same findings, live or years later.
 
-    run -> blocks of rows -> state (courses, folded) -> case -> rules -> causes -> verdict, advice
+    run -> blocks of rows -> histories -> case -> rules -> causes -> verdict, advice
 
-`diagnose(run)` is the door, `diagnose_together(runs)` that for several runs of one model; who
-watches a run grow holds an `Engine`. `RULES` are the pages that `ampwatch explain` prints.
+`diagnose(run)` judges one run, `diagnose_together(runs)` several runs of one model. An `Engine`
+follows a run that grows. `RULES` are the pages that `ampwatch explain` prints.
 """
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.engine import Engine, conclude, diagnose
+from ampwatch.diagnosis.engine import Engine, diagnose
 from ampwatch.diagnosis.findings import (
     Action,
     Advice,
@@ -19,11 +19,17 @@ from ampwatch.diagnosis.findings import (
     Severity,
     Verdict,
 )
-from ampwatch.diagnosis.registry import Rule
+from ampwatch.diagnosis.record import Record
+from ampwatch.diagnosis.rule import Rule
 from ampwatch.diagnosis.rules import RULES
-from ampwatch.diagnosis.rules.rate import weighed
-from ampwatch.diagnosis.several_runs import ForSeveral, Together, advise_on_all, diagnose_together
-from ampwatch.diagnosis.signals import Record
+from ampwatch.diagnosis.rules.rate import rate_evidence_lines
+from ampwatch.diagnosis.several_runs import (
+    ForSeveralRuns,
+    SeveralDiagnoses,
+    advise_on_all,
+    diagnose_together,
+)
+from ampwatch.diagnosis.verdict import conclude
 
 __all__ = [
     "RULES",
@@ -33,16 +39,16 @@ __all__ = [
     "Engine",
     "Evidence",
     "Finding",
-    "ForSeveral",
+    "ForSeveralRuns",
     "Record",
     "Rule",
     "RunFacts",
+    "SeveralDiagnoses",
     "Severity",
-    "Together",
     "Verdict",
     "advise_on_all",
     "conclude",
     "diagnose",
     "diagnose_together",
-    "weighed",
+    "rate_evidence_lines",
 ]

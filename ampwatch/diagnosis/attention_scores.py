@@ -1,10 +1,10 @@
-"""How the attention's scores grow over the whole record, folded: sixteen windows, however long.
+"""How the scores of each attention grow over the whole record, folded into sixteen windows.
 
-Scores are seldom a layer's output: a query times a key is made between the layers. So they are read
-where a layer shows them: a module that gives the scores or takes their softmax, or else the query's
-and the key's projections, whose largest values together stand for it (a score is at most sqrt(d)
-times their product, and mostly less). Which layers those are only their names tell; fused attention
-(`nn.MultiheadAttention`) hides them, and is not judged.
+Scores are seldom the output of a layer: a query times a key is computed between the layers. They
+are read where a layer shows them: in a module that gives the scores or takes their softmax, or
+else in the projections of query and key, whose largest values together stand for the score (a
+score is at most sqrt(d) times their product, and usually less). Only names tell which layers these
+are. Fused attention (`nn.MultiheadAttention`) hides them and is not judged.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.column_arrays import Floats, Mask
 from ampwatch.diagnosis.doubling_windows import DoublingWindows
-from ampwatch.diagnosis.signals import Floats, Mask
 
 WINDOWS = 16
 FIRST_WIDTH = 64  # entries
@@ -33,8 +33,8 @@ _BOTH = re.compile(_PROJECTION.format("(?:qkv|qk|query_key_value|c_attn|in)"))
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """Where one attention's scores are read: two layers, or twice the same, or one alone."""
+class AttentionScore:
+    """Where the scores of one attention module are read: in one layer, or as the product of two."""
 
     layer: str  # that a finding names
     parts: tuple[int, ...]  # in `ScoreHistory.names`
@@ -46,18 +46,18 @@ _NO_STEPS = DoublingWindows.empty(np.fmin, WINDOWS, width=FIRST_WIDTH)
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreHistory:
-    """Mean headroom in octaves of each such layer, by window; `fold` makes a new one."""
+class AttentionScoreHistory:
+    """Each attention's mean headroom in octaves, by window of the run; `fold` makes a new one."""
 
     names: tuple[str, ...] = ()
-    scores: tuple[Score, ...] = ()
+    scores: tuple[AttentionScore, ...] = ()
     sums: DoublingWindows = _NO_SUMS
     counts: DoublingWindows = _NO_SUMS
     first_steps: DoublingWindows = _NO_STEPS
     last_step: int = -1
 
-    def fold(self, block: Block, judged: Mask) -> ScoreHistory:
-        """The history with a block; `judged` entries are accepted and at an established scale."""
+    def fold(self, block: Block, judged: Mask) -> AttentionScoreHistory:
+        """Add a block; `judged` marks its accepted steps at an established scale."""
         rows = block.layers
         ours = _attention_among(rows.names)
         if not ours or not len(block):
@@ -83,11 +83,11 @@ class ScoreHistory:
 
     @property
     def width(self) -> int:
-        """How many entries a window holds."""
+        """How many steps of the run one window of scores holds."""
         return self.sums.width
 
     def levels(self) -> Floats:
-        """Headroom of each of `scores` by window; nan where a window has none."""
+        """The mean headroom of each attention's scores in each window; nan for an empty window."""
         with np.errstate(invalid="ignore"):
             counts = self.counts.values
             means = self.sums.values / np.where(counts > 0, counts, np.nan)
@@ -97,7 +97,7 @@ class ScoreHistory:
         ]
         return np.array(made).reshape(len(made), WINDOWS)
 
-    def _with_names(self, seen: tuple[str, ...]) -> ScoreHistory:
+    def _with_names(self, seen: tuple[str, ...]) -> AttentionScoreHistory:
         known = set(self.names)
         new = [name for name in seen if name not in known][: MOST_LAYERS - len(self.names)]
         if not new:
@@ -118,15 +118,15 @@ def _attention_among(names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def is_attention(name: str) -> bool:
-    """Whether a layer of this name shows scores, or makes them with another."""
+    """Whether a layer, by its name, holds attention scores, or a query or key that makes them."""
     last = _last_part(name)
     if _SCORES.search(last) or _BOTH.match(last):
         return _ATTENTION.search(name.lower()) is not None
     return bool(_QUERY.match(last) or _KEY.match(last))
 
 
-def scores_of(names: tuple[str, ...]) -> tuple[Score, ...]:
-    """Every attention that these layers show; its scores themselves where they are there."""
+def scores_of(names: tuple[str, ...]) -> tuple[AttentionScore, ...]:
+    """The attention scores that can be read from layers of these names."""
     at = {name: number for number, name in enumerate(names)}
     shown = {_around(name) for name in names if _SCORES.search(_last_part(name))}
     keys = {_around(name): at[name] for name in names if _KEY.match(_last_part(name))}
@@ -134,13 +134,13 @@ def scores_of(names: tuple[str, ...]) -> tuple[Score, ...]:
     for name in names:
         last, around = _last_part(name), _around(name)
         if _SCORES.search(last):
-            made.append(Score(name, (at[name],), product=False))
+            made.append(AttentionScore(name, (at[name],), product=False))
         elif around in shown:
             continue
         elif _BOTH.match(last):
-            made.append(Score(name, (at[name], at[name]), product=True))
+            made.append(AttentionScore(name, (at[name], at[name]), product=True))
         elif _QUERY.match(last) and around in keys:
-            made.append(Score(name, (at[name], keys[around]), product=True))
+            made.append(AttentionScore(name, (at[name], keys[around]), product=True))
     return tuple(made)
 
 

@@ -1,9 +1,9 @@
-"""How far the blocks have got in each table of a run, and where the next one ends.
+"""Cuts the tables of a run into blocks: how far each table has come, and where the next block ends.
 
-The steps of the lowest rank are the spine, in the order they were written. A block is up to
-`BLOCK_ROWS` of its rows, ends where a step ends, and ends early where steps begin anew (a restart).
-What belongs to a block of the other tables and ranks are the rows up to the block's last step that
-no earlier block has taken. However the rows arrived, the same rows make the same blocks.
+The steps of the lowest rank are the spine, in the order in which they were written. A block is up
+to `BLOCK_ROWS` of its rows, ends where a step ends, and ends early where steps begin anew (a
+restart). From the other tables and ranks a block takes the rows up to its last step that no earlier
+block has taken. The same rows make the same blocks, in whatever batches they arrived.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ampwatch.diagnosis.blocks import (
     Block,
     block_of,
 )
-from ampwatch.diagnosis.signals import Integers, Rows, numbers, steps_of
+from ampwatch.diagnosis.column_arrays import Integers, numbers, steps_of
+from ampwatch.diagnosis.record import RecordRows
 from ampwatch.rows import Table
 
 BLOCK_ROWS = 2048
@@ -36,13 +37,13 @@ Key: TypeAlias = "Table | int"
 Shown: TypeAlias = "tuple[int, pa.Table]"  # the number of its first row, and a lane's rows
 
 
-def tables_of(rows: Rows, ranks: Sequence[int], cutter: Cutter) -> dict[Key, Shown]:
-    """What each lane is shown: its rows from the last one on that was taken."""
+def tables_of(rows: RecordRows, ranks: Sequence[int], cutter: BlockCutter) -> dict[Key, Shown]:
+    """Read the rows of each table that no block has taken yet, and the last row one took."""
     spine, *others = sorted(ranks) or (0,)
 
     def shown(key: Key, table: Table, columns: Sequence[str], rank: int | None) -> Shown:
-        lane = cutter.lanes.get(key)
-        first = 0 if lane is None else lane.needed
+        table_left = cutter.tables_left.get(key)
+        first = 0 if table_left is None else table_left.needed
         return first, rows.read(table, columns, rank, first)
 
     made: dict[Key, Shown] = {
@@ -56,8 +57,8 @@ def tables_of(rows: Rows, ranks: Sequence[int], cutter: Cutter) -> dict[Key, Sho
 
 
 @dataclass(slots=True)
-class Lane:
-    """One table's rows of one rank (or of all), and how many of them were taken."""
+class UncutRows:
+    """The rows of one table (of one rank or of all) that no block has taken yet."""
 
     key: str = "step"  # the column that they are in the order of
     taken: int = 0
@@ -71,13 +72,13 @@ class Lane:
 
     @property
     def needed(self) -> int:
-        """The number of the last row that was taken: it and all after it are to be shown."""
+        """The number of the last row that a block took: the table is read again from there."""
         return max(0, self.taken - 1)
 
     def show(self, rows: pa.Table, first: int = 0) -> bool:
-        """Take up the table as it is now, from row number `first` on.
+        """Take up the table's new rows, read from row number `first` on.
 
-        False if a row has come among those already taken.
+        False if a row has appeared among those that blocks have already taken.
         """
         if first + rows.num_rows < self.taken:
             return False
@@ -95,7 +96,7 @@ class Lane:
         return self.limit is None or bool(steps[0] < before or steps[0] > self.limit)
 
     def reach(self, limit: int, restarts: int) -> int:
-        """How many rows from here belong to steps up to `limit`, over so many restarts."""
+        """How many of the uncut rows belong to steps up to `limit`, within so many restarts."""
         begin, allowed = 0, restarts - self.restarts
         for end in [*self.anew.tolist(), len(self.steps)][: allowed + 1]:
             found = begin + int(np.searchsorted(self.steps[begin:end], limit, side="right"))
@@ -105,7 +106,7 @@ class Lane:
         return begin
 
     def first_rows(self, count: int) -> Integers:
-        """Where each step begins in the next rows: several optimizers write a row each for one."""
+        """Where each step begins among the next rows: every optimizer writes its own row."""
         step = self.steps[:count]
         if not len(step):
             return _NONE
@@ -118,12 +119,12 @@ class Lane:
         return np.concatenate(([0], np.flatnonzero(~again) + 1))
 
     def next_rows(self, count: int) -> pa.Table:
-        """So many rows of those not taken yet."""
+        """The next `count` rows that no block has taken, without taking them."""
         assert self.rows is not None
         return self.rows.slice(self.taken - self.first, count)
 
     def take(self, count: int, limit: int | None = None) -> pa.Table:
-        """The next rows."""
+        """Take the next `count` rows for a block."""
         taken, self.limit = self.next_rows(count), limit
         if count:
             self.last_step = int(self.steps[count - 1])
@@ -136,31 +137,36 @@ class Lane:
 
 
 @dataclass(slots=True)
-class Cutter:
-    """Where the blocks have got to in every lane of a run."""
+class BlockCutter:
+    """Cuts the tables of a run into blocks; remembers how far it has come in each."""
 
     block_rows: int = BLOCK_ROWS
     entries: int = 0
-    lanes: dict[Key, Lane] = field(default_factory=dict)
+    tables_left: dict[Key, UncutRows] = field(default_factory=dict)
 
     @property
-    def spine(self) -> Lane:
-        """The lane that says where a block ends."""
-        return self.lanes[Table.STEPS]
+    def spine(self) -> UncutRows:
+        """The steps of the lowest rank, which decide where a block ends."""
+        return self.tables_left[Table.STEPS]
 
-    def copy(self) -> Cutter:
-        """The same place; taking blocks from the one leaves the other as it is."""
-        return replace(self, lanes={key: replace(lane) for key, lane in self.lanes.items()})
+    def copy(self) -> BlockCutter:
+        """An independent copy: cutting blocks from one does not move the other."""
+        return replace(
+            self,
+            tables_left={key: replace(table_left) for key, table_left in self.tables_left.items()},
+        )
 
     def show(self, tables: Mapping[Key, Shown]) -> bool:
-        """Show every lane its table; False if rows came among those that were taken."""
-        if self.entries and tables.keys() - self.lanes.keys():
+        """Give each table its new rows; False if some appeared among rows of earlier blocks."""
+        if self.entries and tables.keys() - self.tables_left.keys():
             return False  # a new rank, whose rows may belong to blocks that were taken
-        lanes = [(self.lanes.setdefault(key, Lane()), shown) for key, shown in tables.items()]
-        return all(lane.show(rows, first) for lane, (first, rows) in lanes)
+        tables_left = [
+            (self.tables_left.setdefault(key, UncutRows()), shown) for key, shown in tables.items()
+        ]
+        return all(table_left.show(rows, first) for table_left, (first, rows) in tables_left)
 
     def next_whole(self) -> Block | None:
-        """The next block whose end is known, if there is one."""
+        """The next block whose end is known; None if there is none yet."""
         end = self._end()
         if end is None:
             return None
@@ -169,20 +175,24 @@ class Cutter:
         return self._block(end, last + _LEFT_BEHIND_STEPS * anew)
 
     def rest(self) -> Block:
-        """Everything that no whole block holds."""
+        """One last block of all rows that are left."""
         return self._block(len(self.spine.steps), None)
 
     def is_settled(self, rows: int, patience: int) -> bool:
-        """Whether the next whole block is so far behind that late rows are not to be expected."""
+        """Whether the next block lies so far back that no late row is expected in it."""
         waiting = len(self.spine.steps)
         if waiting < self.block_rows + rows:
             return False
         newest = int(self.spine.steps[: self.block_rows].max()) + rows // 2
-        others = [lane.steps for key, lane in self.lanes.items() if not isinstance(key, Table)]
+        others = [
+            table_left.steps
+            for key, table_left in self.tables_left.items()
+            if not isinstance(key, Table)
+        ]
         return waiting > patience or all(len(steps) and steps[-1] >= newest for steps in others)
 
     def _end(self) -> int | None:
-        """Where the next block ends, if that is known: at a restart, else where it is full."""
+        """The row at which the next block ends: before a restart, or when full; None if unknown."""
         spine = self.spine
         anew = spine.anew[spine.anew > 0]
         if len(anew) and anew[0] <= self.block_rows:
@@ -200,10 +210,14 @@ class Cutter:
         begins_anew, firsts = 0 in spine.anew, spine.first_rows(end)
         rows = spine.take(end, limit)
         parts: dict[Key, pa.Table] = {}
-        for key, lane in self.lanes.items():
-            if lane is not spine:
-                count = len(lane.steps) if limit is None else lane.reach(limit, spine.restarts)
-                parts[key] = lane.take(count, limit)
+        for key, table_left in self.tables_left.items():
+            if table_left is not spine:
+                count = (
+                    len(table_left.steps)
+                    if limit is None
+                    else table_left.reach(limit, spine.restarts)
+                )
+                parts[key] = table_left.take(count, limit)
         start, self.entries = self.entries, self.entries + len(firsts)
         return block_of(
             rows,

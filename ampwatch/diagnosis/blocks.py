@@ -1,4 +1,7 @@
-"""Some steps of a run in a row, and what else the record tells of them: the unit of folding."""
+"""A block: some successive steps of a run with all that the record holds about them.
+
+Histories are folded block by block.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ampwatch.diagnosis.signals import (
-    Event,
+from ampwatch.diagnosis.column_arrays import (
     Flags,
     Floats,
     Integers,
     Mask,
-    detail_of,
     flags,
-    in_one_piece,
     integers,
     known,
     numbers,
     steps_of,
     texts,
+    unchunked,
 )
+from ampwatch.diagnosis.event import Event, detail_of
 from ampwatch.rows import EventKind
 
 # Numbers that each step has once: of several optimizers the first's.
@@ -64,7 +66,7 @@ _FEW = 8  # to look for each by itself
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """The layers' samples of a block, one entry a sample."""
+    """The layer samples of a block, one entry a sample."""
 
     step: Integers
     rank: Integers
@@ -80,14 +82,14 @@ class LayerRows:
         return len(self.step)
 
     def has_dtype(self, column: str, *wanted: str) -> Mask:
-        """Where this data type is one of those."""
+        """In which samples a column of data types names one of these types."""
         names, codes = self.dtypes[column]
         return np.isin(codes, [n for n, name in enumerate(names) if name in wanted])
 
 
 @dataclass(frozen=True, slots=True)
 class RankRows:
-    """Another rank's steps of a block."""
+    """The steps of a block as another rank than the lowest recorded them."""
 
     step: Integers
     time_ns: Integers
@@ -98,10 +100,10 @@ class RankRows:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some steps in a row, one entry a step, and what else the record tells of them.
+    """Successive steps of a run, one entry a step, and what else the record holds about them.
 
-    Several optimizers write a row each for one step: the entry's skip is any of theirs, its loss
-    the first's unless another's is not finite, its norms the first's.
+    If several optimizers write a row each for one step, the entry is skipped if any of them was;
+    its loss and its norms are the first's, unless another's loss is not finite.
     """
 
     start: int  # how many entries came before
@@ -134,17 +136,17 @@ class Block:
 
     @property
     def loss_bad(self) -> Mask:
-        """Losses that were not finite, also those whose nan was filtered to zero."""
+        """Where the loss was not finite, including a nan that somebody replaced by zero."""
         loss, norm = self.columns["loss"], self.columns["grad_norm"]
         bad = self.loss_known & ~np.isfinite(loss)
         return np.asarray(bad | ((loss == 0) & self.norm_known & np.isnan(norm)))
 
     def position(self, step: int) -> int:
-        """The entry of a step, counted from the run's beginning; past the end if it has none."""
+        """A step's position in the run, counted in entries; past the end if the block lacks it."""
         return self.start + int(np.searchsorted(self.step, step))
 
     def entries_of(self, steps: Sequence[int]) -> Mask:
-        """Which entries are of one of these steps."""
+        """Which entries of the block belong to one of these steps."""
         if len(steps) > _FEW:
             return np.isin(self.step, steps)
         found = np.zeros(len(self), np.bool_)
@@ -153,7 +155,7 @@ class Block:
         return found
 
     def at_step(self, steps: Integers) -> tuple[Integers, Mask]:
-        """For each of these steps its entry in this block, and whether there is one."""
+        """For each of these steps its entry in this block, and whether the block has one."""
         return _entries(self.step, steps)
 
 
@@ -175,8 +177,8 @@ def block_of(
     others: Mapping[int, pa.Table],
     next_row: pa.Table,
 ) -> Block:
-    """A block out of its rows of each table; `firsts` says where each step begins."""
-    rows = in_one_piece(table)
+    """Make a block from its rows of each table; `firsts` says where each step begins."""
+    rows = unchunked(table)
     step, sampled, made = _at(steps_of(rows), firsts), _layer_rows(layers), _events(events)
     columns = {name: _at(numbers(rows, name), firsts) for name in _STEP_NUMBERS}
     lasts = np.append(firsts[1:], rows.num_rows)[: len(firsts)] - 1
@@ -214,7 +216,7 @@ def block_of(
 
 
 def _at(values: npt.NDArray[Any], rows: Integers) -> Any:
-    """One value a step; one row a step is the common case and costs nothing."""
+    """Pick one row for each step of a block; with one row a step nothing is copied."""
     return values if len(rows) == len(values) else values[rows]
 
 
@@ -226,7 +228,7 @@ def _dtypes(rows: pa.RecordBatch) -> frozenset[str]:
 
 
 def _norms(rows: pa.RecordBatch, firsts: Integers) -> dict[str, Any]:
-    """What is known of each step's norms: of the gradients, also as applied, and the weights."""
+    """The columns of a block about norms: of gradients, of gradients as applied, and of weights."""
     gradient, applied = numbers(rows, "grad_norm"), numbers(rows, "grad_norm_applied")
     norm_told, applied_told = known(rows, "grad_norm"), known(rows, "grad_norm_applied")
     weights_bad = known(rows, "param_norm") & ~np.isfinite(numbers(rows, "param_norm"))
@@ -244,7 +246,7 @@ def _norms(rows: pa.RecordBatch, firsts: Integers) -> dict[str, Any]:
 def _is_left_out(
     step: Integers, columns: Mapping[str, Floats], loss_known: Mask, events: Sequence[Event]
 ) -> Mask:
-    """Whether no optimizer had a turn, and the forward or the loss shows why."""
+    """The steps of a block that no optimizer took because the forward pass or the loss was bad."""
     no_turn = np.isnan(columns["optimizer"])
     if not no_turn.any():
         return no_turn
@@ -254,7 +256,7 @@ def _is_left_out(
 
 
 def _is_guarded(step: Integers, events: Sequence[Event]) -> Mask:
-    """Whether a guard (`ampwatch.guard`) had the optimizer step on nothing."""
+    """The steps of a block in which a guard (`ampwatch.guard`) kept the weights from moving."""
     found = [
         event.step
         for event in events
@@ -266,14 +268,14 @@ def _is_guarded(step: Integers, events: Sequence[Event]) -> Mask:
 
 
 def _fold(operation: np.ufunc, values: npt.NDArray[Any], firsts: Integers) -> Any:
-    """One value a step out of one a row."""
+    """Combine the rows of each step of a block into one value."""
     if len(firsts) == len(values):
         return values
     return operation.reduceat(values, firsts)
 
 
 def _any_not(values: Flags, firsts: Integers) -> Flags:
-    """0 if any row says no, else 1 if any says yes, else absent."""
+    """Combine each step's flags in a block: 0 if any row says 0, else 1 if any says 1, else -1."""
     if len(firsts) == len(values):
         return values
     lowest = _fold(np.minimum, np.where(values < 0, np.int8(2), values), firsts)
@@ -281,7 +283,7 @@ def _any_not(values: Flags, firsts: Integers) -> Flags:
 
 
 def _worst_loss(rows: pa.RecordBatch, firsts: Integers) -> tuple[Floats, Mask]:
-    """Each step's loss, and where it is known: the first row's, or one that is not finite."""
+    """The loss of each step of a block: its first row's, unless another row's is not finite."""
     loss, has_loss = numbers(rows, "loss"), known(rows, "loss")
     if len(firsts) == len(loss):
         return loss, has_loss
@@ -293,7 +295,7 @@ def _worst_loss(rows: pa.RecordBatch, firsts: Integers) -> tuple[Floats, Mask]:
 
 
 def _rank_rows(table: pa.Table) -> RankRows:
-    rows = in_one_piece(table)
+    rows = unchunked(table)
     return RankRows(
         step=steps_of(rows),
         time_ns=integers(rows, "time_ns", 0),
@@ -306,7 +308,7 @@ def _rank_rows(table: pa.Table) -> RankRows:
 def _layer_rows(table: pa.Table) -> LayerRows:
     if not table.num_rows:
         return _NO_LAYERS
-    rows = in_one_piece(table)
+    rows = unchunked(table)
     names, layer = texts(rows, "layer")
     return LayerRows(
         step=steps_of(rows),

@@ -1,4 +1,4 @@
-"""What formats below sixteen bits did to each layer's operands: the last samples of each role."""
+"""What casts below sixteen bits did to each layer's operands, folded: the last samples of each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block, LayerRows
+from ampwatch.diagnosis.column_arrays import Floats, Integers
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.layer_history import MOST_LAYERS
-from ampwatch.diagnosis.signals import Event, Floats, Integers
 from ampwatch.rows import EventKind
 
 # A layer is judged by its last samples, so that what begins late is seen and what is over is not.
@@ -20,7 +21,7 @@ ROLES = ("input", "weight", "grad")
 
 @dataclass(frozen=True, slots=True)
 class CastSamples:
-    """The last samples of one layer's role, the oldest first."""
+    """The last samples of what casts did to one operand of a layer, the oldest first."""
 
     steps: tuple[int, ...] = ()
     cut: tuple[float, ...] = ()  # shares
@@ -28,34 +29,36 @@ class CastSamples:
 
 
 @dataclass(frozen=True, slots=True)
-class Scales:
-    """The delayed scales of one layer in one step: of each role the least and the largest of ranks.
+class CastScales:
+    """The delayed scales of one layer's casts in one step: the least and the largest of all ranks.
 
-    nan where a role has none.
+    They are nan where a role has none.
     """
 
     step: int
     least: tuple[float, ...]
     largest: tuple[float, ...]
 
-    def with_rank(self, values: Sequence[float]) -> Scales:
-        """The same, with those of one more rank."""
+    def with_rank(self, values: Sequence[float]) -> CastScales:
+        """The same step's scales, with those of one more rank."""
         least, largest = np.fmin(self.least, values), np.fmax(self.largest, values)
-        return Scales(self.step, tuple(least.tolist()), tuple(largest.tolist()))
+        return CastScales(self.step, tuple(least.tolist()), tuple(largest.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
 class CastHistory:
-    """What is remembered of them; `fold` makes a new one."""
+    """The last samples of casts below 16 bits, by layer and operand; `fold` makes a new one."""
 
     operands: dict[tuple[str, str], CastSamples] = field(default_factory=dict)  # by layer and role
     staleness: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = field(default_factory=dict)
-    scales: dict[str, tuple[Scales, ...]] = field(default_factory=dict)  # by layer
+    scales: dict[str, tuple[CastScales, ...]] = field(default_factory=dict)  # by layer
     resumed_at: int | None = None  # where the last attempt went on from a checkpoint
-    after_resume: dict[str, Scales] = field(default_factory=dict)  # the first sample of each layer
+    after_resume: dict[str, CastScales] = field(
+        default_factory=dict
+    )  # the first sample of each layer
 
     def fold(self, block: Block) -> CastHistory:
-        """The history with one more block."""
+        """The history of casts with one more block."""
         rows, history = block.layers, self._before(block) if block.restart else self
         for role in ROLES:
             cut = rows.numbers[f"{role}_saturated_share"]
@@ -72,7 +75,7 @@ class CastHistory:
         return history
 
     def _before(self, block: Block) -> CastHistory:
-        """What an attempt that begins anew leaves of the one before it."""
+        """What of the cast samples remains when an attempt begins anew from an earlier step."""
         first = int(block.step.min()) if len(block.step) else 0
         operands = {
             key: CastSamples(*zip(*kept, strict=True))
@@ -128,7 +131,7 @@ class CastHistory:
             if known and known[-1].step == step:
                 known = (*known[:-1], known[-1].with_rank(one))
             else:
-                known = (*known, Scales(step, one, one))[-LAST_SAMPLES:]
+                known = (*known, CastScales(step, one, one))[-LAST_SAMPLES:]
             scales[name] = known
             first = after_resume.get(name)
             is_first = self.resumed_at is not None and step >= self.resumed_at and (
@@ -140,7 +143,7 @@ class CastHistory:
 
 
 def _resumed_at(event: Event) -> int | None:
-    """The first step of an attempt that goes on from a checkpoint."""
+    """The step at which training resumed, after which casts may have lost their scales; or None."""
     if event.kind != EventKind.STARTED.value:
         return None
     start = event.detail.get("start_step")
@@ -149,7 +152,7 @@ def _resumed_at(event: Event) -> int | None:
 
 
 def _worst_of_each_step(told: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The last samples by step: of several ranks' the largest values, as far as they are known."""
+    """The last cast samples by step, the largest value of all ranks in each."""
     found: dict[int, tuple[Any, ...]] = {}
     for step, *values in told:
         pairs = zip(found.get(step, values), values, strict=True)
@@ -158,7 +161,7 @@ def _worst_of_each_step(told: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]
 
 
 def _last_of_each(rows: LayerRows, values: Floats) -> Iterator[tuple[str, Integers]]:
-    """Each layer that has values, and where its last few stand, in the order of steps."""
+    """Each layer with cast samples in a block, and the rows of its last few, in order of steps."""
     told = np.flatnonzero(~np.isnan(values) & (rows.layer >= 0))
     if not len(told):
         return

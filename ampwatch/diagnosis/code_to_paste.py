@@ -1,4 +1,4 @@
-"""Code in an action: a sentence, and below it indented lines that can be copied."""
+"""Code to paste in an action: a sentence, and below it indented lines that can be copied."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Root:
 
 
 def with_lines(sentence: str, lines: str) -> str:
-    """An action: what to do, and the lines that do it."""
+    """An action as text: the sentence that says what to do, and the indented code to paste."""
     return f"{sentence}\n{textwrap.indent(lines, _INDENT)}"
 
 
 def words_and_lines(action: str) -> tuple[str, str]:
-    """An action's sentences, and its lines without their indent; either may be empty."""
+    """Split an action's text into its sentences and its code to paste, without the indent."""
     said = action.split("\n")
     words = [line for line in said if not line.startswith(_INDENT)]
     lines = [line for line in said if line.startswith(_INDENT)]
@@ -70,7 +70,7 @@ def words_and_lines(action: str) -> tuple[str, str]:
 
 
 def float32_island(layer: str, roots: Sequence[Root] = ()) -> str:
-    """Lines that run one layer in float32 under autocast, for use after the model is created."""
+    """Code to paste that runs one layer in float32 under autocast, after the model is created."""
     root = (
         _root_of(layer, roots) or Root()
     )  # the record may not say: then one model without wrappers
@@ -81,20 +81,20 @@ def float32_island(layer: str, roots: Sequence[Root] = ()) -> str:
 
 
 def rate_lines(factor: float, current: float | None = None) -> str:
-    """Lines that multiply every rate, now and in what the schedule has yet to come, once."""
+    """Code to paste that multiplies every learning rate once, also in the rest of the schedule."""
     times = f"{factor:.4g}"
     mark = f"lr x {times}" if current is None else f"lr {current:.3g} x {times}"
     return _RATE.format(mark=mark, factor=times)
 
 
 def _root_of(layer: str, roots: Sequence[Root]) -> Root | None:
-    """The model that a layer belongs to; of prefixes that fit, the longest."""
+    """For code to paste, the model given to `attach` that a layer belongs to; None if unknown."""
     fit = [r for r in roots if not r.prefix or f"{layer}.".startswith(f"{r.prefix}.")]
     return max(fit, key=lambda root: len(root.prefix), default=None)
 
 
 def _model_lines(root: Root, roots: Sequence[Root]) -> str:
-    """Which of several models it is, by its place among those that were given to `attach`."""
+    """The line to paste that picks one of several models given to `attach`; else empty."""
     if not root.prefix:
         return ""
     is_list = [one.prefix for one in roots] == [str(at) for at in range(len(roots))]
@@ -103,7 +103,7 @@ def _model_lines(root: Root, roots: Sequence[Root]) -> str:
 
 
 def roots_of(told: Any) -> tuple[Root, ...]:
-    """The models named in a `started` event; empty if it names none, or in another form."""
+    """The models that a `started` event names, for code to paste; empty if it names none."""
     given = told if isinstance(told, list) else []
     roots = [one for one in given if isinstance(one, dict) and isinstance(one.get("prefix"), str)]
     return tuple(Root(one["prefix"], _names(one.get("wrapped"))) for one in roots)

@@ -1,6 +1,6 @@
-"""What the cards of a run have done, folded: their memory and utilisation, in bounded windows.
+"""The memory and utilisation of a run's devices, folded into a fixed number of windows.
 
-Rows of devices stand by the clock and not by steps, so they are folded apart from the blocks: in
+Rows of devices are ordered by time and not by steps, so they are folded apart from the blocks: in
 the order of each rank's log, to the same result wherever one fold ends and the next begins.
 """
 
@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.codec import column
+from ampwatch.diagnosis.column_arrays import Floats, Integers, integers, numbers, texts
 from ampwatch.diagnosis.doubling_windows import DoublingWindows
-from ampwatch.diagnosis.signals import Floats, Integers, integers, numbers, texts
 
 # A series has between half as many and as many windows.
 MOST_WINDOWS = 32
-MOST_CARDS = 1024
+MOST_DEVICES = 1024
 _PERCENTS = 101
 
 # Memory and utilisation are judged in 16 to 32 windows of equal length, from this many samples on:
@@ -41,18 +41,18 @@ _NO_PEAK = DoublingWindows.empty(np.fmax, MOST_WINDOWS)
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """Memory that is kept and grows, over the judged part of the record."""
+class MemoryGrowth:
+    """How a device's kept memory has grown, over the judged part of the record."""
 
     first_bytes: float
     last_bytes: float
     bytes_per_hour: float  # at this pace
-    fills_card: bool  # within a few times the record's own length
+    fills_device: bool  # within a few times the record's own length
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """One card as one rank sees it."""
+class OneDeviceHistory:
+    """The memory and utilisation of one device (GPU) so far, as one rank sees it."""
 
     rank: int
     device: str
@@ -72,11 +72,11 @@ class Card:
 
     @property
     def samples(self) -> int:
-        """How many rows there were."""
+        """How many rows this device has."""
         return self.floor_bytes.count
 
-    def with_rows(self, rows: pa.Table) -> Card:
-        """The card with some of its rows more."""
+    def with_rows(self, rows: pa.Table) -> OneDeviceHistory:
+        """The device's figures with more of its rows."""
         times = integers(rows, "time_ns", 0)
         allocated, peak, reserved, used, total = (
             numbers(rows, f"{name}_bytes")
@@ -103,7 +103,7 @@ class Card:
         )
 
     def utilisation_at(self, quantile: float, *, busy: bool = False) -> float:
-        """This quantile of the utilisation, 0 to 1; `busy` leaves out seconds without a kernel."""
+        """A quantile of the utilisation, 0 to 1; `busy` leaves out seconds without any kernel."""
         counts = self.utilisation.copy()
         counts[0] *= not busy
         total = int(counts.sum())
@@ -112,11 +112,11 @@ class Card:
         return float(np.searchsorted(np.cumsum(counts), quantile * total)) / (_PERCENTS - 1)
 
     def seconds_used(self, *, busy: bool = False) -> int:
-        """How many samples tell a utilisation."""
+        """How many samples tell the utilisation; `busy` leaves out those without a kernel."""
         return int(self.utilisation[int(busy) :].sum())
 
-    def growth(self) -> Growth | None:
-        """The growth of what the card keeps between steps; None if it does not grow steadily."""
+    def growth(self) -> MemoryGrowth | None:
+        """How the memory kept between steps grows; None if it does not grow steadily."""
         floor, peak = _last_part(self.floor_bytes), _last_part(self.peak_bytes)
         if self.samples < MEMORY_SAMPLES or np.isnan(floor).any() or np.isnan(peak).any():
             return None
@@ -132,10 +132,10 @@ class Card:
         pace = (last - first) / max(judged_s, 1.0) * 3600.0
         share = self.share.whole
         left = (1.0 - float(share[-1])) * self.total_bytes
-        return Growth(first, last, pace, pace * MEMORY_HORIZON * seconds / 3600 >= left)
+        return MemoryGrowth(first, last, pace, pace * MEMORY_HORIZON * seconds / 3600 >= left)
 
     def limit_share(self) -> float | None:
-        """The peak as a share of what the process can have, if it is near 1 and still rises."""
+        """The peak as a share of the memory that can be had, if it is near 1 and still rising."""
         share = self.share.whole
         if self.samples < MEMORY_SAMPLES or np.isnan(share).any():
             return None
@@ -148,46 +148,46 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class DeviceHistory:
-    """What is remembered of the cards; `fold` makes a new one."""
+    """All devices of a run, folded from their rows; `fold` makes a new one."""
 
-    cards: dict[tuple[int, str], Card] = field(default_factory=dict)
+    devices: dict[tuple[int, str], OneDeviceHistory] = field(default_factory=dict)
 
     def fold(self, rank: int, rows: pa.Table) -> DeviceHistory:
-        """The history with more of one rank's rows."""
-        devices, codes = texts(rows, "device")
-        cards = dict(self.cards)
+        """The history with more of one rank's device rows."""
+        names, codes = texts(rows, "device")
+        devices = dict(self.devices)
         for code in np.unique(codes[codes >= 0]).tolist():
-            key = (rank, devices[code])
-            if key in cards or len(cards) < MOST_CARDS:
-                known = cards.get(key) or Card(*key)
-                cards[key] = known.with_rows(rows.filter(column(codes == code, pa.bool_())))
-        return DeviceHistory(cards)
+            key = (rank, names[code])
+            if key in devices or len(devices) < MOST_DEVICES:
+                known = devices.get(key) or OneDeviceHistory(*key)
+                devices[key] = known.with_rows(rows.filter(column(codes == code, pa.bool_())))
+        return DeviceHistory(devices)
 
     def last_times_ns(self) -> dict[int, int]:
-        """When each rank last told of its devices; a rank does so while it waits for others."""
+        """When each rank last sampled its devices; it does so while it waits for others too."""
         last: dict[int, int] = {}
-        for card in self.cards.values():
-            last[card.rank] = max(last.get(card.rank, 0), card.last_time_ns)
+        for device in self.devices.values():
+            last[device.rank] = max(last.get(device.rank, 0), device.last_time_ns)
         return last
 
-    def __iter__(self) -> Iterator[Card]:
+    def __iter__(self) -> Iterator[OneDeviceHistory]:
         """The cards by rank and device."""
-        return (self.cards[key] for key in sorted(self.cards))
+        return (self.devices[key] for key in sorted(self.devices))
 
 
 def _latest(rows: pa.Table, name: str) -> str | None:
-    """The last text of a column."""
+    """The last text in a column of device rows; None if it is absent in all of them."""
     found, codes = texts(rows, name)
     codes = codes[codes >= 0]
     return found[int(codes[-1])] if len(codes) else None
 
 
 def _last_part(windows: DoublingWindows) -> Floats:
-    """The full windows without those of the record's beginning."""
+    """The full windows of a device's memory, without those of the record's beginning."""
     whole = windows.whole
     return whole[len(whole) - int(len(whole) * MEMORY_PART) :]
 
 
 def _quarters(windows: Floats) -> list[float]:
-    """The least of each quarter."""
+    """The least memory of a device in each quarter of the judged windows."""
     return [float(part.min()) for part in np.array_split(windows, MEMORY_QUARTERS)]

@@ -1,4 +1,4 @@
-"""A series that grows without end, kept as a few windows of equal width."""
+"""A series that grows without end, kept in a fixed number of windows of equal width."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ampwatch.diagnosis.signals import Integers
+from ampwatch.diagnosis.column_arrays import Integers
 
 
 @dataclass(frozen=True, slots=True)
 class DoublingWindows:
-    """Entry n of the series is in window n // width for ever.
+    """A growing series kept in a fixed number of windows of equal width.
 
-    Once the windows are full, pairs of them become one and the width doubles.
+    Entry n of the series is always in window n // width. Once all windows are in use, pairs are
+    merged and the width doubles.
     """
 
     values: npt.NDArray[Any]  # a row for each window, an even number of them
@@ -27,7 +28,7 @@ class DoublingWindows:
     def empty(
         cls, operation: np.ufunc, most: int, *columns: int, width: int = 1
     ) -> DoublingWindows:
-        """So many windows, of which nothing is known."""
+        """Windows that hold no entry yet."""
         return cls(np.full((most, *columns), _nothing(operation)), operation, width)
 
     def with_entries(
@@ -35,8 +36,8 @@ class DoublingWindows:
     ) -> DoublingWindows:
         """The windows with these entries at these positions, in this column of their windows.
 
-        An entry is taken in before the windows become too wide for it: so sums come about in the
-        same order whatever the batches were.
+        An entry is added before the windows become too wide for it, so that sums are made in the
+        same order in whatever batches the entries came.
         """
         if not len(at):
             return self
@@ -58,20 +59,20 @@ class DoublingWindows:
             width *= 2
 
     def with_next(self, entries: npt.NDArray[Any]) -> DoublingWindows:
-        """The windows with these entries behind all that are known."""
+        """The windows with these entries appended after all others."""
         return self.with_entries(self.count + np.arange(len(entries)), entries)
 
     def with_columns(self, count: int) -> DoublingWindows:
-        """Windows of so many columns more."""
+        """The windows with so many more columns, still empty."""
         new = np.full((len(self.values), count), _nothing(self.operation))
         return replace(self, values=np.concatenate([self.values, new], axis=1))
 
     @property
     def whole(self) -> npt.NDArray[Any]:
-        """The windows that are full: what an open one says may still change."""
+        """The windows that are full; the open one may still change."""
         return self.values[: self.count // self.width]
 
 
 def _nothing(operation: np.ufunc) -> float:
-    """What an operation passes over."""
+    """The value of an empty window, which its operation ignores: 0 for sums, else nan."""
     return float("nan") if operation.identity is None else float(operation.identity)

@@ -20,7 +20,7 @@ _LEFT = frozenset((Action.KEEP.value, Action.RAISE.value))
 
 
 class Outcome(str, enum.Enum):
-    """What a run shows about its rate."""
+    """What an earlier run shows about its learning rate."""
 
     STABLE = "stable"
     FAILING = "failing"  # because of its rate
@@ -41,8 +41,8 @@ class EarlierRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """What earlier runs have shown about the rate; None if none of them shows it."""
+class LessonOfEarlierRuns:
+    """Which rates held and which failed in earlier runs; None where none of them shows it."""
 
     runs: tuple[EarlierRun, ...]
     stable_to: EarlierRun | None  # the highest rate that held
@@ -51,14 +51,14 @@ class Lesson:
 
     @property
     def text(self) -> str:
-        """The lesson as a sentence."""
+        """The lesson of the earlier runs as a sentence."""
         how = "alike" if self.are_alike else "of the same kind at another width, depth or batch"
         count = count_text(len(self.runs), "earlier run")
         return f"{count} {how}: {self._rates()}{self._others()}."
 
     @property
     def tried(self) -> tuple[TriedRate, ...]:
-        """The rates that were tried by runs that are alike; near ones bound no advice."""
+        """The rates that alike earlier runs tried; runs that are only near bound no advice."""
         told = (Outcome.STABLE, Outcome.FAILING) if self.are_alike else ()
         return tuple(
             TriedRate(one.rate, one.steps, held=one.outcome is Outcome.STABLE)
@@ -87,8 +87,8 @@ class Lesson:
 
 def lesson_of(
     signature: Signature | None, others: Iterable[EarlierRun], *, run_id: str, started_ns: int
-) -> Lesson | None:
-    """What the earlier ones of these runs have shown; None if none is similar."""
+) -> LessonOfEarlierRuns | None:
+    """The lesson of the earlier runs among these that are similar; None if none is."""
     if signature is None:
         return None
     earlier = [one for one in others if one.id != run_id and 0 < one.started_ns < started_ns]
@@ -100,8 +100,8 @@ def lesson_of(
     return replace(_lesson(alike or near), are_alike=bool(alike))
 
 
-def with_lesson(diagnosis: Diagnosis, lesson: Lesson | None) -> Diagnosis:
-    """The diagnosis, its advice on the rate bounded by what earlier runs that are alike have shown.
+def with_lesson(diagnosis: Diagnosis, lesson: LessonOfEarlierRuns | None) -> Diagnosis:
+    """The diagnosis, its advice on the rate bounded by what alike earlier runs have shown.
 
     Findings and verdict come from the run's own rows: they are the same whatever ran before.
     """
@@ -112,7 +112,7 @@ def with_lesson(diagnosis: Diagnosis, lesson: Lesson | None) -> Diagnosis:
 
 
 def outcome_of(verdict: str, action: str) -> Outcome:
-    """What a run with this diagnosis shows about its rate."""
+    """What an earlier run with this verdict and advice shows about its learning rate."""
     if action == Action.LOWER.value:
         return Outcome.FAILING if verdict == Verdict.FAILING.value else Outcome.NEITHER
     is_left = verdict == Verdict.WARNING.value and action in _LEFT
@@ -120,7 +120,7 @@ def outcome_of(verdict: str, action: str) -> Outcome:
 
 
 def rate_told(advice_rate: float | None, group: int | None, reached: float | None) -> float | None:
-    """The rate that a stable run proves: the rate it reached, if it ended during its warm-up.
+    """The rate that a stable earlier run proves: what it reached, if it ended in its warm-up.
 
     `reached` is the highest rate of group 0; it does not apply to other groups.
     """
@@ -130,17 +130,17 @@ def rate_told(advice_rate: float | None, group: int | None, reached: float | Non
 
 
 def steps_held(diagnosis: Diagnosis) -> int:
-    """How many steps a run took before the first error that still holds at its end."""
+    """How many steps an earlier run's rate held: up to the first error that stands at its end."""
     errors = [one for one in diagnosis.findings if one.severity is Severity.ERROR]
     began = [one.first_step for one in errors if one.first_step is not None]
     return min([diagnosis.run.steps, *(max(0, step) for step in began)])
 
 
-def _lesson(runs: Sequence[EarlierRun]) -> Lesson:
+def _lesson(runs: Sequence[EarlierRun]) -> LessonOfEarlierRuns:
     failing = [one for one in runs if one.outcome is Outcome.FAILING and one.rate]
     stable = [one for one in runs if one.outcome is Outcome.STABLE and one.rate]
     proven = [one for one in stable if not any(_refutes(other, one) for other in failing)]
-    return Lesson(
+    return LessonOfEarlierRuns(
         runs=tuple(runs),
         stable_to=max(proven, key=lambda one: (_of(one), one.steps), default=None),
         failing_from=min(failing, key=_of, default=None),
@@ -148,7 +148,7 @@ def _lesson(runs: Sequence[EarlierRun]) -> Lesson:
 
 
 def _refutes(failed: EarlierRun, stable: EarlierRun) -> bool:
-    """Whether the stable run ended before the step at which the other one failed."""
+    """Whether a stable earlier run ended before the step at which another one failed."""
     return _of(failed) <= _of(stable) and stable.steps <= failed.steps
 
 

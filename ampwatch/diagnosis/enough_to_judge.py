@@ -21,7 +21,7 @@ _SIGNALS_ENOUGH = 3
 
 
 def _signals(case: Case) -> tuple[str, ...]:
-    """The kinds of signals in the record, as words."""
+    """The signals that the record holds, in words, on which a verdict is based."""
     told, updates = case.numbers.told, case.rate.head.of("update_norm")
     seen = {
         "the loss": "loss" in told,
@@ -35,7 +35,7 @@ def _signals(case: Case) -> tuple[str, ...]:
 
 
 def is_long_enough(case: Case) -> bool:
-    """Whether any signal is as long as the shortest test of it needs."""
+    """Whether at least one signal has enough steps for the shortest test of it."""
     rows = case.rate.head
     losses, norms = (int(np.isfinite(rows.of(name)).sum()) for name in ("loss", "grad_norm"))
     scales = case.rate.accepted if case.scale.has_scaler else 0
@@ -47,12 +47,12 @@ def is_long_enough(case: Case) -> bool:
 
 
 def is_too_short(case: Case) -> bool:
-    """Whether a record of every step ends before anything could be judged."""
+    """Whether a watched run ended before it had enough steps to judge anything."""
     return case.observed.loop and not is_long_enough(case)
 
 
 def little_seen(case: Case) -> str | None:
-    """The sentence that says how little was recorded; None if it was enough, or nothing."""
+    """The sentence that says how little the record holds to judge by; None if it is enough."""
     if case.is_searching or case.is_one_line:
         return None
     signals = _signals(case)
@@ -65,8 +65,8 @@ def little_seen(case: Case) -> str | None:
     return f"Nothing is wrong, judged by {by} only." if little else None
 
 
-def unsure(advice: Advice, case: Case) -> Advice:
-    """The advice for a record that is too short: no evidence against a rate is no proof for it."""
+def unsure_advice(advice: Advice, case: Case) -> Advice:
+    """The advice for a run with too few steps to judge its rate: no evidence is no proof."""
     if advice.action not in {Action.KEEP, Action.NOT_THE_CAUSE}:
         return advice
     steps = count_text(case.scale.entries, "step")

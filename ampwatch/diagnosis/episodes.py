@@ -1,4 +1,4 @@
-"""Skips close together are one episode: what it did to the scale, and what episodes add up to."""
+"""Episodes: skipped steps close together, what each did to the loss scale, and their sums."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis import policy
-from ampwatch.diagnosis.overflow_culprits import Culprits
-from ampwatch.diagnosis.scale_segments import NAN, Segment
+from ampwatch.diagnosis.overflow_culprits import OverflowCulprits
+from ampwatch.diagnosis.scale_segments import NAN, ScaleSegment
 
 
 @dataclass(frozen=True, slots=True)
-class Descent:
-    """A part of an episode: its skips between two established scales."""
+class ScaleDescent:
+    """A part of an episode of skips: those between two established scales."""
 
     first_step: int
     skips_before: int  # of the run
@@ -23,8 +23,8 @@ class Descent:
 
 
 @dataclass(slots=True)
-class Episode:
-    """Skips close together; open until the next skip comes too late for it."""
+class SkipEpisode:
+    """Skipped steps close together; open until the next skip comes too late to belong to it."""
 
     level: float | None = None  # established before it
     from_growth: bool = False
@@ -44,14 +44,14 @@ class Episode:
     scale_after: float = NAN
     lowest: float = NAN
     streak_scale: float = NAN  # that the last streak began with
-    part: Descent | None = None  # the last one
-    deepest: Descent | None = None  # the part that went farthest
-    culprits: Culprits = field(default_factory=Culprits)
+    part: ScaleDescent | None = None  # the last one
+    deepest: ScaleDescent | None = None  # the part that went farthest
+    culprits: OverflowCulprits = field(default_factory=OverflowCulprits)
     search_skips: int = 0  # by which the search may still go on
-    search_culprits: Culprits = field(default_factory=Culprits)
+    search_culprits: OverflowCulprits = field(default_factory=OverflowCulprits)
 
-    def take(self, segment: Segment, *, after_a_level: bool, in_search: bool = False) -> None:
-        """Take in a segment of skips; whether a scale was established just before it."""
+    def take(self, segment: ScaleSegment, *, after_a_level: bool, in_search: bool = False) -> None:
+        """Add a segment of skips; `after_a_level`: a scale was established just before it."""
         if not self.skips:
             self.first, self.first_step = segment.first, segment.first_step
             self.first_scale = segment.scale
@@ -61,8 +61,8 @@ class Episode:
             self.streak_scale = segment.scale
         if self.part is None or after_a_level:
             before_it = self.skips_before + self.skips
-            self.part = Descent(segment.first_step, before_it, segment.scale)
-        octaves = octaves_between(self.part.scale, segment.scale_after)
+            self.part = ScaleDescent(segment.first_step, before_it, segment.scale)
+        octaves = _octaves_between(self.part.scale, segment.scale_after)
         self.part = replace(self.part, octaves=octaves)
         self.deepest = max(self.deepest or self.part, self.part, key=lambda part: part.octaves)
         self.streaks += not goes_on
@@ -75,58 +75,58 @@ class Episode:
         self.scale_after = segment.scale_after
         self.lowest = float(np.fmin(self.lowest, segment.lowest_after))
 
-    def copy(self) -> Episode:
-        """The same, to take more apart."""
+    def copy(self) -> SkipEpisode:
+        """An independent copy of the episode, which can take more skips."""
         searched = self.search_culprits.copy()
         return replace(self, culprits=self.culprits.copy(), search_culprits=searched)
 
-    def without_search(self) -> Episode:
-        """What the search does not explain."""
+    def without_search(self) -> SkipEpisode:
+        """The episode without the skips that the search for a scale explains."""
         lone, skips = self.lone_skips - self.search_skips, self.skips - self.search_skips
         return replace(self, skips=skips, lone_skips=lone)
 
     @property
-    def descent(self) -> Descent:
-        """Where the fall begins: with the part that went more than half of the way, if one did.
+    def descent(self) -> ScaleDescent:
+        """Where the scale's fall begins: at the part that made more than half of it, if one did.
 
-        A lone skip some time before has nothing to do with it.
+        A lone skip some time before that is no part of the fall.
         """
         deepest = self.deepest
         if deepest is not None and deepest.octaves > self.octaves / 2:
             return deepest
-        return Descent(self.first_step, self.skips_before, self.first_scale, self.octaves)
+        return ScaleDescent(self.first_step, self.skips_before, self.first_scale, self.octaves)
 
     @property
     def streak_octaves(self) -> float:
         """How far the last skips in a row took the scale down."""
-        return octaves_between(self.streak_scale, self.scale_after)
+        return _octaves_between(self.streak_scale, self.scale_after)
 
     @property
     def is_tooth(self) -> bool:
-        """Whether it is the price of a growth just before: one overflow, or one and an echo."""
+        """Whether the episode only undoes the growth just before it: one overflow, or two."""
         few = self.streaks <= policy.SAWTOOTH_SKIPS and self.skips <= self.tooth_skips
         return self.from_growth and few
 
     @property
     def is_spike(self) -> bool:
-        """Whether step after step was skipped, more than one overflow needs."""
+        """Whether it skipped more steps in a row than one overflow needs."""
         return self.longest_streak >= policy.SPIKE_SKIPS
 
     @property
     def octaves(self) -> float:
-        """How far it took the scale down; 0 where a scale is unknown."""
-        return octaves_between(self.first_scale, self.scale_after)
+        """How far the whole episode took the scale down; 0 if a scale is unknown."""
+        return _octaves_between(self.first_scale, self.scale_after)
 
     @property
     def is_fall(self) -> bool:
-        """Whether it carries the scale far below its established level."""
+        """Whether the episode took the scale far below its established level."""
         if self.from_reset or self.skips < policy.COLLAPSE_SKIPS or self.level is None:
             return False
         return self.scale_after <= self.level * 2.0**-policy.COLLAPSE_OCTAVES
 
 
-def octaves_between(high: float, low: float) -> float:
-    """How far one scale lies above another; 0 where it does not, or where one is unknown."""
+def _octaves_between(high: float, low: float) -> float:
+    """How far an episode took the scale down, in octaves; 0 if it did not, or if one is unknown."""
     return max(0.0, math.log2(high) - math.log2(low)) if high > 0 and low > 0 else 0.0
 
 
@@ -135,8 +135,8 @@ def _lone(streak: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Some skips of one sort: how many, from where to where."""
+class SkipSpan:
+    """Episodes of one sort added up: how many skips, from which step to which."""
 
     episodes: int = 0
     skips: int = 0
@@ -149,9 +149,9 @@ class Span:
     lone_skips: int = 0  # not in long streaks
     deepest_octaves: float = 0.0  # that one of them took the scale down
 
-    def with_episode(self, episode: Episode) -> Span:
+    def with_episode(self, episode: SkipEpisode) -> SkipSpan:
         """The span with one more episode."""
-        return Span(
+        return SkipSpan(
             self.episodes + 1,
             self.skips + episode.skips,
             self.first_step if self.episodes else episode.first_step,
@@ -166,8 +166,8 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Fall:
-    """An episode that carried the scale far below its level, and what followed."""
+class ScaleFall:
+    """An episode that took the scale far below its level, and what followed."""
 
     level: float
     first_step: int
@@ -176,5 +176,5 @@ class Fall:
     skips: int
     skips_before: int  # of the run, up to its first
     lowest: float  # from its beginning to the end of the record
-    teeth: Span  # before it
-    loose: Span
+    teeth: SkipSpan  # before it
+    loose: SkipSpan

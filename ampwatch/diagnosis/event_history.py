@@ -1,4 +1,4 @@
-"""The events of a run, counted and cut down to what rules read of them."""
+"""The events of a run, counted, and the few that rules read one by one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.code_to_paste import Root, roots_of
-from ampwatch.diagnosis.overflow_culprits import Named, put
-from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.event import Event
+from ampwatch.diagnosis.overflow_culprits import LayerOverflows, count_for_layer
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
@@ -39,8 +39,8 @@ _MOST_CODES = 64
 
 
 @dataclass(slots=True)
-class Ledger:
-    """What is remembered of the events."""
+class EventHistory:
+    """The events of a run, counted, and the few that rules read one by one."""
 
     kinds: dict[str, Times] = field(default_factory=dict)
     misuse: dict[str, Event] = field(default_factory=dict)  # the first of each code
@@ -54,19 +54,19 @@ class Ledger:
     gap_ranks: frozenset[int] = frozenset()
     overflows: int = 0  # one a step, however many ranks tell of it
     overflow_step: int | None = None
-    forward: dict[str, Named] = field(default_factory=dict)  # in order of first sight
+    forward: dict[str, LayerOverflows] = field(default_factory=dict)  # in order of first sight
     unnamed_forward: Times = field(default_factory=Times)  # the loop guarded it; no known layer
     weights: Event | None = None  # the first overflow that was traced to a weight
 
-    def copy(self) -> Ledger:
-        """A ledger of its own."""
+    def copy(self) -> EventHistory:
+        """An independent copy of the event history."""
         made = copy.copy(self)
         made.kinds, made.misuse = dict(self.kinds), dict(self.misuse)
         made.forward, made.raised = dict(self.forward), dict(self.raised)
         return made
 
     def of(self, kind: EventKind) -> Times:
-        """How often an event of this kind was seen."""
+        """How often events of this kind were recorded, and when."""
         return self.kinds.get(kind.value, Times())
 
     def is_over_by(self, step: int) -> bool:
@@ -74,7 +74,7 @@ class Ledger:
         return any(event.step >= step for event in self.fatal)
 
     def fold(self, block: Block, bad_inputs: frozenset[int], makers: Mapping[int, str]) -> None:
-        """Take in a block's events; `makers` are layers that made another model's bad input."""
+        """Add a block's events; `makers` are layers that made another model's bad input."""
         known = {kind.value for kind in EventKind}
         for event in block.events:
             if event.kind in known:
@@ -120,7 +120,7 @@ class Ledger:
         if untold and event.step not in bad_inputs:
             self.unnamed_forward = self.unnamed_forward.and_at(event.step, position)
         elif direction == "forward" and event.step not in bad_inputs:
-            put(self.forward, event, position)
+            count_for_layer(self.forward, event, position)
         elif direction == "weights" and self.weights is None:
             self.weights = event
 
@@ -130,5 +130,5 @@ def _few(more: frozenset[Any], before: frozenset[Any]) -> frozenset[Any]:
 
 
 def _is_warmup(event: Event, position: int) -> bool:
-    """A rate that doubles in the first steps: every warm-up does."""
+    """Whether an event about the rate comes so early that it belongs to the warm-up."""
     return event.kind == EventKind.LR_CHANGED.value and position < policy.JUMP_LEAST_POSITION

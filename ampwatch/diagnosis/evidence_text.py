@@ -1,6 +1,6 @@
-"""Evidence, and how it is written: its label, its value with its unit, what it is compared with.
+"""Evidence and its text: a label, a value with its unit, and what it is compared with.
 
-One form for the report, the page and the JSON.
+The report, the page and the JSON use the same text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ampwatch.rows import Table, column
 class Evidence:
     """One number that supports a finding, and what it is compared with.
 
-    `signal` is a column's name or one of those below; `against_is` says what the second number
+    `signal` is the name of a column or a key of `_FORMS`; `against_is` says what the second number
     is: the median before, a threshold.
     """
 
@@ -29,7 +29,7 @@ class Evidence:
 
 
 class _Form(NamedTuple):
-    """What a signal is called, how its numbers are written, and how its step is meant."""
+    """How evidence of one signal is written: its label, its numbers, the word before its step."""
 
     label: str
     text: Callable[[float], str]
@@ -37,7 +37,7 @@ class _Form(NamedTuple):
 
 
 def _number(value: float) -> str:
-    """Four digits, without an exponent where people write none."""
+    """An evidence value with four digits, without an exponent for ordinary sizes."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
@@ -120,19 +120,19 @@ def _form(signal: str) -> _Form:
 
 
 def label_of(signal: str) -> str:
-    """What the number is."""
+    """The label of a signal in evidence: what the number is."""
     return _form(signal).label
 
 
 def when_text(evidence: Evidence) -> str:
-    """`at step 3`; of a count `up to step 3`."""
+    """When evidence was seen: `at step 3`, or for a count `up to step 3`."""
     if evidence.step is None:
         return ""
     return f"{_form(evidence.signal).when} step {evidence.step:,}"
 
 
 def value_text(signal: str, value: float | str | None) -> str:
-    """A value with its unit; nothing where there is none."""
+    """The value of evidence with its unit; empty if there is none."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -141,13 +141,13 @@ def value_text(signal: str, value: float | str | None) -> str:
 
 
 def against_text(evidence: Evidence) -> str:
-    """What the value is compared with: `threshold: 0.03`."""
+    """What the value of evidence is compared with: `threshold: 0.03`."""
     text = value_text(evidence.signal, evidence.against)
     return f"{evidence.against_is}: {text}" if text and evidence.against_is else text
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """The whole, on one line: `loss scale at step 412: 2^6 (established before: 2^16)`."""
+    """Evidence on one line: `loss scale at step 412: 2^6 (established before: 2^16)`."""
     when, against = when_text(evidence), against_text(evidence)
     value = value_text(evidence.signal, evidence.value)
     head = f"{label_of(evidence.signal)}{when and ' ' + when}: {value}"

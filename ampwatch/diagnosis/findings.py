@@ -26,12 +26,12 @@ class Severity(str, enum.Enum):
 
     @property
     def weight(self) -> int:
-        """0 for info, 1 for a warning, 2 for an error: findings sort and compare by it."""
+        """The severity as a number, by which findings sort: 0 info, 1 warning, 2 error."""
         return list(Severity).index(self)
 
 
 class Standing(enum.Enum):
-    """At the end of the record it goes on, is over but its damage is not, or all of it is over."""
+    """At the end of the record a finding goes on, is over but left damage, or is all over."""
 
     STANDS = "stands"
     HEALS = "heals"
@@ -39,17 +39,17 @@ class Standing(enum.Enum):
 
     @property
     def weighs(self) -> bool:
-        """Whether the run still suffers from it."""
+        """Whether the run still suffers from the finding."""
         return self is not Standing.HEALED
 
     @property
     def ending(self) -> str:
-        """The end of a sentence that says what happened, without its full stop."""
+        """How a finding's sentence ends: empty while it stands, else that it is over."""
         return "" if self is Standing.STANDS else ", but no longer at the end"
 
 
 class Verdict(str, enum.Enum):
-    """The run in one word."""
+    """The verdict on a run in one word."""
 
     HEALTHY = "healthy"
     WARNING = "warning"
@@ -64,7 +64,7 @@ _UNCLEAN_END = "AMP902"
 
 
 class Action(str, enum.Enum):
-    """What to do with the learning rate."""
+    """What the advice says to do with the learning rate."""
 
     LOWER = "lower"
     KEEP = "keep"
@@ -114,16 +114,16 @@ class Advice:
 
     @property
     def has_interval(self) -> bool:
-        """Whether it says between which rates the highest stable one lies."""
+        """Whether the advice gives an interval for the highest stable rate."""
         return self.low is not None and self.high is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Basic facts about the run, as the report and its JSON print them.
+    """Basic facts about a run, as the report and its JSON print them.
 
-    `state` is live, ended or cut off; null if nobody looked whether it is still written, or if its
-    source writes no end marks. `exception` is the one that ended it.
+    `state` is live, ended or cut off; null if nobody looked whether the run is still written, or if
+    its source writes no end marks. `exception` is the one that ended it.
     """
 
     id: str
@@ -162,18 +162,18 @@ class Diagnosis:
 
     @property
     def suspect(self) -> Finding | None:
-        """The finding that names the layer: the headline, or the most severe consequence of it."""
+        """The finding that names a layer: the headline, or the most severe one that it explains."""
         head = self.headline
         chain = [f for f in self.findings if f is head or (head and f.because_of == head.code)]
         return next((f for f in chain if f.layer), None)
 
     def is_symptom(self, suspect: Finding) -> bool:
-        """Whether a layer's finding only follows from the headline, whose cause is another."""
+        """Whether the suspect layer's finding only follows from the headline."""
         return suspect is not self.headline
 
     @property
     def calm(self) -> str | None:
-        """The one sentence for a run without trouble; None for any other."""
+        """The sentence that stands for the findings of a run without trouble; else None."""
         if self.verdict not in CALM:
             return None
         if self.verdict is Verdict.INCOMPLETE and self.little_seen is None:
@@ -187,16 +187,16 @@ class Diagnosis:
         return f"{first} {ended.summary} {ended.cause}"
 
     def worst(self) -> Severity | None:
-        """The highest severity among the findings."""
+        """The highest severity among the findings; None if there are none."""
         return max((f.severity for f in self.findings), key=lambda s: s.weight, default=None)
 
     def while_running(self) -> Diagnosis:
-        """The same for a run that goes on: a missing end mark is then no finding."""
+        """The same findings for a run that goes on, in which a missing end mark is none."""
         kept = tuple(f for f in self.findings if f.code != _UNCLEAN_END)
         return self._of(LIVE, findings=kept)
 
     def once_over(self) -> Diagnosis:
-        """The same for a run that nobody writes any more; cut off if nothing tells of its end."""
+        """The same findings for a run that has stopped; without an end mark it was cut off."""
         ended = next((f for f in self.findings if f.code == _UNCLEAN_END), None)
         if ended is None or self.run.clean_end or self.run.exception:
             return self._of(ENDED)
@@ -222,8 +222,8 @@ class Diagnosis:
         return dataclasses.replace(self, run=run, **changed)
 
     def to_json(self) -> dict[str, Any]:
-        """The object of `report --json`, in JSON's types."""
-        body = plain(self)
+        """The run's facts, findings and advice as the object that `report --json` prints."""
+        body = json_value(self)
         assert isinstance(body, dict)
         for finding, said in zip(self.findings, body["findings"], strict=True):
             for piece, row in zip(finding.evidence, said["evidence"], strict=True):
@@ -232,28 +232,28 @@ class Diagnosis:
 
 
 def verdict_text(diagnosis: Diagnosis) -> str:
-    """The verdict for a list of runs, and whether the run was cut off."""
+    """The verdict of a diagnosis for a list of runs, and whether the run was cut off."""
     verdict, state = diagnosis.verdict.value, diagnosis.run.state
     return f"{verdict}, {state}" if state == CUT_OFF != verdict else verdict
 
 
 def _at(ended: Finding) -> str:
-    """After which step a run broke off, as a part of a sentence."""
+    """The step at which a run was cut off, as part of a finding's sentence."""
     step = ended.first_step
     return " before its first step" if step is None else f" at step {step:,}"
 
 
-def plain(value: Any) -> Any:
-    """The same value, in JSON's own types."""
+def json_value(value: Any) -> Any:
+    """A diagnosis, a finding or any part of one, in JSON's own types."""
     if isinstance(value, enum.Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         shown = [f.name for f in dataclasses.fields(value) if f.metadata.get("json", True)]
-        return {name: plain(getattr(value, name)) for name in shown}
+        return {name: json_value(getattr(value, name)) for name in shown}
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

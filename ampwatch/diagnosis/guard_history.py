@@ -1,4 +1,4 @@
-"""What a guard (`ampwatch.guard`) did, would have done, and had to let pass, by its events."""
+"""What a guard (`ampwatch.guard`) did, would have done, and had to let pass, from its events."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
 
 @dataclass(frozen=True, slots=True)
 class GuardHistory:
-    """What is remembered of it; of several ranks, which act alike, once."""
+    """What the guard did, would have done, and had to let pass; ranks act alike and count once."""
 
     left_out: Times = field(default_factory=Times)
     would: Times = field(default_factory=Times)  # a dry run's actions
@@ -24,7 +24,7 @@ class GuardHistory:
     last: tuple[int, str] = (-1, "")  # the step and the action of the last event
 
     def fold(self, block: Block) -> GuardHistory:
-        """The history with one more block."""
+        """The history of the guard with one more block."""
         made = self
         for event in block.events:
             if event.kind == EventKind.GUARD.value:
@@ -40,7 +40,7 @@ class GuardHistory:
         return replace(self, last=this, **self._change(event, position))
 
     def _change(self, event: Event, position: int) -> dict[str, Any]:
-        """Which of the fields this event changes, and to what."""
+        """Which fields of the history an event of the guard changes, and to what."""
         detail, step = event.detail, event.step
         if detail.get("decided") == "nothing":
             if detail.get("why") == "capped":

@@ -1,7 +1,8 @@
-"""What the layers' samples say, folded: a few numbers a layer, however many samples there were."""
+"""A few numbers about the samples of each layer, folded, however many samples there were."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,8 +10,7 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.overflow_culprits import innermost
-from ampwatch.diagnosis.signals import Floats, Integers, Mask
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
 
 # A layer loses its gradients in most of its sampled steps, and in at least this many of them.
 UNDERFLOW_SAMPLES = 3
@@ -39,7 +39,7 @@ class ScaleConflict:
 
 @dataclass(frozen=True, slots=True)
 class LayerHistory:
-    """What is remembered of each layer; arrays have an entry a name. `fold` makes a new one."""
+    """A few numbers about each layer's samples, one array entry a name; `fold` makes a new one."""
 
     names: tuple[str, ...] = ()
     numbers: dict[str, int] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class LayerHistory:
     last_conflict: ScaleConflict | None = None
 
     def fold(self, block: Block, judged: Mask) -> LayerHistory:
-        """The history with a block; `judged` entries are accepted and at an established scale."""
+        """Add a block's layer samples; `judged` marks accepted steps at an established scale."""
         rows = block.layers
         if not len(rows):
             return self
@@ -87,8 +87,8 @@ class LayerHistory:
         return grown._with_windows(layer, step, low, high)
 
     def loses_most(self, lost: Integers) -> tuple[int, float]:
-        """Of these layers the one that loses most, of nested ones the innermost; its mean share."""
-        inner = set(innermost([self.names[at] for at in lost]))
+        """The layer that loses most of its gradients, the innermost if nested; its mean share."""
+        inner = set(innermost_layers([self.names[at] for at in lost]))
         shares = {at: self.share_sum[at] / self.samples[at] for at in lost.tolist()}
         most = max((at for at in shares if self.names[at] in inner), key=shares.__getitem__)
         return most, float(shares[most])
@@ -188,3 +188,15 @@ _ABSENT = {
     "samples": 0, "losing": 0, "share_sum": 0.0, "first_step": -1, "last_step": -1,
     "weight_bad": False, "headrooms": 0, "near": 0, "trend_steps": np.nan, "trend_values": np.nan,
 }  # fmt: skip
+
+
+ROOT = "(root)"  # what the one model's own layer is called; several have names of their own
+
+
+def innermost_layers(names: Collection[str]) -> list[str]:
+    """The names of layers that hold none of the other layers named."""
+    holders = {ROOT} if set(names) - {ROOT} else set()
+    for name in names:
+        parts = name.split(".")
+        holders |= {".".join(parts[:count]) for count in range(1, len(parts))}
+    return [name for name in names if name not in holders]

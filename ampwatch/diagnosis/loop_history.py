@@ -1,4 +1,4 @@
-"""What the loop did with rates and optimizers around skips, folded."""
+"""How the loop moved learning rates and weights around skipped steps, folded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Event, positive
+from ampwatch.diagnosis.event import Event, positive_number
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
@@ -21,7 +21,7 @@ TWICE_SCALE, TWICE_ERROR = 16.0, 0.02  # from this scale on, and so nearly, a sh
 
 @dataclass(frozen=True, slots=True)
 class LoopHistory:
-    """What is remembered of the loop; `fold` makes a new one."""
+    """How the loop moved rates and weights around skipped steps; `fold` makes a new one."""
 
     skips: int = 0  # whose rate and the next step's are known
     moved_on_skips: Times = field(default_factory=Times)  # the rate moved all the same
@@ -39,11 +39,11 @@ class LoopHistory:
 
     @property
     def pushed(self) -> int:
-        """Accepted steps that should have moved the weights."""
+        """How many accepted steps should have moved the weights."""
         return self.still.count + self.moved
 
     def fold(self, block: Block) -> LoopHistory:
-        """The history with one more block."""
+        """The history of the loop with one more block."""
         if not len(block):
             return self
         lr, columns = block.columns["lr"], block.columns
@@ -79,7 +79,7 @@ class LoopHistory:
 
 
 def _searched(block: Block) -> int:
-    """From where each new scaler began to where it stood when its first step was taken."""
+    """How many steps new scalers skipped before the loop's watch saw their first step."""
     made = [event for event in block.events if event.kind == EventKind.SCALER_REPLACED.value]
     if not made:
         return 0
@@ -93,8 +93,8 @@ def _searched(block: Block) -> int:
 
 
 def _halvings(event: Event, scale: float) -> int:
-    first = positive(event.detail.get("init_scale"))
-    factor = positive(event.detail.get("backoff_factor"))
+    first = positive_number(event.detail.get("init_scale"))
+    factor = positive_number(event.detail.get("backoff_factor"))
     if first is None or factor is None or factor >= 1.0 or not 0.0 < scale < first < math.inf:
         return 0
     return round((math.log(first) - math.log(scale)) / -math.log(factor))

@@ -1,4 +1,4 @@
-"""Where a column's recent values lay, robustly, and how far above that others are."""
+"""The band of the recent losses, robustly, and how far above it others lie."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.signals import Floats, Integers
 
 # The recent past: long enough for quartiles, short enough to follow a loss that falls.
 WINDOW = 128
@@ -24,21 +24,24 @@ _QUARTILE = 0.6745  # of a normal distribution, in its deviations
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
-    """Median, and a robust deviation of the values and of their logs: numbers, or one a value."""
+class LossBand:
+    """The level of the recent losses, and robust deviations of them and of their logarithms."""
 
     level: Floats | float
     spread: Floats | float
     log_spread: Floats | float  # nan where some of them are not positive
 
-    def at(self, index: int | Integers) -> Band:
-        """One of these bands, or one for each of these."""
-        return Band(*(np.asarray(one)[index] for one in (self.level, self.spread, self.log_spread)))
+    def at(self, index: int | Integers) -> LossBand:
+        """The band at this index, or at each of these indices."""
+        return LossBand(
+            *(np.asarray(one)[index] for one in (self.level, self.spread, self.log_spread))
+        )
 
     def heights(self, values: Floats) -> Floats:
-        """How far above the level, in deviations; positive ones by their ratio as well.
+        """How far losses lie above the band's level, in deviations; positive ones also by ratio.
 
-        The less counts: values that vary by factors have a heavy tail, their logarithms have none.
+        The lower of the two counts: values that vary by factors have a heavy tail, their logarithms
+        not.
         """
         with np.errstate(all="ignore"):
             plain = (values - self.level) / self.spread
@@ -46,14 +49,14 @@ class Band:
         return np.asarray(np.where(np.isnan(ratio), plain, np.minimum(plain, ratio)))
 
     def height(self, value: float) -> float:
-        """The same of one."""
+        """How far one loss lies above the band's level, in deviations."""
         return float(self.heights(np.array(value)))
 
 
-def bands_of(values: Floats, begin: int, part: int, entries: int) -> Band:
-    """The band before each part of the values from `begin` on; `entries` came before that one.
+def loss_bands(values: Floats, begin: int, part: int, entries: int) -> LossBand:
+    """The band of recent losses before each part of the losses from `begin` on.
 
-    While there are few, their later half is the recent past: the loss falls fast at first.
+    While there are few losses, only their later half counts: the loss falls fast at first.
     """
     padded = np.concatenate([np.full(WINDOW, np.nan), values])
     windows = np.lib.stride_tricks.sliding_window_view(padded[:-1], WINDOW)[begin::part]
@@ -70,7 +73,7 @@ def bands_of(values: Floats, begin: int, part: int, entries: int) -> Band:
         logs = np.maximum(np.log(high / level), np.log(level / low)) / _QUARTILE
     logs = np.where(ordered[:, 0] > 0, np.maximum(logs, ROUNDED), np.nan)
     level[known < LEAST_PAST] = np.nan
-    return Band(level, spread, logs)
+    return LossBand(level, spread, logs)
 
 
 def _quantile(ordered: Floats, known: Integers, share: float) -> Floats:
@@ -78,12 +81,12 @@ def _quantile(ordered: Floats, known: Integers, share: float) -> Floats:
     return np.asarray(ordered[np.arange(len(ordered)), at])
 
 
-def left_band(
+def has_left_band(
     past: Floats, now: Floats, least: int, *, times: float, deviations: float
 ) -> bool | None:
-    """Whether so many of these values at least, or all, or their median are far above the past's.
+    """Whether recent values lie far above the band of the past; None if that cannot be told.
 
-    None where too few of either are known, or where the noise would hide it.
+    It cannot if too few values of either are known, or if noise would hide it.
     """
     usual, found = past[(past > 0) & np.isfinite(past)], now[now > 0]
     if len(usual) < LEAST_PAST or not len(found):
@@ -93,7 +96,7 @@ def left_band(
     line = middle * max(times, math.exp(min(deviations * spread, 50.0)))
     if (found > line).sum() >= min(least, len(found)):
         return True
-    count = independent(np.log(usual), len(found))
+    count = independent_values(np.log(usual), len(found))
     if count < LEAST_MEAN:
         return None if len(found) >= LEAST_MEAN else False
     above, error = math.log(float(np.median(found)) / middle), 1.25 * spread / math.sqrt(count)
@@ -102,11 +105,11 @@ def left_band(
     return None if above + 2 * error >= math.log(times) else False
 
 
-def independent(past: Floats, count: int) -> float:
-    """How many independent values so many in a row stand for; one at least.
+def independent_values(past: Floats, count: int) -> float:
+    """How many independent losses so many in a row stand for, to test if they left the band.
 
-    Noise that remembers stays where it is for a while. A course looks like memory, which errs on
-    the careful side.
+    Correlated noise stays where it is for a while. A trend looks like correlation, which errs on
+    the safe side.
     """
     known = past[np.isfinite(past)]
     if len(known) < LEAST_PAST:
@@ -121,10 +124,10 @@ def independent(past: Floats, count: int) -> float:
 
 
 def leap_height(past: Floats, now: Floats) -> float:
-    """How abruptly the values left: the change to the first of these, in the past's own changes.
+    """How abruptly losses left their band: the first change, in the changes of the past.
 
-    Noise that remembers wanders out of a band of a few of its lengths, but never faster than it
-    always went; so does a course that rises and falls with the order of the data.
+    Correlated noise wanders out of a narrow band, but never faster than it always moved; so does a
+    loss that rises and falls with the order of the data.
     """
     size = min(LEAP, len(now))
     known = past[np.isfinite(past)]

@@ -1,6 +1,6 @@
-"""One rise of the loss out of the band of its recent past: how high, how long, what went with it.
+"""One rise of the loss out of the band of its recent past: how high, how long, what rose with it.
 
-While a rise is open its band stands still.
+While a rise is open its band does not move.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.column_arrays import Floats, Mask
 from ampwatch.diagnosis.loss_band import (
     LEAST_PAST,
     ROUNDED,
-    Band,
-    independent,
+    LossBand,
+    has_left_band,
+    independent_values,
     leap_height,
-    left_band,
 )
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.signals import Floats, Mask
 from ampwatch.rows import LR_LEAP
 
 COLUMNS = (
@@ -57,8 +57,8 @@ OCTAVES = 16  # of heights
 NO_ROWS: Floats = np.zeros((0, len(COLUMNS)))
 
 
-class Kind(enum.Enum):
-    """What a rise that is over was."""
+class RiseKind(enum.Enum):
+    """What kind of rise of the loss it was, once it is over."""
 
     LEAP = "of one step, or two by chance; a line of a log may stand for many"
     SPIKE = "longer"
@@ -66,10 +66,10 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rise:
-    """The loss out of its band: where it began, how high it went, what went with it."""
+class LossRise:
+    """One rise of the loss out of its band: where it began, how high it went, what rose with it."""
 
-    band: Band
+    band: LossBand
     first_step: int
     past: Floats = field(default_factory=lambda: NO_ROWS)  # the rows before it
     first: Floats = field(default_factory=lambda: NO_ROWS)  # its own first rows
@@ -88,8 +88,8 @@ class Rise:
     is_meant: bool = False  # the rate had just been raised, or a step's micro-batches
     is_sure: bool = False  # longer than chance makes them
 
-    def and_rows(self, rows: Floats, back: Mask) -> Rise:
-        """The rise with rows more, these of which are in the band."""
+    def and_rows(self, rows: Floats, back: Mask) -> LossRise:
+        """The rise with more rows; `back` marks those whose loss is back in the band."""
         out, steps = np.flatnonzero(~back), rows[:, _AT["step"]]
         last = int(out[-1]) if len(out) else -1
         heights = self.band.heights(rows[:, 0])
@@ -115,8 +115,8 @@ class Rise:
             next_step=int(steps[min(last + 1, len(rows) - 1)]),
         )
 
-    def judged(self, latest: Floats = NO_ROWS) -> Rise:
-        """The rise, and what went with it; `latest` are the last rows of one that stands."""
+    def judged(self, latest: Floats = NO_ROWS) -> LossRise:
+        """The rise, and what rose with it; `latest` are the last rows, if it has not ended."""
         strength = self._strength()
         if strength < TELLING and (self.entries <= SHORT or self.wanders):
             return replace(self, strength=strength)
@@ -126,7 +126,7 @@ class Rise:
             len(latest) > 1
         )
         seen = [
-            left_band(
+            has_left_band(
                 self.past[:, _AT[name]],
                 rows[:, _AT[name]],
                 least,
@@ -146,14 +146,14 @@ class Rise:
         return replace(self, strength=strength, grew=grew, is_meant=meant)
 
     def _strength(self) -> float:
-        """Its height, or that of its entries' mean in deviations of the mean of as many.
+        """The rise's height, or the height of its mean loss if it is longer than chance.
 
-        Several entries in a row out of the band are no tail of a noise. One that remembers may
-        wander there: then a rise is as high as it is abrupt.
+        Several entries in a row out of the band are no tail of noise. Correlated losses may wander
+        there: then a rise counts only as high as it is abrupt.
         """
         past, mean = self.past[:, 0], -math.inf
         if self.is_long:
-            free = independent(past, self.out)
+            free = independent_values(past, self.out)
             mean = self.out_height / self.out / 1024 * math.sqrt(free)
         strength = max(self.height, mean)
         if self.wanders:
@@ -163,46 +163,46 @@ class Rise:
 
     @property
     def wanders(self) -> bool:
-        """Whether the losses before it remember so long that they do not tell how far they go."""
+        """Whether the losses before the rise drift so slowly that they do not show their range."""
         past = self.past[:, 0]
-        return self.is_long and independent(past, len(past)) < _FREE
+        return self.is_long and independent_values(past, len(past)) < _FREE
 
     @property
     def is_long(self) -> bool:
-        """Whether it is more than two outlying batches in a row."""
+        """Whether the rise is longer than two outlying batches in a row."""
         return self.steps > _CHANCE_STEPS < self.out
 
     @property
     def level(self) -> float:
-        """Where the loss had been."""
+        """The level of the loss before the rise."""
         return float(self.band.level)
 
     @property
     def steps(self) -> int:
-        """How many until the loss was back."""
+        """How many steps it took until the loss was back."""
         return max(1, self.next_step - self.first_step)
 
     @property
-    def kind(self) -> Kind:
-        """What it was; a skip in a long rise may be a growth of the scale."""
+    def kind(self) -> RiseKind:
+        """The kind of rise: of one or two steps, longer, or longer and met with skips."""
         if self.steps <= _CHANCE_STEPS:
-            return Kind.LEAP
-        return Kind.SKIPPED if self.skips * SHORT > self.entries else Kind.SPIKE
+            return RiseKind.LEAP
+        return RiseKind.SKIPPED if self.skips * SHORT > self.entries else RiseKind.SPIKE
 
     @property
     def tells(self) -> bool:
-        """Whether it is no noise: high, or out of the band for long, and gradients with it."""
+        """Whether the rise is more than noise: high, or long with gradients rising too."""
         return self.strength >= TELLING or (self.entries > SHORT and self.grew is True)
 
     @property
     def octave(self) -> int:
-        """Its height in powers of two; of one that tells by its length at least the first high."""
+        """The rise's height in powers of two, for counting rises by height."""
         height = max(self.strength, TELLING if self.tells else 1.0)
         return min(OCTAVES - 1, int(math.log2(height)))
 
     @property
     def stayed(self) -> bool:
-        """Whether gradients are known to have stayed in their band, and updates if recorded.
+        """Whether gradients are known to have stayed in their band during the rise.
 
         Updates alone prove nothing: most optimizers make them as long whatever the gradients are.
         """
@@ -210,7 +210,7 @@ class Rise:
         return self.grew is False and bool((gradients > 0).sum() >= LEAST_PAST)
 
     def stands(self, last: Floats) -> bool:
-        """Whether these last losses are still far out of its band, and not on their way back."""
+        """Whether the last losses are still far out of the rise's band, and not coming down."""
         now = median(last[-_NOW:])
         if self.entries + self.back < _STANDS or not self._is_above(now):
             return False
@@ -220,24 +220,24 @@ class Rise:
         return self.judged().grew is True and not falls
 
     def _is_above(self, now: float) -> bool:
-        """Whether the median of the last losses tells, being of as many."""
+        """Whether the median of the last losses still lies above the band of the rise."""
         height = self.band.height(now)
-        free = math.sqrt(independent(self.past[:, 0], _NOW)) / 1.25
+        free = math.sqrt(independent_values(self.past[:, 0], _NOW)) / 1.25
         return height >= OUT_OF_BAND and height * max(1.0, free) >= TELLING
 
     def _falls(self, losses: Floats) -> bool:
-        """Whether the later half of these losses is lower, beyond the noise of a median."""
+        """Whether the later half of these losses is lower than the first, beyond noise."""
         half = len(losses) // 2
         fall = median(losses[:half]) - median(losses[half:])
         return fall > 3 * 1.25 * float(self.band.spread) / math.sqrt(half)
 
     def gave_back(self, last: Floats) -> bool:
-        """Whether these last losses have come down from what it began with."""
+        """Whether the last losses have come down from the first losses of the rise."""
         now, top = median(last[-_NOW:]), median(self.first[:, 0])
         return now - self.level < (1 - _DESCENT) * (top - self.level)
 
 
 def _rose(past: Floats, now: Floats, name: str, factor: float) -> bool:
-    """Whether this column's highest value is so many times its lowest before."""
+    """Whether a column rose by this factor from its lowest before the rise of the loss."""
     low, high = (rows[rows[:, _AT[name]] > 0, _AT[name]] for rows in (past, now))
     return bool(len(low) and len(high) and high.max() >= factor * low.min())

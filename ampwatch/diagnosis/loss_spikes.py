@@ -1,8 +1,8 @@
-"""Rises of the loss out of the band of its recent past, folded: how high, how long, how often.
+"""The spikes of the loss out of the band of its recent past, folded: how high, how long, how often.
 
-Each optimizer's losses are a series of their own: the two halves of an adversarial pair step in
-turn. A series is judged in parts of equal length, each against the entries before it, so what is
-seen does not hang on how the rows came.
+Each optimizer's losses are a series of their own, because the two halves of an adversarial pair
+step in turn. A series is judged in parts of equal length, each against the entries before it, so
+the result does not depend on how the rows were batched.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from itertools import accumulate
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.loss_band import WINDOW, bands_of
+from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.loss_band import WINDOW, loss_bands
 from ampwatch.diagnosis.loss_rise import (
     COLUMNS,
     NO_ROWS,
@@ -24,10 +25,9 @@ from ampwatch.diagnosis.loss_rise import (
     OUT_OF_BAND,
     SHORT,
     TELLING,
-    Kind,
-    Rise,
+    LossRise,
+    RiseKind,
 )
-from ampwatch.diagnosis.signals import Floats
 
 # What happens more often than to one entry in a hundred is what the data are made of.
 MIXED_SHARE = 0.01
@@ -50,29 +50,29 @@ _CHANCE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Octave:
-    """Rises of one octave of heights, or of several."""
+class SpikeOctave:
+    """The spikes of the loss within one octave of heights, or several: counts and examples."""
 
     count: int = 0
     steps: int = 0
     grown: int = 0  # with which gradients or updates grew
     idle_steps: int = 0  # of those with which neither did, though recorded
     sure: int = 0  # that chance does not make
-    first: Rise | None = None
-    last: tuple[Rise, ...] = ()
+    first: LossRise | None = None
+    last: tuple[LossRise, ...] = ()
 
     @classmethod
-    def of(cls, rise: Rise) -> Octave:
-        """One rise."""
+    def of(cls, rise: LossRise) -> SpikeOctave:
+        """A single spike as an octave of its own."""
         kept = replace(rise, past=NO_ROWS, first=NO_ROWS)
         idle = rise.steps * (rise.grew is False)
         return cls(1, rise.steps, int(rise.grew is True), idle, int(rise.is_sure), kept, (kept,))
 
-    def __add__(self, other: Octave) -> Octave:
+    def __add__(self, other: SpikeOctave) -> SpikeOctave:
         if not self.count or not other.count:
             return self if self.count else other
         firsts = [rise for rise in (self.first, other.first) if rise is not None]
-        return Octave(
+        return SpikeOctave(
             self.count + other.count,
             self.steps + other.steps,
             self.grown + other.grown,
@@ -82,12 +82,12 @@ class Octave:
             tuple(sorted((*self.last, *other.last), key=lambda rise: rise.last_position)[-_KEPT:]),
         )
 
-    def stands_above(self, below: Octave) -> bool:
-        """Whether these stand apart from the ordinary ones of the octave below.
+    def stands_above(self, below: SpikeOctave) -> bool:
+        """Whether spikes of these heights stand apart from the noise in the octave below.
 
-        Rises of noise are short, whatever their height. Where gradients or updates went with most
-        of these, their steps may tell as well: what is left of a spike as it heals leaves the band
-        once more, lower and briefly, and is no noise either.
+        Rises of noise are short, whatever their height. If gradients or updates rose with most of
+        these spikes, the number of their steps counts too: a spike that heals leaves the band once
+        more, lower and briefly, and that is no noise either.
         """
         if below.count <= (1 if 2 * self.sure > self.count else _APART_SHARE) * self.count:
             return self.count > 0
@@ -95,42 +95,44 @@ class Octave:
 
 
 @dataclass(frozen=True)  # no slots: cached_property keeps its values in __dict__
-class Tally:
-    """Rises by the octave of their height."""
+class SpikeTally:
+    """Spikes of the loss counted by the octave of their height."""
 
-    octaves: tuple[Octave, ...] = (Octave(),) * OCTAVES
+    octaves: tuple[SpikeOctave, ...] = (SpikeOctave(),) * OCTAVES
 
-    def and_one(self, rise: Rise) -> Tally:
-        """One more; nothing is kept of it that only counts."""
+    def and_one(self, rise: LossRise) -> SpikeTally:
+        """The tally with one more spike, of which an example is kept only if it may tell."""
         at, here = rise.octave, self.octaves[rise.octave]
         # One of so many that they are the data, or too low to tell of.
         if rise.tells and here.count <= max(_MANY, _MANY_SHARE * rise.last_position):
-            here += Octave.of(rise)
+            here += SpikeOctave.of(rise)
         else:
             here = replace(here, count=here.count + 1, steps=here.steps + rise.steps)
-        return Tally((*self.octaves[:at], here, *self.octaves[at + 1 :]))
+        return SpikeTally((*self.octaves[:at], here, *self.octaves[at + 1 :]))
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(tuple(a + b for a, b in zip(self.octaves, other.octaves, strict=True)))
+    def __add__(self, other: SpikeTally) -> SpikeTally:
+        return SpikeTally(tuple(a + b for a, b in zip(self.octaves, other.octaves, strict=True)))
 
     @property
-    def apart(self) -> Octave:
-        """All rises that are high and stand apart from the ordinary ones; none where none do."""
+    def apart(self) -> SpikeOctave:
+        """All spikes high enough to stand apart from the noise; none if none do."""
         return self._and_higher[self._first_apart]
 
-    def apart_beside(self, leaps: Tally) -> Octave:
-        """The same, unless leaps of one step are as high and far more: then they are noise."""
+    def apart_beside(self, leaps: SpikeTally) -> SpikeOctave:
+        """The spikes that stand apart, or none if one-step leaps as high are far more common."""
         apart, noise = self.apart, leaps._and_higher[self._first_apart].steps
-        return apart if noise <= _NOISE_SHARE * apart.steps else Octave()
+        return apart if noise <= _NOISE_SHARE * apart.steps else SpikeOctave()
 
-    def tells(self, rise: Rise) -> bool:
-        """Whether rises of this height stand apart, this one among them."""
+    def tells(self, rise: LossRise) -> bool:
+        """Whether spikes of this height stand apart from the noise, this one among them."""
         return rise.octave >= self.and_one(rise)._first_apart
 
     @cached_property
-    def _and_higher(self) -> Sequence[Octave]:
-        """Each octave's rises and those of all higher ones."""
-        return list(accumulate((Octave(), *self.octaves[::-1]), lambda sum_, one: one + sum_))[::-1]
+    def _and_higher(self) -> Sequence[SpikeOctave]:
+        """Spikes of each octave together with all higher octaves."""
+        return list(accumulate((SpikeOctave(), *self.octaves[::-1]), lambda sum_, one: one + sum_))[
+            ::-1
+        ]
 
     @cached_property
     def _first_apart(self) -> int:
@@ -141,31 +143,33 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """One optimizer's losses: the last ones, what is open, and the rises that are over."""
+class SpikeSeries:
+    """The spikes of one optimizer's losses: the last losses, the open rise, past rises."""
 
     past: Floats = field(default_factory=lambda: NO_ROWS)
     waiting: Floats = field(default_factory=lambda: NO_ROWS)
     entries: int = 0
-    open: Rise | None = None
-    shift: Rise | None = None  # the last rise that became a new level
-    tallies: Mapping[Kind, Tally] = field(default_factory=lambda: dict.fromkeys(Kind, Tally()))
+    open: LossRise | None = None
+    shift: LossRise | None = None  # the last rise that became a new level
+    tallies: Mapping[RiseKind, SpikeTally] = field(
+        default_factory=lambda: dict.fromkeys(RiseKind, SpikeTally())
+    )
 
-    def with_rows(self, rows: Floats) -> Series:
-        """The series after these rows, as many of them as make whole parts."""
+    def with_rows(self, rows: Floats) -> SpikeSeries:
+        """The series with more rows of losses, judged in parts of equal length."""
         both = np.concatenate([self.waiting, rows])
         whole = len(both) // _PART * _PART
         return replace(self, waiting=both[whole:].copy())._judged(both[:whole])
 
-    def finished(self) -> Series:
-        """The series with what waits for more: the record ends here, as far as anyone knows."""
+    def finished(self) -> SpikeSeries:
+        """The series with the rows that still waited for a whole part: the record ends here."""
         return replace(self, waiting=NO_ROWS)._judged(self.waiting)
 
-    def _judged(self, rows: Floats) -> Series:
+    def _judged(self, rows: Floats) -> SpikeSeries:
         if not len(rows):
             return self
         begin, both = len(self.past), np.concatenate([self.past, rows])
-        bands = bands_of(both[:, 0], begin, _PART, self.entries)
+        bands = loss_bands(both[:, 0], begin, _PART, self.entries)
         part = np.arange(len(rows)) // _PART
         out = np.flatnonzero(bands.at(part).heights(rows[:, 0]) >= OUT_OF_BAND)
         series, at = self, 0
@@ -176,14 +180,14 @@ class Series:
                     break
                 at = int(out[place])
                 past = both[max(0, begin + at - WINDOW) : begin + at].copy()
-                rise = Rise(bands.at(int(part[at])), int(rows[at, COLUMNS.index("step")]), past)
+                rise = LossRise(bands.at(int(part[at])), int(rows[at, COLUMNS.index("step")]), past)
             else:
                 rise = series.open
             series, at = series._followed(rise, rows, at)
         return replace(series, past=both[-WINDOW:].copy(), entries=self.entries + len(rows))
 
-    def _followed(self, rise: Rise, rows: Floats, at: int) -> tuple[Series, int]:
-        """The open rise with the rows from `at` on, and where to go on once it is over."""
+    def _followed(self, rise: LossRise, rows: Floats, at: int) -> tuple[SpikeSeries, int]:
+        """Follow an open rise through the rows from `at` on; also returns where it was over."""
         width, longest = SHORT, max(_LONGEST, int(_LONGEST_SHARE * (self.entries + at)))
         while at < len(rows):
             later = rows[at : at + width]
@@ -198,23 +202,23 @@ class Series:
                 return replace(self, open=None, shift=rise), at
         return replace(self, open=rise), at
 
-    def _with(self, rise: Rise) -> Series:
+    def _with(self, rise: LossRise) -> SpikeSeries:
         over = self._weighed(rise.judged())
         if over.is_meant and (over.strength >= TELLING or over.grew):
             return replace(self, open=None)  # a warm restart, a warm-up, a larger step
         tallies = {**self.tallies, over.kind: self.tallies[over.kind].and_one(over)}
         return replace(self, open=None, tallies=tallies)
 
-    def _weighed(self, rise: Rise) -> Rise:
-        """The rise, and whether chance may have made it."""
+    def _weighed(self, rise: LossRise) -> LossRise:
+        """The rise, marked as sure or reduced if chance may have made it."""
         if not rise.is_long:
             return rise
         if self._is_chance(rise):
             return replace(rise, strength=min(rise.height, OUT_OF_BAND), grew=None)
         return replace(rise, is_sure=True)
 
-    def _is_chance(self, rise: Rise) -> bool:
-        """Whether entries leave the band so often that as many close together are no wonder."""
+    def _is_chance(self, rise: LossRise) -> bool:
+        """Whether losses leave their band so often that a rise this dense is no surprise."""
         octaves = (octave for tally in self.tallies.values() for octave in tally.octaves)
         here = float((rise.band.heights(rise.past[:, 0]) >= OUT_OF_BAND).mean())
         share = max(here, sum(octave.steps for octave in octaves) / (rise.last_position + 1))
@@ -222,11 +226,11 @@ class Series:
         return rise.last_position * ways * min(1.0, share) ** rise.out > _CHANCE
 
     @property
-    def standing(self) -> Rise | None:
-        """The rise that has not come back by the end, if one stands apart and was not to come."""
+    def standing(self) -> LossRise | None:
+        """The rise of the loss that has not come back by the end, if it stands apart from noise."""
         last = self.past[:, 0]
         rise = next((one for one in (self.open, self.shift) if one and one.stands(last)), None)
-        if rise is None or not self.tallies[Kind.SPIKE].tells(self._weighed(rise.judged())):
+        if rise is None or not self.tallies[RiseKind.SPIKE].tells(self._weighed(rise.judged())):
             return None
         now = rise.judged(self.past[-_LATEST:])
         is_datas = now.stayed or now.is_meant or (not now.grew and now.gave_back(last))
@@ -235,12 +239,12 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class LossSpikes:
-    """What is remembered of all series; `fold` makes a new one."""
+    """The spikes of the loss in every optimizer's series; `fold` makes a new one."""
 
-    series: Mapping[int, Series] = field(default_factory=dict)
+    series: Mapping[int, SpikeSeries] = field(default_factory=dict)
 
     def fold(self, block: Block) -> LossSpikes:
-        """The history with a block more."""
+        """The history of loss spikes with one more block."""
         columns = block.columns
         position = np.arange(block.start, block.start + len(block))
         told = {**columns, "step": block.step, "skipped": block.skipped, "position": position}
@@ -254,19 +258,19 @@ class LossSpikes:
         for key in np.unique(owner[known]).tolist():
             if key in made or len(made) < _MOST_SERIES:
                 own = known & (owner == key)
-                made[key] = made.get(key, Series()).with_rows(rows if own.all() else rows[own])
+                made[key] = made.get(key, SpikeSeries()).with_rows(rows if own.all() else rows[own])
         return LossSpikes(made)
 
     def finished(self) -> LossSpikes:
-        """The history where the record ends, as far as anyone knows."""
+        """The history of loss spikes at the end of the record."""
         return LossSpikes({key: one.finished() for key, one in self.series.items()})
 
-    def of(self, kind: Kind) -> Tally:
-        """The rises of this kind, of all series."""
+    def of(self, kind: RiseKind) -> SpikeTally:
+        """All spikes of this kind, over all series."""
         tallies = [one.tallies[kind] for one in self.series.values()]
-        return sum(tallies[1:], tallies[0]) if tallies else Tally()
+        return sum(tallies[1:], tallies[0]) if tallies else SpikeTally()
 
     @property
-    def standing(self) -> Rise | None:
-        """The rise of the only series that has not come back by the end, if there is one."""
+    def standing(self) -> LossRise | None:
+        """The rise of the only series that has not come back by the end; None if there is none."""
         return next(iter(self.series.values())).standing if len(self.series) == 1 else None

@@ -1,16 +1,16 @@
-"""Medians, of which a look takes dozens: numpy's own spends ten times as long on its arguments."""
+"""Medians of short arrays, ten times as fast as numpy's: a look at a run takes dozens."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.column_arrays import Floats
 
 _FEW = 512  # up to here sorting all is the fastest
 
 
 def median(values: Floats) -> float:
-    """The same number as `np.median` of a row of numbers; nan where there are none."""
+    """The median of these numbers, the same as `np.median`; nan if there are none."""
     count = len(values)
     if not count:
         return float("nan")
@@ -23,11 +23,11 @@ def median(values: Floats) -> float:
 
 
 def known_of(values: Floats) -> Floats:
-    """The numbers without those that are absent."""
+    """The finite numbers among these, of which a median can be taken."""
     return values[np.isfinite(values)]
 
 
 def median_of_known(values: Floats, least: int = 1) -> float:
-    """The median of the finite numbers; nan where they are fewer than `least`."""
+    """The median of the finite numbers among these; nan if they are fewer than `least`."""
     known = known_of(values)
     return median(known) if len(known) >= least else float("nan")

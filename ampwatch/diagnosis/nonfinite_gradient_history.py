@@ -1,8 +1,8 @@
 """Steps without a scaler: gradients that were not finite, and steps that moved no weight, folded.
 
-A step whose gradients are not finite writes nan into the weights unless somebody leaves it out.
-Whether the loop did shows in the update: exactly zero, after steps that moved the weights; or no
-optimizer had a turn, and the forward or the loss shows why.
+A step whose gradients are not finite writes nan into the weights unless something leaves it out.
+The update shows whether the loop did: it is exactly zero, after steps that moved the weights; or no
+optimizer stepped, and the forward pass or the loss shows why.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.number_history import DEAD_RATE
-from ampwatch.diagnosis.overflow_culprits import innermost
-from ampwatch.diagnosis.signals import Integers, Mask
+from ampwatch.diagnosis.column_arrays import Integers, Mask
+from ampwatch.diagnosis.finiteness_history import DEAD_RATE
+from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.times import Times
 
 
 @dataclass(frozen=True, slots=True)
-class NonfiniteGradients:
-    """What is remembered of them; `fold` makes a new one."""
+class NonfiniteGradientHistory:
+    """Counts of steps with gradients that were not finite, and of steps that moved no weight."""
 
     bad: Times = field(default_factory=Times)  # gradients not finite, the loss was
     nans: Times = field(default_factory=Times)  # of them, nan, or edited after the backward pass
@@ -36,7 +36,7 @@ class NonfiniteGradients:
     left_out: Times = field(default_factory=Times)  # no optimizer had a turn
     left_out_last: Times = field(default_factory=Times)  # those in a row at the record's end
 
-    def fold(self, block: Block) -> NonfiniteGradients:
+    def fold(self, block: Block) -> NonfiniteGradientHistory:
         """The history with one more block."""
         if not len(block):
             return self
@@ -57,11 +57,11 @@ class NonfiniteGradients:
             left_out_last=last.and_where(ending, block),
         )
 
-    def _with_gradients(self, block: Block, at: Integers) -> NonfiniteGradients:
-        """Which of these were nan, which inf, and after which infs a finite norm came.
+    def _with_gradients(self, block: Block, at: Integers) -> NonfiniteGradientHistory:
+        """Count which bad gradients were nan or inf, and after which a finite norm followed.
 
-        An optimizer that takes an inf makes nan of it: a norm that is finite afterwards, below a
-        loss that is, says that somebody skipped the step.
+        An optimizer that takes an inf makes nan of the weights: if loss and norm are finite
+        afterwards, somebody skipped the step.
         """
         norm, loss = block.columns["grad_norm"], block.columns["loss"]
         good, infs = np.isfinite(norm), np.isinf(norm[at])
@@ -82,16 +82,16 @@ class NonfiniteGradients:
 
 
 def _not_finite(block: Block) -> Mask:
-    """Gradients that were not finite at a step that nobody skipped, below a loss that was."""
+    """Where gradients were not finite at steps that nobody skipped, though the loss was finite."""
     bad = (block.norm_known & ~np.isfinite(block.columns["grad_norm"])) | block.applied_bad
     taken = ~block.skipped & ~block.left_out & ~block.guarded
     return np.asarray(bad & ~block.loss_bad & taken)
 
 
 def _maker(block: Block, at: Integers) -> str | None:
-    """The innermost layer that was given finite gradients in one of these steps, and made others.
+    """The innermost layer that turned finite gradients into non-finite ones in one of these steps.
 
-    None where the steps were not sampled, or several layers did.
+    None if the steps were not sampled, or if several layers did.
     """
     layers = block.layers
     if not len(at) or not len(layers):
@@ -99,12 +99,14 @@ def _maker(block: Block, at: Integers) -> str | None:
     entry, there = block.layer_entries
     made = (layers.flags["grad_finite"] == 0) | (layers.flags["in_grad_finite"] == 0)
     made &= (layers.flags["out_grad_finite"] == 1) & there & np.isin(entry, at)
-    names = innermost({layers.names[code] for code in layers.layer[made].tolist() if code >= 0})
+    names = innermost_layers(
+        {layers.names[code] for code in layers.layer[made].tolist() if code >= 0}
+    )
     return names[0] if len(names) == 1 else None
 
 
 def _is_still(block: Block) -> Mask:
-    """Steps that moved no weight though a rate and a gradient were there; null is no zero."""
+    """Where a step moved no weight although it had a rate and a gradient; null is no zero."""
     columns = block.columns
     pushed = ~(columns["grad_norm"] == 0) & ~(columns["lr"] <= DEAD_RATE)
     taken = ~block.skipped & ~block.left_out & ~block.guarded

@@ -1,4 +1,4 @@
-"""Batches whose input stands out from those before them, folded."""
+"""Batches whose input is far off the inputs before them, folded."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis import policy
-from ampwatch.diagnosis.learning_rate import Rows
+from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.learning_rate import RateRows
 from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.signals import Floats
 from ampwatch.diagnosis.times import Times
 
 # A batch stands out when its input is 5 times its recent median (measured on bad batches among 18
@@ -29,8 +29,8 @@ _CANDIDATES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Outlier:
-    """A batch whose input is far off its recent median."""
+class OutlyingInput:
+    """A batch whose input lies far off its recent median."""
 
     step: int
     value: float
@@ -38,37 +38,37 @@ class Outlier:
 
     @property
     def times(self) -> float:
-        """How far above its median."""
+        """How many times the input's recent median this batch's input was."""
         return self.value / self.median
 
 
 @dataclass(frozen=True, slots=True)
 class OutlyingInputs:
-    """What is remembered of them; `fold` makes a new one."""
+    """The batches with an outlying input so far; `fold` makes a new one."""
 
     times: Times = field(default_factory=Times)
-    first: Outlier | None = None
+    first: OutlyingInput | None = None
     crowded: int = 0  # of them, how many came close upon two others
     last_two: tuple[int, ...] = ()  # positions
 
     @property
     def are_crowded(self) -> bool:
-        """Whether they come in swarms: then they are no batches apart."""
+        """Whether outlying inputs come in swarms: then they are no single batches."""
         return 2 * self.crowded >= self.times.count > 0
 
-    def fold(self, before: Rows, rows: Rows, start: int) -> OutlyingInputs:
-        """The history with one more block; `before` are the rows that came before it.
+    def fold(self, before: RateRows, rows: RateRows, start: int) -> OutlyingInputs:
+        """The history with one more block; `before` are the rows before the block.
 
         A batch is judged when the rows after it have shown whether it was isolated, so the last
         few rows of a block are judged with the next one.
         """
         recent, history = before.part(-_WINDOW - _AFTER), self
-        both = Rows(np.concatenate([recent.values, rows.values]))
+        both = RateRows(np.concatenate([recent.values, rows.values]))
         for at, outlier in _outliers(both, max(0, len(recent) - _AFTER)):
             history = history._with(outlier, start + at - len(recent))
         return history
 
-    def _with(self, outlier: Outlier, position: int) -> OutlyingInputs:
+    def _with(self, outlier: OutlyingInput, position: int) -> OutlyingInputs:
         third = len(self.last_two) == 2 and position - self.last_two[0] < APART_STEPS
         return replace(
             self,
@@ -79,8 +79,8 @@ class OutlyingInputs:
         )
 
 
-def _outliers(rows: Rows, begin: int) -> Iterator[tuple[int, Outlier]]:
-    """Skips after an accepted step, and leaps of the loss, that come with an outlying input."""
+def _outliers(rows: RateRows, begin: int) -> Iterator[tuple[int, OutlyingInput]]:
+    """Skips and leaps of the loss that come with an outlying input."""
     skipped, loss, scale = rows.of("skipped") > 0, rows.of("loss"), rows.of("scale")
     troubled = skipped | (rows.of("loss_bad") > 0)
     troubled[1:] &= ~skipped[:-1] & ~(scale[1:] > scale[:-1])  # that skip is growth's own
@@ -95,16 +95,16 @@ def _outliers(rows: Rows, begin: int) -> Iterator[tuple[int, Outlier]]:
             yield at, outlier
 
 
-def _outlier(past: Rows, rows: Rows, at: int) -> Outlier | None:
+def _outlier(past: RateRows, rows: RateRows, at: int) -> OutlyingInput | None:
     moves, inputs = past.of("update_norm"), past.of("input_amax")
     value, usual = float(rows.of("input_amax")[at]), _median(inputs)
     ordinary = len(moves) > 0 and moves[-1] <= _UPDATE_TIMES * _median(moves)
     far = usual > 0 and value > INPUT_TIMES * max(usual, float(np.nanmax(inputs)) / 2)
-    return Outlier(int(rows.of("step")[at]), value, usual) if ordinary and far else None
+    return OutlyingInput(int(rows.of("step")[at]), value, usual) if ordinary and far else None
 
 
-def _is_calm(after: Rows, past: Rows, outlier: Outlier) -> bool:
-    """Whether the next steps are as those before: else it is a change, or a spike that lasts."""
+def _is_calm(after: RateRows, past: RateRows, outlier: OutlyingInput) -> bool:
+    """Whether the steps after an outlying input are like those before it."""
     usual = _median(past.of("loss"))
     calm = np.isnan(usual) or bool((after.of("loss") < _CALM * usual).mean() > 0.5)
     back = bool((after.of("input_amax") < _CALM * outlier.median).mean() > 0.5)
@@ -112,5 +112,5 @@ def _is_calm(after: Rows, past: Rows, outlier: Outlier) -> bool:
 
 
 def _median(values: Floats) -> float:
-    """Of the known ones; nan where they are few."""
+    """The median of inputs, updates or losses before an outlying input; nan if few are known."""
     return median_of_known(values, _LEAST)

@@ -1,24 +1,23 @@
-"""Whose overflows they were: counted by the layer they name, and by the rank they came from.
+"""Who caused the overflows: counted by the layer that they name and by the rank they came from.
 
-Where ranks join their gradients, an overflow of one is an overflow of all; each rank's event tells
-whether its own gradients were finite before. A step is judged only where every rank has told.
+Ranks add up their gradients, so an overflow on one is an overflow on all. The event of each rank
+says whether its own gradients were finite before. A step is judged only if every rank has reported.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
 # A model may have more layers than this; those that overflow first are kept.
 MOST_LAYERS = 1024
 _MOST_RANKS = 64
-ROOT = "(root)"  # what the one model's own layer is called; several have names of their own
 LOSS = "(loss)"  # where an event's bound ends, if that is not a layer
 # How likely chance alone may be to make one rank overflow so often before it is called a wonder.
 RANK_CHANCE = 0.01
@@ -28,8 +27,8 @@ _BEFORE_THE_SCALE = frozenset(("forward", "input", "loss"))
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """The overflows that name one layer."""
+class LayerOverflows:
+    """The overflows that name one layer as the culprit."""
 
     layer: str
     times: Times
@@ -41,43 +40,34 @@ class Named:
 
     @property
     def is_bound(self) -> bool:
-        """Whether no event names the layer for certain."""
+        """Whether every overflow only bounds the culprit, and none names the layer for certain."""
         return self.bounds == self.times.count
 
     @property
     def is_at_loss(self) -> bool:
-        """Whether every event leaves it open whether the layer did it or the loss."""
+        """Whether every overflow leaves open whether the layer or the loss caused it."""
         return self.at_loss == self.times.count
 
-    def joined(self, other: Named) -> Named:
-        """Both together."""
+    def joined(self, other: LayerOverflows) -> LayerOverflows:
+        """These overflows of a layer and others of it, together."""
         ranks = self.ranks | other.ranks
         kept = ranks if len(ranks) <= _MOST_RANKS else self.ranks
-        return Named(
+        return LayerOverflows(
             self.layer, self.times.joined(other.times), kept, self.bounds + other.bounds,
             self.at_loss + other.at_loss, self.own_code or other.own_code,
             self.nans + other.nans,
         )  # fmt: skip
 
 
-def innermost(names: Collection[str]) -> list[str]:
-    """Without the modules that hold others of these."""
-    holders = {ROOT} if set(names) - {ROOT} else set()
-    for name in names:
-        parts = name.split(".")
-        holders |= {".".join(parts[:count]) for count in range(1, len(parts))}
-    return [name for name in names if name not in holders]
-
-
-def put(layers: dict[str, Named], event: Event, position: int) -> None:
-    """Count an overflow for the layer that it names."""
+def count_for_layer(layers: dict[str, LayerOverflows], event: Event, position: int) -> None:
+    """Count an overflow event for the layer that it names."""
     layer = event.layer
     if layer is None or (layer not in layers and len(layers) >= MOST_LAYERS):
         return
     bound = int(event.detail.get("exact") is False)
     after, before = event.detail.get("from"), event.detail.get("to")
     times = Times().and_at(event.step, position)
-    one = Named(
+    one = LayerOverflows(
         layer, times, frozenset({event.rank}), bound, int(bound and before == LOSS),
         (str(after), str(before)) if after and before and not bound else None,
         int(event.detail.get("value") == "nan"),
@@ -86,8 +76,8 @@ def put(layers: dict[str, Named], event: Event, position: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where one step's overflow came from: from one rank alone, or from the joining."""
+class OverflowOrigin:
+    """Where one step's overflow came from: from one rank alone, or from joining the ranks."""
 
     step: int
     ranks: int  # that told
@@ -99,7 +89,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class RankOverflows:
     """The overflows that came from one rank alone."""
 
     times: Times
@@ -107,9 +97,9 @@ class Alone:
     layer: str | None  # the one that all of them name
     is_bound: bool  # whether any of them only bounds the place
 
-    def joined(self, later: Alone) -> Alone:
-        """Both together."""
-        return Alone(
+    def joined(self, later: RankOverflows) -> RankOverflows:
+        """These overflows of a rank and later ones of it, together."""
+        return RankOverflows(
             self.times.joined(later.times),
             self.before_scale + later.before_scale,
             self.layer if self.layer == later.layer else None,
@@ -118,35 +108,38 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
-    """Origins counted; `and_origin` makes a new one."""
+class JointOverflows:
+    """Where overflows that all ranks reported came from, counted; `and_origin` makes a new one."""
 
     judged: int = 0
     ranks: int = 0  # how many there are at most
-    alone: Mapping[int, Alone] = field(default_factory=dict)
+    alone: Mapping[int, RankOverflows] = field(default_factory=dict)
     joining: Times = field(default_factory=Times)
 
-    def and_origin(self, origin: Origin, position: int) -> Joint:
-        """One more step."""
+    def and_origin(self, origin: OverflowOrigin, position: int) -> JointOverflows:
+        """The counts with one more step's overflow."""
         times, alone = Times().and_at(origin.step, position), {}
         if origin.alone is not None:
             before = int(origin.before_scale)
-            alone = {origin.alone: Alone(times, before, origin.layer, origin.is_bound)}
+            alone = {origin.alone: RankOverflows(times, before, origin.layer, origin.is_bound)}
         joining = times if origin.joining else Times()
-        return self.joined(Joint(1, origin.ranks, alone, joining))
+        return self.joined(JointOverflows(1, origin.ranks, alone, joining))
 
-    def joined(self, later: Joint) -> Joint:
-        """Both together."""
+    def joined(self, later: JointOverflows) -> JointOverflows:
+        """These counts of overflows and later ones, together."""
         alone = dict(self.alone)
         for rank, one in later.alone.items():
             alone[rank] = alone[rank].joined(one) if rank in alone else one
         joining = self.joining.joined(later.joining)
-        return Joint(self.judged + later.judged, max(self.ranks, later.ranks), alone, joining)
+        return JointOverflows(
+            self.judged + later.judged, max(self.ranks, later.ranks), alone, joining
+        )
 
     def is_chance(self, count: int) -> bool:
-        """Whether so many from one rank are no wonder, were every rank as likely each time.
+        """Whether so many overflows from one rank are likely by chance alone.
 
-        Chernoff's bound on the binomial's tail, times the ranks that it might have been.
+        By Chernoff's bound on the tail of the binomial, times the number of ranks it might have
+        been.
         """
         share = count / max(1, self.judged)
         expected = 1.0 / max(2, self.ranks)
@@ -158,8 +151,8 @@ class Joint:
         return self.ranks * math.exp(-self.judged * surprise) > RANK_CHANCE
 
 
-def origins(block: Block) -> Iterator[Origin]:
-    """The origin of each overflow of a block that all ranks tell of."""
+def overflow_origins(block: Block) -> Iterator[OverflowOrigin]:
+    """The origin of each overflow in a block that all ranks reported."""
     told: dict[int, dict[int, Event]] = {}
     for event in block.events:
         if event.kind == EventKind.OVERFLOW.value and "own_finite" in event.detail:
@@ -170,13 +163,13 @@ def origins(block: Block) -> Iterator[Origin]:
             yield _origin(step, events)
 
 
-def _origin(step: int, events: Mapping[int, Event]) -> Origin:
+def _origin(step: int, events: Mapping[int, Event]) -> OverflowOrigin:
     bad = [event for event in events.values() if event.detail["own_finite"] is False]
     if len(bad) != 1:
         exact = all(event.detail.get("own_exact") is True for event in events.values())
-        return Origin(step, len(events), joining=exact and not bad)
+        return OverflowOrigin(step, len(events), joining=exact and not bad)
     (event,) = bad
-    return Origin(
+    return OverflowOrigin(
         step, len(events), alone=event.rank, layer=event.layer,
         before_scale=str(event.detail.get("direction")) in _BEFORE_THE_SCALE,
         is_bound=event.detail.get("exact") is False,
@@ -184,27 +177,27 @@ def _origin(step: int, events: Mapping[int, Event]) -> Origin:
 
 
 @dataclass(slots=True)
-class Culprits:
-    """Overflows that nothing explains: those of the backward pass by layer, and the bounds.
+class OverflowCulprits:
+    """Who caused overflows that nothing else explains: layers of the backward pass, or ranks.
 
-    Where there are several ranks, also what their overflows say together.
+    It also counts the events that only bound the layer.
     """
 
-    layers: dict[str, Named] = field(default_factory=dict)
+    layers: dict[str, LayerOverflows] = field(default_factory=dict)
     bounds: int = 0
-    joint: Joint = field(default_factory=Joint)
+    joint: JointOverflows = field(default_factory=JointOverflows)
 
-    def take(self, event: Event | Origin, position: int) -> None:
-        """Take in one overflow event, or what all ranks' events of a step say together."""
-        if isinstance(event, Origin):
+    def take(self, event: Event | OverflowOrigin, position: int) -> None:
+        """Add one overflow event, or what all ranks' events of one step say together."""
+        if isinstance(event, OverflowOrigin):
             self.joint = self.joint.and_origin(event, position)
             return
         self.bounds += event.detail.get("exact") is False
         if event.detail.get("direction") == "backward":
-            put(self.layers, event, position)
+            count_for_layer(self.layers, event, position)
 
-    def add(self, other: Culprits) -> None:
-        """Take in all that another has."""
+    def add(self, other: OverflowCulprits) -> None:
+        """Add all overflows of other culprits."""
         self.bounds += other.bounds
         self.joint = self.joint.joined(other.joint)
         for layer, named in other.layers.items():
@@ -213,6 +206,6 @@ class Culprits:
             elif len(self.layers) < MOST_LAYERS:
                 self.layers[layer] = named
 
-    def copy(self) -> Culprits:
-        """The same, to be changed apart."""
+    def copy(self) -> OverflowCulprits:
+        """An independent copy of the culprits."""
         return replace(self, layers=dict(self.layers))

@@ -1,4 +1,4 @@
-"""The pages of the findings: what `ampwatch explain` prints and `docs/findings/` holds.
+"""The pages of the rules: what `ampwatch explain` prints and `docs/findings/` holds.
 
 python -m ampwatch.diagnosis.pages docs/findings      writes the folder again
 """
@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ampwatch.diagnosis.registry import Rule
+from ampwatch.diagnosis.rule import Rule
 from ampwatch.diagnosis.rules import RULES
 
 PARTS = (
@@ -32,7 +32,7 @@ The pages are generated from the rules; `ampwatch explain CODE` prints the same 
 
 
 def plain_page(rule: Rule) -> str:
-    """A rule's page as plain text."""
+    """The page of a rule as plain text."""
     lines = [f"{rule.code} {rule.name} (usually {rule.usual.value})"]
     for title, text in _sections(rule):
         body = textwrap.fill(
@@ -43,13 +43,13 @@ def plain_page(rule: Rule) -> str:
 
 
 def markdown_pages(rules: Sequence[Rule] = RULES) -> dict[str, str]:
-    """Every page as Markdown by its file's name, and the list of them."""
+    """The pages of all rules as Markdown by file name, and the page that lists them."""
     pages = {f"{rule.code}-{rule.name}.md": _markdown(rule) for rule in rules}
     return {"README.md": _listing(rules), **pages}
 
 
 def write_pages(folder: Path) -> None:
-    """Make a folder hold these pages and no others."""
+    """Write the pages of all rules into a folder, and delete pages that no rule has any more."""
     folder.mkdir(parents=True, exist_ok=True)
     pages = markdown_pages()
     for stale in folder.glob("*.md"):
@@ -86,7 +86,7 @@ def _listing(rules: Sequence[Rule]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Names with underscores, products and comparisons are text, not emphasis or tags."""
+    """A page's text with the marks escaped that Markdown would read as emphasis or tags."""
     for mark in "\\`*_<>":
         text = text.replace(mark, f"\\{mark}")
     return text

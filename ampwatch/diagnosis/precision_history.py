@@ -1,33 +1,22 @@
-"""In which precision the layers run and keep their weights, and what rounding made of the updates.
-
-Of each layer the latest sample is kept, and a thinned list of what weights in half precision kept.
-"""
+"""In which precision the layers run and keep their weights, folded: their latest samples."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block, LayerRows
+from ampwatch.diagnosis.column_arrays import Integers
 from ampwatch.diagnosis.layer_history import MOST_LAYERS
-from ampwatch.diagnosis.signals import Integers
 
 _HALF = ("float16", "bfloat16")
-# Who keeps what rounding loses, in a Kahan sum or a float32 master, has nothing to give back before
-# the updates have come to a spacing or two of the weights: until then all look alike.
-SETTLED_SPACINGS = 2.0
-
-# Of longer records every second sample is dropped, again and again.
-_MOST_SAMPLES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
-    """One layer, as its latest sample shows it."""
+class LayerPrecision:
+    """The data types of one layer, as its latest sample shows them."""
 
     flops: float | None  # of its matrix product, if it is one
     runs_half: bool  # or in less
@@ -40,20 +29,20 @@ class Precision:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether an operand of its product is cast below 16 bits."""
+        """Whether the layer casts an operand of its product below 16 bits."""
         return any(self.formats)
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionHistory:
-    """What is remembered of the layers' data types; `fold` makes a new one."""
+    """The precision in which each layer runs and keeps its weights; `fold` makes a new one."""
 
-    layers: dict[str, Precision] = field(default_factory=dict)
+    layers: dict[str, LayerPrecision] = field(default_factory=dict)
     sampled_steps: int = 0
     batch_norms: frozenset[str] = frozenset()  # that learn, and so keep running statistics
 
     def fold(self, block: Block) -> PrecisionHistory:
-        """The history with one more block."""
+        """The history of precisions with one more block."""
         rows = block.layers
         if not len(rows):
             return self
@@ -78,7 +67,7 @@ class PrecisionHistory:
                 told = tuple(format_of(at) for format_of in formats)
                 sides = _sides(rows, at) if work or any(told) else ()
                 output = names[codes[at]] if codes[at] >= 0 else ""
-                layers[name] = Precision(
+                layers[name] = LayerPrecision(
                     flops=work,
                     runs_half=bool(half[at]) or any(told),
                     keeps_float16=bool(keeps[at]),
@@ -92,8 +81,8 @@ class PrecisionHistory:
         return PrecisionHistory(layers, steps, norms)
 
     @property
-    def products(self) -> dict[str, Precision]:
-        """The layers that multiply matrices."""
+    def products(self) -> dict[str, LayerPrecision]:
+        """The layers that multiply matrices, and their precision."""
         return {name: one for name, one in self.layers.items() if one.flops is not None}
 
 
@@ -101,7 +90,7 @@ _FORMATS = ("input_format", "weight_format", "grad_format")
 
 
 def _texts_at(names: Sequence[str], codes: Integers) -> Callable[[int], str | None]:
-    """The text that stands in a row of a column."""
+    """A function that gives the data type or kind of a layer's row; None where it is absent."""
     return lambda at: names[codes[at]] if codes[at] >= 0 else None
 
 
@@ -113,9 +102,9 @@ def _batch_norms(rows: LayerRows) -> frozenset[str]:
 
 
 def _sides(rows: LayerRows, at: int) -> tuple[int, ...]:
-    """Outputs, inputs and, of a plain matrix, how many rows it multiplies.
+    """The sides of the matrices that a layer multiplies: outputs, inputs, rows if it is plain.
 
-    A convolution of one input channel a group is no matrix product for a card.
+    A convolution with one input channel a group is no matrix product for a GPU.
     """
     shape: list[int] = rows.weight_shapes[at].as_py() or []
     if len(shape) < 2 or (len(shape) > 2 and shape[1] == 1):
@@ -123,62 +112,3 @@ def _sides(rows: LayerRows, at: int) -> tuple[int, ...]:
     count = rows.numbers["rows"][at]
     plain = len(shape) == 2 and count > 0
     return (*shape[:2], int(count)) if plain else tuple(shape[:2])
-
-
-@dataclass(frozen=True, slots=True)
-class RoundingSample:
-    """One sampled step, as its columns are named."""
-
-    step: int
-    unmoved_share: float
-    asked_share: float
-    update_kept_share: float
-
-
-@dataclass(frozen=True, slots=True)
-class RoundingHistory:
-    """What is remembered of them; `fold` makes a new one."""
-
-    samples: tuple[RoundingSample, ...] = ()
-    seen: int = 0
-    every: int = 1  # one of so many samples is kept
-    spacings: float = 0.0  # that a typical weight was asked to move so far
-    last_step: int | None = None
-
-    def fold(self, block: Block) -> RoundingHistory:
-        """The history with one more block."""
-        # Masters and sums may be made anew from the weights where steps begin anew.
-        history = replace(self, spacings=0.0, last_step=None) if block.restart else self
-        figures = np.array([block.columns[name] for name in _COLUMNS])
-        for at in np.isfinite(figures).all(axis=0).nonzero()[0].tolist():
-            history = history._with(RoundingSample(int(block.step[at]), *figures[:, at].tolist()))
-        return history
-
-    def _with(self, sample: RoundingSample) -> RoundingHistory:
-        gap = 1 if self.last_step is None else max(1, sample.step - self.last_step)
-        spacings = self.spacings + gap * sample.asked_share
-        history = replace(self, spacings=spacings, last_step=sample.step)
-        if spacings < SETTLED_SPACINGS:
-            return history
-        kept = self.samples if self.seen % self.every else (*self.samples, sample)
-        every = self.every
-        if len(kept) > _MOST_SAMPLES:
-            kept, every = kept[::2], 2 * every
-        return replace(history, samples=kept, seen=self.seen + 1, every=every)
-
-
-_COLUMNS = ("unmoved_share", "asked_share", "update_kept_share")
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """How much of their updates the weights kept, over some samples."""
-
-    share: float
-    error: float  # of that mean
-
-    @classmethod
-    def of(cls, samples: Sequence[RoundingSample]) -> Kept:
-        """Over two samples at least."""
-        shares = [sample.update_kept_share for sample in samples]
-        return cls(statistics.fmean(shares), statistics.stdev(shares) / math.sqrt(len(shares)))

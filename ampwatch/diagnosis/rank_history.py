@@ -1,4 +1,4 @@
-"""What the ranks of a run have in common and what not, folded."""
+"""What the ranks of a run have in common and where they differ, folded."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block, RankRows
-from ampwatch.diagnosis.signals import Event, Mask
+from ampwatch.diagnosis.column_arrays import Mask
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """One rank beside the lowest one."""
+    """What is known of one rank beside the lowest one."""
 
     compared: int = 0  # steps of which both tell a loss
     same_losses: int = 0  # bit for bit
@@ -28,7 +29,7 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True)
 class RankHistory:
-    """What is remembered of the ranks; `fold` makes a new one."""
+    """What the ranks of a run have in common and where they differ; `fold` makes a new one."""
 
     others: Mapping[int, RankFacts] = field(default_factory=dict)
     first_time_ns: float = float("nan")  # of the lowest rank
@@ -42,7 +43,7 @@ class RankHistory:
     ended: frozenset[int] = frozenset()  # those that said so
 
     def fold(self, block: Block) -> RankHistory:
-        """The history with one more block."""
+        """The history of ranks with one more block."""
         made = self._with_marks(block.events)
         if not len(block):
             return made
@@ -58,12 +59,12 @@ class RankHistory:
         return replace(made, differ=made.differ.and_entries(where, block.step, block.start))
 
     def is_gone(self, rank: int) -> bool:
-        """Whether this rank said that it ended, or has no part in the newest attempt."""
+        """Whether this rank recorded its end, or is not part of the newest attempt."""
         newest = max(self.attempts.values(), default=0)
         return rank in self.ended or self.attempts.get(rank, 0) < newest
 
     def _with_marks(self, events: tuple[Event, ...]) -> RankHistory:
-        """Which ranks began, and which said that they ended."""
+        """Note which ranks began, and which recorded their end."""
         if not events:
             return self
         attempts, ended = dict(self.attempts), set(self.ended)
@@ -91,7 +92,7 @@ class RankHistory:
         )
 
     def _with_rank(self, block: Block, rank: int, rows: RankRows) -> tuple[RankHistory, Mask]:
-        """Also where in the block it differs from the lowest rank."""
+        """Compare one rank's steps of a block with the lowest rank's; also where they differ."""
         at, there = block.at_step(rows.step)
         at, mine = at[there], np.flatnonzero(there)
         scale, theirs = block.columns["scale"][at], rows.scale[mine]

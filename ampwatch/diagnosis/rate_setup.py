@@ -1,7 +1,4 @@
-"""How the learning rate was set, folded: its start, its leaps, the optimizer, the restarts.
-
-The stairs of a warm-up are no leaps.
-"""
+"""How the learning rate was set up, folded: where it began, the optimizer, the restarts."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.event import Event, positive_number
 from ampwatch.diagnosis.learning_rate import Group, Setup
-from ampwatch.diagnosis.signals import Event, Floats, positive
-from ampwatch.rows import LR_LEAP, EventKind
+from ampwatch.rows import EventKind
 
 _MOST_SAVED = 256
 _MOST_GROUPS = 64
@@ -23,17 +20,11 @@ _MOST_LARGER = 16
 _MOST_OPTIMIZERS = 1024
 # The same rate, but for what a schedule's arithmetic rounds.
 _SAME_RATE = 1e-6
-# No more are kept: those that explain a trouble are the last before it.
-_MOST_LEAPS = 64
-# A rate this near to the highest yet is at it, and one so far above it has gone on rising.
-_AT_TOP, _FURTHER = 0.98, 1.1
-# Nobody trains at a hundredth of the base rate: it is where a warm-up begins.
-_WARMING = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class FirstRate:
-    """A learning rate that stands where it began: how far below its base, and how long."""
+    """Where the rate's setup began: a first rate that has not moved, and how far below its base."""
 
     rate: float | None = None  # the first recorded one, of the first optimizer's first group
     steps: int = 0  # that tell a rate and its base
@@ -43,7 +34,7 @@ class FirstRate:
     moved: bool = False  # another rate was told
 
     def fold(self, block: Block) -> FirstRate:
-        """What is known with a block more."""
+        """The setup's first rate with one more block, while it has not moved."""
         rate, base = block.columns["lr"], block.columns["lr_base"]
         told = np.isfinite(rate) & (base > 0)
         if self.moved or not told.any():
@@ -61,7 +52,7 @@ class FirstRate:
 
 @dataclass(frozen=True, slots=True)
 class RateSetup:
-    """What events and layers have told so far."""
+    """How events and layers say the learning rate was set up; `fold` makes a new one."""
 
     first: Mapping[str, Any] = field(default_factory=dict)  # of the first optimizer
     optimizers: int = 0
@@ -76,7 +67,7 @@ class RateSetup:
     first_rate: FirstRate = field(default_factory=FirstRate)
 
     def fold(self, block: Block) -> RateSetup:
-        """What is known with a block more."""
+        """The setup of the rate with one more block."""
         begin = int(block.step[0]) if self.begin is None and len(block) else self.begin
         made = replace(
             self,
@@ -89,7 +80,7 @@ class RateSetup:
         return made._with_layers(block)
 
     def shown(self, *, stopped: bool = False) -> Setup:
-        """As the advice reads it."""
+        """The setup of the rate in the form that the advice reads."""
         ratio = self.ratio_sums / np.maximum(self.ratio_counts, 1)
         groups, elements = self._groups, self.first.get("elements")
         return Setup(
@@ -105,12 +96,12 @@ class RateSetup:
         )
 
     def begins_below(self, share: float) -> bool:
-        """Whether no group that is known begins above so small a share of its base rate.
+        """Whether every known group's rate begins at no more than this share of its base rate.
 
-        One whose own rate is as high as the others' base is not warming up.
+        A group whose own rate is as high as the base rate of others is not warming up.
         """
         groups = self._groups
-        pairs = [(positive(group.get("lr")) or 0.0, _base(group)) for group in groups]
+        pairs = [(positive_number(group.get("lr")) or 0.0, _base(group)) for group in groups]
         return len(groups) < 2 or all(rate <= share * base for rate, base in pairs if base)
 
     @property
@@ -124,7 +115,9 @@ class RateSetup:
         if event.kind == EventKind.STATE_SAVED.value:
             return replace(self, saved=(*self.saved, event.step)[-_MOST_SAVED:])
         if event.kind == EventKind.BATCH_SIZE_CHANGED.value:
-            if (positive(detail.get("to")) or 0.0) > (positive(detail.get("from")) or np.inf):
+            if (positive_number(detail.get("to")) or 0.0) > (
+                positive_number(detail.get("from")) or np.inf
+            ):
                 larger = (*self.larger_batches, event.step)[-_MOST_LARGER:]
                 return replace(self, larger_batches=larger)
         elif event.kind == EventKind.STATE_LOADED.value:
@@ -132,7 +125,7 @@ class RateSetup:
                 return replace(self, loaded_at_start=True)
             return replace(self, loads=self.loads + 1)
         elif event.kind == EventKind.OPTIMIZER.value:
-            number = int(min(positive(detail.get("optimizer")) or 0.0, _MOST_OPTIMIZERS))
+            number = int(min(positive_number(detail.get("optimizer")) or 0.0, _MOST_OPTIMIZERS))
             first = detail if number == 0 else self.first
             return replace(self, first=first, optimizers=max(self.optimizers, number + 1))
         return self
@@ -152,69 +145,6 @@ class RateSetup:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Leap:
-    """The rate at least doubled from one step to the next."""
-
-    step: int
-    before: float
-    after: float
-    from_top: bool  # it had never been higher
-    is_stair: bool  # ... and had rested there no longer than it took to get there
-
-
-@dataclass(frozen=True, slots=True)
-class RateLeaps:
-    """What is remembered of them; `fold` makes a new one."""
-
-    leaps: tuple[Leap, ...] = ()  # the last few
-    top: float = 0.0  # the highest rate yet
-    top_position: int = 0  # the entry that reached it
-    last: float = float("nan")
-    last_base: float = float("nan")
-
-    def fold(self, block: Block) -> RateLeaps:
-        """The history with one more block."""
-        if not len(block):
-            return self
-        rate, base = block.columns["lr"], block.columns["lr_base"]
-        before = np.concatenate(([self.last], rate[:-1]))
-        # Without a scheduler the base rate leaps with the rate, and warms up to nothing.
-        base_before = np.concatenate(([self.last_base], base[:-1]))
-        position = np.arange(block.start, block.start + len(block))
-        leapt = (rate >= LR_LEAP * before) & (before > 0)
-        leapt &= position >= policy.JUMP_LEAST_POSITION
-        top = np.fmax.accumulate(np.concatenate([[self.top], rate]))
-        rose = np.flatnonzero(top[1:] > top[:-1])
-        reached = np.concatenate([[self.top_position], block.start + rose])
-        reached = reached[np.searchsorted(rose, np.arange(len(top)))]
-        from_top = before >= _AT_TOP * top[:-1]
-        # On the way up a rate rests no longer than it took to get there, but for the first epoch of
-        # a warm-up that goes by epochs.
-        warms = (rate <= base_before) & (before <= _WARMING * base_before)
-        stair = from_top & (warms | (position - reached[:-1] <= reached[:-1]))
-        found = [
-            Leap(*(column[at].item() for column in (block.step, before, rate, from_top, stair)))
-            for at in np.flatnonzero(leapt)[-_MOST_LEAPS:]
-        ]
-        return replace(
-            self,
-            leaps=(*self.leaps, *found)[-_MOST_LEAPS:],
-            top=float(top[-1]),
-            top_position=int(reached[-1]),
-            last=float(rate[-1]),
-            last_base=float(base[-1]),
-        )
-
-    def is_settled(self, leap: Leap) -> bool:
-        """Whether the rate did not go on rising from one top to the next."""
-        return not (leap.is_stair or (leap.from_top and self.top > _FURTHER * leap.after))
-
-    def is_climb(self, step: int) -> bool:
-        """Whether the rate's change at this step only went on with a climb."""
-        return any(abs(step - one.step) <= 1 for one in self.leaps if not self.is_settled(one))
-
-
 def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
     # Only who divides by the gradient's size needs an eps (RMSprop has a momentum too).
     divides = "betas" in group or isinstance(group.get("eps"), (int, float))
@@ -224,7 +154,7 @@ def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
     fades = betas[0] if isinstance(betas, list) and betas else group.get("momentum")
     return Group(
         base=_base(group) or None,
-        weight_decay=positive(group.get("weight_decay")) or 0.0,
+        weight_decay=positive_number(group.get("weight_decay")) or 0.0,
         # The one thing that no step shows and no setting says.
         decoupled=adaptive is True and str(detail.get("class", "")).endswith(("W", "Lion")),
         adaptive=adaptive,
@@ -238,10 +168,10 @@ def _group(detail: Mapping[str, Any], group: Mapping[str, Any]) -> Group:
 
 
 def _base(group: Mapping[str, Any]) -> float:
-    """A group's base rate; 0 where untold."""
-    return positive(group.get("max_lr") or group.get("initial_lr") or group.get("lr")) or 0.0
+    """The base rate of a parameter group, from an event about the optimizer's setup; or 0."""
+    return positive_number(group.get("max_lr") or group.get("initial_lr") or group.get("lr")) or 0.0
 
 
 def _share(value: Any) -> float | None:
-    """A number of at least 0 and below 1."""
+    """An optimizer's hyper-parameter for the rate's setup, at least 0 and below 1; else None."""
     return float(value) if isinstance(value, (int, float)) and 0 <= value < 1 else None

@@ -1,10 +1,10 @@
-"""What a restart changed: loss, gradients and updates just after it beside those before it.
+"""How restarts changed a run: loss, gradients and updates just after each, compared with before.
 
-A restart is a seam, where steps begin anew, or an event that tells of one. A run that was
-restored whole goes on as it was. One whose optimizer began without its state makes updates of
-another size, and the loss leaves its band within tens of steps. In a long record that heals, and
-only these rows show it. One whose rate began anew may take thousands of steps to leave its band,
-and does not come back: the end of the record shows that.
+A restart is a place where steps begin anew, or an event that reports one. A run that was restored
+completely continues as it was. One whose optimizer began without its state makes updates of another
+size, and the loss leaves its band within tens of steps. In a long record that heals, and only these
+rows show it. One whose rate began anew may take thousands of steps to leave its band, and does not
+come back: the end of the record shows that.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.learning_rate import RateState, Rows
+from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.learning_rate import RateRows, RateState
 from ampwatch.diagnosis.medians import known_of, median_of_known
-from ampwatch.diagnosis.signals import Floats
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
@@ -40,8 +40,8 @@ _MOST_OPEN, _MOST_RAISED = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Jump:
-    """How a restart changed the run."""
+class RestartJump:
+    """How a restart changed the loss, and gradients or updates with it."""
 
     step: int
     is_seam: bool
@@ -54,31 +54,31 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class _Restart:
-    """One that is not judged yet."""
+    """A restart that cannot be judged yet, and the rows before it."""
 
     position: int
     step: int
     is_seam: bool
-    before: Sequence[Rows]  # windows of the steps that it goes on from
-    nearest: Sequence[Rows]  # ... of the rows before it: how far they lie apart by themselves
+    before: Sequence[RateRows]  # windows of the steps that it goes on from
+    nearest: Sequence[RateRows]  # ... of the rows before it: how far they lie apart by themselves
 
 
 @dataclass(frozen=True, slots=True)
 class RestartHistory:
-    """What is remembered of restarts; `fold` makes a new one."""
+    """The restarts of a run and the jumps right after them; `fold` makes a new one."""
 
     open: tuple[_Restart, ...] = ()
     raised: tuple[tuple[_Restart, float], ...] = ()  # the last few that raised the rate, to what
     jumps: Times = field(default_factory=Times)
-    first: Jump | None = None
-    last: Jump | None = None
+    first: RestartJump | None = None
+    last: RestartJump | None = None
 
-    def fold(self, state: RateState, rows: Rows, block: Block) -> RestartHistory:
-        """The history with one more block; `state` is of the rows before it."""
+    def fold(self, state: RateState, rows: RateRows, block: Block) -> RestartHistory:
+        """The history with one more block; `state` holds the rows before the block."""
         found = _restarts_in(block)
         if not (found or self.open):
             return self
-        known = Rows(np.concatenate([state.tail.values, rows.values]))
+        known = RateRows(np.concatenate([state.tail.values, rows.values]))
         begin = state.rows - len(state.tail)
         new = tuple(
             _restart(position, step, is_seam, known.part(0, position - begin), state)
@@ -88,7 +88,7 @@ class RestartHistory:
         return history._judged(_AFTER, known, begin)
 
     def finished(self, state: RateState) -> RestartHistory:
-        """The history where the record ends: with half of the rows restarts are judged too.
+        """The history at the end of the record: restarts with half of the rows are judged too.
 
         `state` holds all rows.
         """
@@ -100,8 +100,8 @@ class RestartHistory:
                 history = replace(history, jumps=times, first=history.first or jump, last=jump)
         return history
 
-    def _judged(self, least: int, rows: Rows, begin: int) -> RestartHistory:
-        """The history after a look at the restarts that have so many rows behind them."""
+    def _judged(self, least: int, rows: RateRows, begin: int) -> RestartHistory:
+        """Judge the restarts that have at least so many rows after them."""
         history, waiting = self, []
         for one in self.open:
             at = one.position - begin
@@ -120,7 +120,7 @@ class RestartHistory:
 
 
 def _restarts_in(block: Block) -> dict[int, tuple[int, bool]]:
-    """Each restart's step, and whether it is a seam; an event and the seam it tells of are one."""
+    """Each restart in a block: its step, and whether steps begin anew there."""
     found = {block.start: (int(block.step[0]), True)} if block.restart and len(block) else {}
     for event in block.events:
         if event.kind in _EVENTS:
@@ -129,12 +129,12 @@ def _restarts_in(block: Block) -> dict[int, tuple[int, bool]]:
     return found
 
 
-def _restart(position: int, step: int, is_seam: bool, rows: Rows, state: RateState) -> _Restart:  # noqa: FBT001
-    """One with what lies before it; a seam goes on from earlier rows than those just before it."""
-    nearest = before = _windows(rows)
+def _restart(position: int, step: int, is_seam: bool, rows: RateRows, state: RateState) -> _Restart:  # noqa: FBT001
+    """A restart with the rows before it; where steps begin anew, it continues from earlier ones."""
+    nearest = before = _last_windows(rows)
     if is_seam:
         earlier = np.flatnonzero(rows.of("step") < step)
-        before = _windows(rows.part(0, int(earlier[-1]) + 1 if len(earlier) else 0))
+        before = _last_windows(rows.part(0, int(earlier[-1]) + 1 if len(earlier) else 0))
         if len(before) < 2:  # those rows are not kept any more: the history
             cells = state.points.rows
             at = np.flatnonzero(cells.of("step") < step)[-_WINDOWS:]
@@ -142,14 +142,14 @@ def _restart(position: int, step: int, is_seam: bool, rows: Rows, state: RateSta
     return _Restart(position, step, is_seam, before, nearest)
 
 
-def _windows(rows: Rows) -> list[Rows]:
-    """The last of these rows."""
+def _last_windows(rows: RateRows) -> list[RateRows]:
+    """The last rows before a restart, in windows."""
     rows = rows.part(-_WINDOW * _WINDOWS)
     whole = range(len(rows) % _WINDOW, len(rows), _WINDOW)
     return [rows.part(at, at + _WINDOW) for at in whole]
 
 
-def _jump(one: _Restart, after: Rows) -> Jump | None:
+def _jump(one: _Restart, after: RateRows) -> RestartJump | None:
     loss = _leap("loss", one, after)
     if loss is None or loss.before <= 0 or _counts_differ(one, after):
         return None
@@ -163,11 +163,11 @@ def _jump(one: _Restart, after: Rows) -> Jump | None:
     if not found:
         return None
     pair = (loss.before, loss.before * loss.times)
-    return Jump(one.step, one.is_seam, pair, name, times, one.position)
+    return RestartJump(one.step, one.is_seam, pair, name, times, one.position)
 
 
-def _lasting(one: _Restart, rate: float, end: Rows) -> Jump | None:
-    """How a run ends that a restart with a higher rate took out of its band for good."""
+def _lasting(one: _Restart, rate: float, end: RateRows) -> RestartJump | None:
+    """The jump of a loss that rose with the rate after a restart and has not come back."""
     loss, norm = _leap("loss", one, end), _leap("grad_norm", one, end)
     if loss is None or loss.before <= 0 or _counts_differ(one, end):
         return None
@@ -176,7 +176,7 @@ def _lasting(one: _Restart, rate: float, end: Rows) -> Jump | None:
         return None
     name, times = ("grad_norm", norm.times) if norm else (None, 1.0)
     pair, rates = (loss.before, loss.before * loss.times), (_medians("lr", one.before).max(), rate)
-    return Jump(one.step, one.is_seam, pair, name, times, one.position, rates)
+    return RestartJump(one.step, one.is_seam, pair, name, times, one.position, rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class _Leap:
     apart: float  # beyond them, in units of how far they lie apart
 
 
-def _leap(name: str, one: _Restart, after: Rows) -> _Leap | None:
+def _leap(name: str, one: _Restart, after: RateRows) -> _Leap | None:
     before, nearest = _medians(name, one.before), _medians(name, one.nearest)
     value = _median(name, after)
     if len(before) < 2 or not np.isfinite(value):
@@ -197,20 +197,20 @@ def _leap(name: str, one: _Restart, after: Rows) -> _Leap | None:
     return _Leap(highest, value / highest if highest > 0 else 1.0, apart)
 
 
-def _counts_differ(one: _Restart, after: Rows) -> bool:
-    """Whether a step holds more micro-batches than before: then nothing here can be compared."""
+def _counts_differ(one: _Restart, after: RateRows) -> bool:
+    """Whether steps after a restart hold another number of micro-batches: no comparison then."""
     old, new = _medians("micro_batches", one.before), _median("micro_batches", after)
     return bool(np.isfinite(new) and (old != new).any())
 
 
-def _medians(name: str, windows: Sequence[Rows]) -> Floats:
-    """Each window's median, where it is known."""
+def _medians(name: str, windows: Sequence[RateRows]) -> Floats:
+    """The median of a column in each window before a restart, where it is known."""
     values = np.array([_median(name, rows) for rows in windows])
     return known_of(values)
 
 
-def _median(name: str, rows: Rows) -> float:
-    """Of accepted steps; nan where it is not recorded."""
+def _median(name: str, rows: RateRows) -> float:
+    """The median of a column over accepted steps around a restart; nan if it is not recorded."""
     rows = rows.where(rows.accepted) if len(rows) > 1 else rows
     values = rows.ratio if name == "update" else rows.of(name)
     return median_of_known(values)

@@ -1,12 +1,12 @@
-"""The history of the loss scale, folded block by block: what explains each skip, in bounded state.
+"""The history of the loss scale, folded block by block: what explains each skip, in a fixed size.
 
-Skips close together are one *episode*. An episode belongs to the start-up search, to the sawtooth
-of a growing scale, to a reset, to a collapse, or to nothing known; each belongs to one of these.
-The fold walks *segments*: entries in a row with one scale, all skipped or all accepted. A run has
-few of them, however long it is.
+Skips close together are one *episode*. Each episode belongs to one of these: the start-up search,
+the sawtooth of a growing scale, a reset, a collapse, or nothing known. The fold goes through
+*segments*: entries in a row with one scale, all skipped or all accepted. A run has few of them,
+however long it is.
 
-Positions and lengths are counted in steps, not in rows: a foreign log has one row for many steps.
-What lies between two rows of one scale was accepted at it.
+Positions and lengths are counted in steps, not in rows, because a foreign log has one row for many
+steps. Steps between two rows with the same scale count as accepted at it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.episodes import Episode, Fall, Span
-from ampwatch.diagnosis.overflow_culprits import Culprits, Origin
-from ampwatch.diagnosis.scale_levels import ScaleLevels
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
+from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode, SkipSpan
+from ampwatch.diagnosis.established_levels import EstablishedLevels
+from ampwatch.diagnosis.event import Event
+from ampwatch.diagnosis.overflow_culprits import OverflowCulprits, OverflowOrigin
 from ampwatch.diagnosis.scale_segments import (
     NAN,
-    Lead,
-    Reset,
-    Scaler,
-    Segment,
-    Told,
-    filled_from,
-    segments_of,
+    ScaleBeforeBlock,
+    ScaleInBlock,
+    ScaleReset,
+    ScaleSegment,
+    filled_forward,
+    scale_segments_of,
 )
-from ampwatch.diagnosis.signals import Event, Floats, Integers, Mask
+from ampwatch.diagnosis.scaler import Scaler
 from ampwatch.diagnosis.times import Times
 
 # Falls from one level tell the same story; scales have some 280 powers of two, few are ever levels.
@@ -42,10 +43,10 @@ MOST_FALLS = 16
 
 @dataclass(slots=True)
 class ScaleHistory:
-    """What is remembered of the scale; `copy` it before folding what may still change."""
+    """The history of the loss scale; `copy` it before folding what may still change."""
 
     scaler: Scaler
-    lead: Lead = field(default_factory=Lead)  # of the next block
+    lead: ScaleBeforeBlock = field(default_factory=ScaleBeforeBlock)  # of the next block
     entries: int = 0  # rows, one a step that is told of
     skips: int = 0
     first_step: int | None = None
@@ -53,29 +54,33 @@ class ScaleHistory:
     first_scale: float = NAN  # the first known
     sees_beginning: bool = False  # the first row is of the run's first step
     first_is_untold: bool = False  # ... and tells the scale after it only, which may have fallen
-    search: Episode = field(default_factory=Episode)  # the skips before the first accepted step
+    search: SkipEpisode = field(
+        default_factory=SkipEpisode
+    )  # the skips before the first accepted step
     first_accepted: int | None = None
     first_accepted_step: int | None = None
     level: float | None = None  # established
     level_step: int | None = None
     low_scale_steps: int = 0  # accepted at an established scale below 1
-    recent_levels: ScaleLevels = field(default_factory=ScaleLevels)
+    recent_levels: EstablishedLevels = field(default_factory=EstablishedLevels)
     last_place: int = -1  # of the last segment
     run_scale: float = NAN
     run_length: int = 0  # accepted steps in a row at that scale
     grew_last: bool = False
     growths: int = 0
     resets: Times = field(default_factory=Times)
-    reset: Reset | None = None  # the last one
+    reset: ScaleReset | None = None  # the last one
     reset_skips: int = 0  # for the searches after them
     late_search_skips: int = 0
-    open: Episode | None = None
-    ending: Episode | None = None  # that was open when the record ended
-    teeth: Span = field(default_factory=Span)
-    loose: Span = field(default_factory=Span)
-    spikes: Span = field(default_factory=Span)  # falls, and what of the loose is a burst
-    falls: tuple[Fall, ...] = ()
-    culprits: Culprits = field(default_factory=Culprits)  # of overflows that nothing explains
+    open: SkipEpisode | None = None
+    ending: SkipEpisode | None = None  # that was open when the record ended
+    teeth: SkipSpan = field(default_factory=SkipSpan)
+    loose: SkipSpan = field(default_factory=SkipSpan)
+    spikes: SkipSpan = field(default_factory=SkipSpan)  # falls, and what of the loose is a burst
+    falls: tuple[ScaleFall, ...] = ()
+    culprits: OverflowCulprits = field(
+        default_factory=OverflowCulprits
+    )  # of overflows that nothing explains
     highest_skip: float = NAN  # the highest scale that overflowed after the search
     lowest_skip: float = NAN  # the lowest scale that overflowed since the search began
     last_skip: int = 0  # the last one's position
@@ -87,7 +92,7 @@ class ScaleHistory:
     micro_batches: tuple[float, float] = (NAN, NAN)  # of a step: at first, at most
 
     def copy(self) -> ScaleHistory:
-        """A history of its own, as far as folding changes it in place."""
+        """A copy that can be folded further without changing this history."""
         made = copy.copy(self)
         made.culprits, made.search = self.culprits.copy(), self.search.copy()
         made.recent_levels = self.recent_levels.copy()
@@ -96,27 +101,27 @@ class ScaleHistory:
 
     @property
     def steps(self) -> int:
-        """How many the record tells of, from the first to the last."""
+        """How many steps the record covers, from the first to the last."""
         return self.lead.steps
 
     @property
     def last_step(self) -> int | None:
-        """The last entry's."""
+        """The last step of the record."""
         return self.lead.last_step
 
     @property
     def final_scale(self) -> float:
-        """The last known one."""
+        """The last known loss scale."""
         return self.lead.known
 
     @property
     def has_scaler(self) -> bool:
-        """Whether the record tells of any scale."""
+        """Whether the record holds any loss scale."""
         return not math.isnan(self.first_scale)
 
     @property
     def steps_before(self) -> int:
-        """Steps before the first row, where a log of every n-th step begins with its n-th."""
+        """Steps before the first row, in a log of every n-th step that begins with its n-th."""
         if self.first_step is None or self.second_step is None:
             return 0
         is_nth = 0 < self.first_step <= self.second_step - self.first_step
@@ -124,46 +129,47 @@ class ScaleHistory:
 
     @property
     def floor(self) -> float | None:
-        """The framework's minimum; what the scale has fallen below was only a default."""
+        """The framework's minimum scale; None if the scale has fallen below it."""
         floor = self.scaler.floor
         return None if floor is None or self.lowest < floor / 2 else floor
 
     @property
     def floored(self) -> Times:
-        """Steps at the smallest scale, from which it cannot fall further."""
+        """Steps at the smallest possible scale, from which it cannot fall further."""
         return self.tiny if self.floor is None else self.at_floor.joined(self.tiny)
 
     @property
     def startup_skips(self) -> int:
-        """Those before the first accepted step."""
+        """How many steps were skipped before the first accepted one."""
         return self.search.skips
 
     @property
     def accumulation_octaves(self) -> float:
-        """How far the micro-batches of a step grew: a loss that is summed over them overflows."""
+        """How far the number of micro-batches in a step grew: a summed loss overflows sooner."""
         first, most = self.micro_batches
         return math.log2(most / first) if most > first else 0.0
 
     @property
     def unexplained_skips(self) -> int:
-        """Skips that neither the search, nor growth, nor a reset explains."""
+        """Skips that neither the search, nor growth, nor a reset of the scale explains."""
         startup = self.search.skips if self.first_accepted is not None else 0
         explained = self.teeth.skips + self.reset_skips + self.late_search_skips
         return self.skips - startup - explained
 
-    def fold(self, block: Block, overflows: Iterable[tuple[int, Event | Origin]]) -> Mask:
-        """Take in a block, and its overflow events by position.
+    def fold(self, block: Block, overflows: Iterable[tuple[int, Event | OverflowOrigin]]) -> Mask:
+        """Add a block, and its overflow events by position.
 
-        Returns where it stands near an established level, or has no scale at all.
+        Returns in which steps the scale stood near an established level, or there was no scale at
+        all.
         """
         waiting, level = list(overflows), np.full(len(block), NAN)
         if len(block):
             self._take_beginning(block)
-            told = Told.of(block, self.lead)
+            told = ScaleInBlock.of(block, self.lead)
             for at in np.flatnonzero(told.set_here)[-1:]:
                 self.recent_levels.begin_anew(int(told.places[at]))
             first_scale = self.first_scale if self.sees_beginning else NAN
-            for segment in segments_of(told, self.scaler, self.first_step or 0, first_scale):
+            for segment in scale_segments_of(told, self.scaler, self.first_step or 0, first_scale):
                 self._take(segment)
                 level[segment.entries] = NAN if self.level is None else self.level
                 while waiting and waiting[0][0] < block.start + segment.entries.stop:
@@ -171,13 +177,13 @@ class ScaleHistory:
             self._take_facts(told)
         for position, event in waiting:
             self._take_overflow(position, event, skipped=False)
-        scale = filled_from(block.columns["scale"], NAN)
+        scale = filled_forward(block.columns["scale"], NAN)
         if not self.has_scaler:
             return np.isnan(scale)
         return np.asarray(np.isnan(level) | (scale > level * 2.0**-policy.COLLAPSE_OCTAVES))
 
     def finish(self) -> None:
-        """Close what is open: the record ends here, as far as anyone knows."""
+        """Close the episode that is open, as if the record ended here."""
         self.ending = self.open
         self._close()
         if self.first_accepted is None:
@@ -198,7 +204,7 @@ class ScaleHistory:
             both = np.column_stack([scale, after]).ravel()
             self.first_scale = float(np.append(both[~np.isnan(both)], NAN)[0])
 
-    def _take_facts(self, told: Told) -> None:
+    def _take_facts(self, told: ScaleInBlock) -> None:
         block, scale = told.block, told.begun
         tiny = np.flatnonzero(scale < policy.FLOOR_SCALE)
         at_floor = np.flatnonzero(block.skipped & (scale <= (self.scaler.floor or 0.0)))
@@ -219,7 +225,7 @@ class ScaleHistory:
 
     # --- one segment -----------------------------------------------------------------------------
 
-    def _take(self, segment: Segment) -> None:
+    def _take(self, segment: ScaleSegment) -> None:
         previous = self.run_scale
         unseen = segment.first - self.last_place - 1
         self.last_place = segment.last
@@ -245,13 +251,13 @@ class ScaleHistory:
         elif not segment.left_out:
             self._take_accepted(segment)
 
-    def _take_accepted(self, segment: Segment) -> None:
+    def _take_accepted(self, segment: ScaleSegment) -> None:
         if self.first_accepted is None:
             self.first_accepted, self.first_accepted_step = segment.first, segment.first_step
-            self.search.culprits = Culprits()  # the search has ended: it explains them
+            self.search.culprits = OverflowCulprits()  # the search has ended: it explains them
         self._accept(segment.length, segment, segment.last)
 
-    def _accept(self, length: int, segment: Segment, last: int) -> None:
+    def _accept(self, length: int, segment: ScaleSegment, last: int) -> None:
         self.run_length += length
         over = self.run_length - self.scaler.established_steps
         if over >= 0 and np.isfinite(segment.scale):
@@ -263,7 +269,7 @@ class ScaleHistory:
             if segment.scale < 1.0:
                 self.low_scale_steps += length
 
-    def _take_skips(self, segment: Segment) -> None:
+    def _take_skips(self, segment: ScaleSegment) -> None:
         established = self.run_length >= self.scaler.established_steps
         self.run_length = 0
         if self.first_is_untold and self.first_accepted == 0 and segment.first == 1:
@@ -283,25 +289,22 @@ class ScaleHistory:
         self.last_skip = segment.last
         self.lowest_skip = float(np.fmin(self.lowest_skip, segment.scale))
 
-    def _is_late_search(self, segment: Segment) -> bool:
-        """Whether the search goes on: the largest of ever more gradients, met ever more seldom.
-
-        So the scale is lower than at any skip before, and the run twice as old as at the last.
-        """
+    def _is_late_search(self, segment: ScaleSegment) -> bool:
+        """Whether a skip continues the search for a scale: a new low, twice as late as the last."""
         if math.isnan(segment.scale) or segment.scale >= self.lowest_skip:
             return False
         begun = self.resets.last_position if self.resets.count else 0
         apart = segment.first - self.last_skip
         return apart > 1 and apart >= self.last_skip - begun
 
-    def _is_apart(self, segment: Segment, episode: Episode) -> bool:
-        """Whether skips come too late for an episode: the scale has grown since, for one."""
+    def _is_apart(self, segment: ScaleSegment, episode: SkipEpisode) -> bool:
+        """Whether skips come too late for the open episode, or after the scale grew."""
         apart = segment.first - episode.last
         return apart > self.scaler.close_steps or (apart > 1 and self.grew_last)
 
-    def _opened(self, segment: Segment) -> Episode:
+    def _opened(self, segment: ScaleSegment) -> SkipEpisode:
         near = segment.first - self.resets.last_position <= self.scaler.close_steps
-        return Episode(
+        return SkipEpisode(
             level=self._level_before(),
             from_growth=self.grew_last,
             from_reset=self.resets.count > 0 and near,
@@ -310,7 +313,7 @@ class ScaleHistory:
         )
 
     def _level_before(self) -> float | None:
-        """The established level; before there is one, what the run began with."""
+        """The established level of the scale; before there is one, the scale the run began with."""
         if self.level is not None:
             return self.level
         begun = self.scaler.initial or self.first_scale
@@ -341,20 +344,22 @@ class ScaleHistory:
             self.recent_levels.count_loose(episode.first, episode.skips, episode.lone_skips)
         self.culprits.add(episode.culprits)
 
-    def _take_fall(self, episode: Episode) -> None:
+    def _take_fall(self, episode: SkipEpisode) -> None:
         level, begin = episode.level, episode.descent
         assert level is not None, "a fall has a level"
         # Levels only rise, so of falls from one level the first tells all.
         if len(self.falls) < MOST_FALLS and all(fall.level < level for fall in self.falls):
             skips = episode.skips_before + episode.skips - begin.skips_before
             self.falls += (
-                Fall(
+                ScaleFall(
                     level, begin.first_step, episode.last_step, episode.scale_after, skips,
                     begin.skips_before, episode.lowest, self.teeth, self.loose,
                 ),
             )  # fmt: skip
 
-    def _take_overflow(self, position: int, event: Event | Origin, *, skipped: bool) -> None:
+    def _take_overflow(
+        self, position: int, event: Event | OverflowOrigin, *, skipped: bool
+    ) -> None:
         if skipped and self.first_accepted is None:
             self.search.culprits.take(event, position)
         elif skipped and self.open is not None:

@@ -1,8 +1,8 @@
-"""A block cut into segments: entries in a row with one scale, all skipped, accepted or left out.
+"""A block cut into segments of one loss scale: entries all skipped, all accepted or all left out.
 
-A row may tell the scale before its step, after it, both or neither; what it does not tell is taken
-from the rows around it. A scale that stands at its initial value though nothing led it there was
-set anew. So was one that leaps back to where the run began, and overflows there at once.
+A row may hold the scale before its step, after it, both or neither; what it lacks is taken from the
+rows around it. A scale that is at its initial value although nothing led it there was reset. So was
+one that leaps back to where the run began and overflows there at once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.signals import Floats, Integers, Mask
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
+from ampwatch.diagnosis.scaler import Scaler
 from ampwatch.rows import EventKind
 
 NAN = float("nan")
-# Skips belong to one episode when the next comes within a tenth of a growth interval: a fall that
-# pauses for a few accepted steps is one fall, overflows a whole interval apart are not.
-_EPISODE_SHARE = 0.1
 # A burst of skips has so many: as many octaves up at once are no growth, and cost one.
 _LEAP_OCTAVES = policy.SPIKE_SKIPS
 # Whether the very first step fitted may be untold, of the run as of the new scaler: one halving,
@@ -31,43 +29,8 @@ _SAME_OCTAVES = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Scaler:
-    """What run.json says of the scaler."""
-
-    initial: float | None
-    growth_factor: float
-    growth_interval: int
-    floor: float | None
-    backoff_factor: float = 0.5
-    hysteresis: int = 1  # overflows in a row before the scale falls
-
-    @property
-    def tooth_skips(self) -> int:
-        """How many skips undo one growth, and one more: an overflow may need one halving more."""
-        if not (self.growth_factor > 1.0 > self.backoff_factor > 0.0):
-            return policy.SAWTOOTH_SKIPS
-        undone = math.log(self.growth_factor) / -math.log(self.backoff_factor)
-        return max(policy.SAWTOOTH_SKIPS, math.ceil(undone - 1e-9) + 1) + self.hysteresis - 1
-
-    def skips_by_growth(self, steps: int) -> float:
-        """How many skips growth brings in so many steps: one each time it has gone too far."""
-        return steps / self.growth_interval * self.hysteresis
-
-    @property
-    def close_steps(self) -> int:
-        """How near the next skip must be to belong to the same episode."""
-        share = int(self.growth_interval * _EPISODE_SHARE)
-        return min(max(policy.NEAR_STEPS, share), self.growth_interval)
-
-    @property
-    def established_steps(self) -> int:
-        """How many steps in a row establish a scale."""
-        return min(policy.ESTABLISHED_STEPS, self.growth_interval)
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """How the scale was set back to its initial value."""
+class ScaleReset:
+    """A reset of the scale to its initial value."""
 
     scale_from: float
     scale_to: float
@@ -75,11 +38,11 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ScaleSegment:
     """Entries in a row with one scale, all skipped, all accepted or all left out by the loop."""
 
     entries: slice  # of its block
-    reset: Reset | None
+    reset: ScaleReset | None
     first: int  # position in the run
     last: int
     first_step: int
@@ -92,13 +55,13 @@ class Segment:
 
     @property
     def length(self) -> int:
-        """In steps."""
+        """How many steps the segment covers."""
         return self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
-    """What is known where a block begins."""
+class ScaleBeforeBlock:
+    """What is known of the scale just before a block begins."""
 
     steps: int = 0  # told of so far
     last_step: int | None = None
@@ -109,11 +72,11 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a block's entries, and those before it, tell of the scale."""
+class ScaleInBlock:
+    """The scale at each entry of a block, as its rows and those before it tell."""
 
     block: Block
-    lead: Lead
+    lead: ScaleBeforeBlock
     places: Integers  # each entry's position in steps
     begun: Floats  # the scale of each step: its own, or the last that an entry before it tells
     expected: Floats  # what each would begin with if nothing happened
@@ -124,13 +87,13 @@ class Told:
     unseen: Integers  # steps before each entry that no row tells of
 
     @classmethod
-    def of(cls, block: Block, lead: Lead) -> Told:
-        """Of a block that holds entries; a step that does not come after the last counts one."""
+    def of(cls, block: Block, lead: ScaleBeforeBlock) -> ScaleInBlock:
+        """The scale in a block with entries; a step not after the last one counts as one."""
         scale, after = block.columns["scale"], block.columns["scale_after"]
         last_step = block.step[0] - 1 if lead.last_step is None else lead.last_step
         apart = np.maximum(block.step - _shifted(last_step, block.step), 1)
-        both = filled_from(np.column_stack([scale, after]).ravel(), lead.known)
-        latest = filled_from(np.where(np.isnan(after), scale, after), lead.known)
+        both = filled_forward(np.column_stack([scale, after]).ravel(), lead.known)
+        latest = filled_forward(np.where(np.isnan(after), scale, after), lead.known)
         events = [event.step for event in block.events if event.kind == EventKind.SCALE_SET.value]
         here = block.entries_of(events)
         return cls(
@@ -141,11 +104,11 @@ class Told:
         )  # fmt: skip
 
     @property
-    def next_lead(self) -> Lead:
-        """What is known where the next block begins."""
+    def next_lead(self) -> ScaleBeforeBlock:
+        """What is known of the scale just before the next block begins."""
         block = self.block
         after = float(block.columns["scale_after"][-1])
-        return Lead(
+        return ScaleBeforeBlock(
             steps=int(self.places[-1]) + 1,
             last_step=int(block.step[-1]),
             scale=float(self.begun[-1]),
@@ -155,17 +118,17 @@ class Told:
         )
 
     def may_have_grown(self, low: Floats, high: float | Floats, scaler: Scaler) -> Mask:
-        """Whether growth in steps that no row tells of could have led there."""
+        """Whether the scale may have grown this far in steps that no row shows."""
         growths = np.where(self.unseen > 0, self.unseen // scaler.growth_interval + 1, 0)
         with np.errstate(all="ignore"):
             needed = np.log2(high / low) / np.log2(scaler.growth_factor)
         return np.asarray((growths > 0) & (needed >= 0) & (needed <= growths))
 
 
-def segments_of(
-    told: Told, scaler: Scaler, first_step: int, first_scale: float
-) -> Iterator[Segment]:
-    """The block cut; what the run began with is nan where the record begins later."""
+def scale_segments_of(
+    told: ScaleInBlock, scaler: Scaler, first_step: int, first_scale: float
+) -> Iterator[ScaleSegment]:
+    """Cut a block into segments of one scale; `first_scale` is nan if the record begins later."""
     block = told.block
     leaps = _leaps(told, scaler, scaler.initial or first_scale)
     # A run that is begun once more has lost nothing.
@@ -190,13 +153,13 @@ def segments_of(
         block.skipped[begin], block.left_out[begin],
     )  # fmt: skip
     for first, last, *figures in zip(*(column.tolist() for column in rows), strict=True):
-        yield Segment(slice(first, last), resets.get(first), *figures)
+        yield ScaleSegment(slice(first, last), resets.get(first), *figures)
 
 
-def _have_grown(told: Told, scaler: Scaler) -> Mask:
-    """Where a skip that tells the scale after it only did not lower it: it had grown unseen.
+def _have_grown(told: ScaleInBlock, scaler: Scaler) -> Mask:
+    """Where a skip did not lower the scale below its last known value: it had grown unseen.
 
-    At its floor it cannot fall, and with hysteresis the first overflow leaves it where it is.
+    At its floor the scale cannot fall, and with hysteresis the first overflow does not lower it.
     """
     if not told.block.skipped.any():
         return told.block.skipped
@@ -206,8 +169,8 @@ def _have_grown(told: Told, scaler: Scaler) -> Mask:
     return np.asarray(told.block.skipped & np.isnan(told.block.columns["scale"]) & unlowered)
 
 
-def _resets(told: Told, scaler: Scaler) -> Mapping[int, Reset]:
-    """Where the logged scale is back at its initial value without skips that explain it."""
+def _resets(told: ScaleInBlock, scaler: Scaler) -> Mapping[int, ScaleReset]:
+    """Where the scale is back at its initial value although nothing led it there."""
     scale, after = (told.block.columns[name] for name in ("scale", "scale_after"))
     initial, expected = scaler.initial, told.expected
     if initial is None:
@@ -222,15 +185,15 @@ def _resets(told: Told, scaler: Scaler) -> Mapping[int, Reset]:
     by_hand &= told.began <= initial * 2.0**-policy.COLLAPSE_OCTAVES
     low = np.where(by_hand, told.began, expected)
     found = np.flatnonzero(jumped | by_hand).tolist()
-    return {at: Reset(float(low[at]), initial, bool(by_hand[at])) for at in found}
+    return {at: ScaleReset(float(low[at]), initial, bool(by_hand[at])) for at in found}
 
 
-def _leaps(told: Told, scaler: Scaler, begun_with: float) -> Mapping[int, Reset]:
-    """Where an overflow follows a leap, of many octaves, to where the run began.
+def _leaps(told: ScaleInBlock, scaler: Scaler, begun_with: float) -> Mapping[int, ScaleReset]:
+    """Where the scale leaps back to where the run began, and overflows there at once.
 
-    Where the record tells the scale after each step only, that is all that shows of a new scaler:
-    its first step told as a skip, or told of by the fall of the next one. (Where the initial scale
-    is told, the leap itself is a reset.)
+    If the record holds only the scale after each step, this is all that shows of a new scaler: its
+    first step recorded as a skip, or seen in the fall of the next one. (If the initial scale is
+    known, the leap itself is a reset.)
     """
     block, after = told.block, told.block.columns["scale_after"]
     if not block.skipped.any():
@@ -243,16 +206,18 @@ def _leaps(told: Told, scaler: Scaler, begun_with: float) -> Mapping[int, Reset]
         leaps &= np.abs(np.log2(high / begun_with)) <= _SAME_OCTAVES
     leaps &= block.skipped & (within | entered) & ~told.set_here & ~told.set_before
     leaps &= ~told.may_have_grown(low, high, scaler)
-    return {at: Reset(float(low[at]), float(high[at])) for at in np.flatnonzero(leaps).tolist()}
+    return {
+        at: ScaleReset(float(low[at]), float(high[at])) for at in np.flatnonzero(leaps).tolist()
+    }
 
 
 def _shifted(before: Any, values: Any) -> Any:
-    """Each entry's predecessor's value."""
+    """The scales of a block moved by one entry: for each entry the value of the one before it."""
     return np.concatenate(([before], values[:-1]))
 
 
-def filled_from(values: Floats, before: float) -> Floats:
-    """Unknown entries take the last known value, so that a gap is no change."""
+def filled_forward(values: Floats, before: float) -> Floats:
+    """Scales with each unknown one replaced by the last known, so that a gap is no change."""
     joined = np.concatenate(([before], values))
     unknown = np.isnan(joined)
     if not unknown[1:].any():

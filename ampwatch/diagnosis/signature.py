@@ -1,4 +1,4 @@
-"""A run's *signature*: a short text made of its structure, by which similar runs are found.
+"""The *signature* of a run: a short text made of its structure, by which similar runs are found.
 
 It includes the layers (kinds and shapes of weights), the optimizer with the settings that affect
 which rate is stable, the precision and the batch. Names, rates, seeds and the number
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampwatch.diagnosis.signals import detail_of
+from ampwatch.diagnosis.event import detail_of
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run
 
@@ -56,14 +56,14 @@ class Signature:
 
     @property
     def text(self) -> str:
-        """As it is stored."""
+        """The signature as text, as it is stored."""
         sizes = (self.width, self.depth, self.batch)
         told = ",".join("" if size is None else f"{size:.2f}" for size in sizes)
         return f"{VERSION}:{self.key}:{self.family}:{told}"
 
     @classmethod
     def of_text(cls, text: str | None) -> Signature | None:
-        """The signature from its text; None if this is none, or another version's."""
+        """Read a signature from its text; None if it is none, or of another version."""
         try:
             version, key, family, told = (text or "").split(":")
             width, depth, batch = told.split(",")
@@ -74,18 +74,18 @@ class Signature:
             return None
 
     def is_alike(self, other: Signature) -> bool:
-        """Whether both are made of the same."""
+        """Whether two runs have the same signature, with batches of about the same size."""
         return self.key == other.key and _close(self.batch, other.batch, SAME_BATCH)
 
     def is_near(self, other: Signature) -> bool:
-        """Whether the other is the same structure at another width, depth or batch."""
+        """Whether the other run has the same structure at another width, depth or batch."""
         sizes = ((self.width, other.width), (self.depth, other.depth), (self.batch, other.batch))
         within = all(_close(one, another, NEAR) for one, another in sizes)
         return within and self.family == other.family and not self.is_alike(other)
 
 
 def signature_of(run: Run) -> Signature | None:
-    """A run's signature, from its lowest rank; None where it does not tell what it is made of."""
+    """The signature of a run, from its lowest rank; None if its layers or optimizer are unknown."""
     rank = min(run.ranks, default=0)
     layers = _layers(run.logged(Table.LAYER_INFO, _INFO, rank).to_pylist())
     weighted = [layer for layer in layers if layer["weight_shape"]]
@@ -93,7 +93,11 @@ def signature_of(run: Run) -> Signature | None:
     if not weighted or not optimizers:
         return None
     autocast, micro_batches = _first_steps(run, rank)
-    precision = [autocast, _usual(layer["param_dtype"] for layer in weighted), _formats(weighted)]
+    precision = [
+        autocast,
+        _most_frequent(layer["param_dtype"] for layer in weighted),
+        _formats(weighted),
+    ]
     parts = Counter(_part(layer) for layer in [*weighted, *_bare_leaves(layers)])
     kinds = sorted({(kind, len(shape), trainable) for kind, shape, trainable in parts})
     return Signature(
@@ -112,7 +116,7 @@ def _close(one: float | None, other: float | None, octaves: float) -> bool:
 
 
 def _layers(rows: Iterable[_Layer]) -> list[_Layer]:
-    """Each layer as it was first known: what changes later says how a run goes, not what it is."""
+    """Each layer as first recorded, for the signature: later changes do not belong to it."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         known = found.setdefault(_name(row), dict.fromkeys(_INFO))
@@ -121,7 +125,7 @@ def _layers(rows: Iterable[_Layer]) -> list[_Layer]:
 
 
 def _bare_leaves(layers: Sequence[_Layer]) -> Iterator[_Layer]:
-    """Layers without weights that hold no others: activations, attention, pooling."""
+    """The layers without weights that the signature counts: activations, attention, pooling."""
     above = {_name(layer).rpartition(".")[0] for layer in layers} | {"(root)"}
     yield from (x for x in layers if not x["weight_shape"] and _name(x) not in above)
 
@@ -136,7 +140,7 @@ def _part(layer: _Layer) -> tuple[str, tuple[int, ...], bool]:
 
 
 def _optimizers(run: Run, rank: int) -> Iterator[list[Any]]:
-    """Each optimizer's class and settings, as first seen."""
+    """The class and settings of each optimizer, for the signature."""
     rows = run.logged(Table.EVENTS, ("kind", "detail"), rank, most=_FIRST_EVENTS).to_pylist()
     seen: set[Any] = set()
     for row in rows:
@@ -152,7 +156,7 @@ def _optimizers(run: Run, rank: int) -> Iterator[list[Any]]:
 
 
 def _said(value: Any) -> Any:
-    """A setting as it is compared: 0 is 0.0, and what is no number is its text."""
+    """A setting as the signature compares it: numbers with three digits, other values as text."""
     if isinstance(value, list):
         return [_said(str(one)) for one in value[:_MOST_VALUES]]
     try:
@@ -162,16 +166,16 @@ def _said(value: Any) -> Any:
 
 
 def _first_steps(run: Run, rank: int) -> tuple[str, float]:
-    """The data type of autocast and the micro-batches of a step, as the first steps tell them."""
+    """For the signature, autocast's data type and the micro-batches, from the first steps."""
     names = ("autocast_dtype", "micro_batches")
     rows = run.logged(Table.STEPS, names, rank, most=_FIRST_STEPS).to_pylist()
     autocast = next((row["autocast_dtype"] for row in rows if row["autocast_dtype"]), "")
     told = [row["micro_batches"] for row in rows if (row["micro_batches"] or 0) > 0]
-    return autocast, float(_usual(told) or 1)
+    return autocast, float(_most_frequent(told) or 1)
 
 
-def _usual(values: Iterable[Any]) -> Any:
-    """The most frequent of the values that are known; None if none is."""
+def _most_frequent(values: Iterable[Any]) -> Any:
+    """The most frequent value among layers or first steps, for the signature; None if unknown."""
     counts = Counter(value for value in values if value is not None)
     return max(counts, key=lambda value: (counts[value], str(value)), default=None)
 

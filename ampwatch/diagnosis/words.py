@@ -1,4 +1,4 @@
-"""Numbers and lists as the findings write them."""
+"""Numbers, steps, lists and names in words, as findings and pages print them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def scale_text(scale: float | None) -> str:
-    """A loss scale: a power of two as 2^16, else four digits; of 0 what it means."""
+    """A loss scale in words: a power of two as 2^16, else four digits."""
     if scale is None or math.isnan(scale):
         return "unknown"
     if scale > 0 and math.isfinite(scale):
@@ -19,17 +19,17 @@ def scale_text(scale: float | None) -> str:
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:
-    """`1 step`, `2 steps`, `1,000 steps`."""
+    """A count in words: `1 step`, `2 steps`, `1,000 steps`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def share_text(part: int, whole: int) -> str:
-    """A share of a whole in per cent."""
+    """A part of a whole in words: `3.2 %`."""
     return percent_text(part / whole if whole else 0.0)
 
 
 def percent_text(share: float) -> str:
-    """`3.2 %`, `48 %`; all and nothing only where it is all or nothing: 249 of 250 are 99.6 %."""
+    """A share in words: `3.2 %`, `48 %`; 0 and 100 only if exact: 249 of 250 are 99.6 %."""
     percent = 100 * share
     if 0 < percent < 0.05:
         return "under 0.1 %"
@@ -44,7 +44,7 @@ _BYTE_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def bytes_text(count: float) -> str:
-    """`512 MB`, `2.1 GB`, `640 bytes`."""
+    """A size in bytes in words: `512 MB`, `2.1 GB`, `640 bytes`."""
     for unit, size in _BYTE_UNITS:
         if abs(count) >= size:
             value = count / size
@@ -53,19 +53,19 @@ def bytes_text(count: float) -> str:
 
 
 def bytes_unit(most: float) -> tuple[str, float]:
-    """The unit in which an axis that goes up to so many bytes is written, and its size."""
+    """The unit of bytes for an axis that goes up to so many, and the unit's size."""
     return next((one for one in _BYTE_UNITS if most >= one[1]), _BYTE_UNITS[-1])
 
 
 def time_text(milliseconds: float) -> str:
-    """`12.3 ms`, `850 ms`, `2.02 s`."""
+    """A short time in words: `12.3 ms`, `850 ms`, `2.02 s`."""
     if milliseconds < 1000:
         return f"{milliseconds:.3g} ms"
     return f"{milliseconds / 1000:.3g} s"
 
 
 def duration_text(milliseconds: float) -> str:
-    """`42 s`, `19 min`, `3.5 h`, `2.1 days`: at least two of a unit."""
+    """A duration in words: `42 s`, `19 min`, `3.5 h`, `2.1 days`; at least two of a unit."""
     for unit, size, digits in (("days", 86_400_000, 1), ("h", 3_600_000, 1), ("min", 60_000, 0)):
         if milliseconds >= 2 * size:
             return f"{milliseconds / size:.{digits}f} {unit}"
@@ -73,30 +73,30 @@ def duration_text(milliseconds: float) -> str:
 
 
 def steps_text(first: int | None, last: int | None) -> str:
-    """`at step 3`, `in steps 3 to 9`, or nothing."""
+    """A range of steps in words: `at step 3`, `in steps 3 to 9`; empty if unknown."""
     if first is None:
         return ""
     return f"at step {first:,}" if last in {None, first} else f"in steps {first:,} to {last:,}"
 
 
 def alone_text(rank: int | None) -> str:
-    """The one rank of several that a sentence is about, as a part of it; or nothing."""
+    """Words for the one rank that a sentence is about; empty if there is none."""
     return "" if rank is None else f", on rank {rank} alone"
 
 
 def limit_text(low: float, high: float, advised: float) -> str:
-    """Where the highest stable rate lies, and whether the advised one is below that."""
+    """Words on where the highest stable rate lies, and whether the advised rate is below it."""
     text = f"the highest stable rate lies between {low:.2g} and {high:.2g}, with 90 % confidence"
     return text if advised >= low else f"{text}; the advised rate keeps a margin below it"
 
 
 def go_back_text(rate: str, step: int) -> str:
-    """Back to a rate at which the run had trained until it leapt."""
+    """Words that say to go back to the rate before a leap."""
     return f"Go back to {rate}, the rate before step {step:,}"
 
 
 def restart_text(checkpoint_step: int | None, step: int | None) -> str | None:
-    """Where to restart from: the checkpoint if one is known; None if nothing is."""
+    """Words on where to restart: a checkpoint if one is known; None if nothing is."""
     if checkpoint_step is not None:
         return f"Restart from the checkpoint of step {checkpoint_step:,}"
     if step is None:
@@ -105,7 +105,28 @@ def restart_text(checkpoint_step: int | None, step: int | None) -> str | None:
 
 
 def list_text(names: Sequence[str], limit: int = 3) -> str:
-    """A few names, and how many more there are."""
+    """A list in words: a few names, and how many more there are."""
     shown = ", ".join(names[:limit])
     more = len(names) - limit
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+_SHORT_DTYPES = {
+    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+}  # fmt: skip
+
+
+def shortened(name: str, most: int) -> str:
+    """A layer's name, shortened in the middle: its ends tell layers apart."""
+    if len(name) <= most:
+        return name
+    tail = (most - 1) * 2 // 3
+    return f"{name[: most - 1 - tail]}…{name[-tail:]}"
+
+
+def short_dtype(name: str) -> str:
+    """A data type as people write it: fp16, bf16."""
+    return _SHORT_DTYPES.get(name, name)

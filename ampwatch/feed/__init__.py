@@ -13,9 +13,16 @@ from ampwatch.feed.endpoint import (
     resolve_endpoint,
     withdraw,
 )
-from ampwatch.feed.frames import Hello
-from ampwatch.feed.instructions import Instruction, Key
-from ampwatch.feed.keys import allow_key, allowed_keys, forget_key, key_folder, own_keys
+from ampwatch.feed.frames import Hello, Instruction, Key
+from ampwatch.feed.keys import (
+    Security,
+    allow_key,
+    allowed_keys,
+    find_security,
+    forget_key,
+    key_folder,
+    own_keys,
+)
 from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey
 from ampwatch.feed.receiver import (
     Arrival,
@@ -28,7 +35,6 @@ from ampwatch.feed.receiver import (
     Receiver,
     RowsArrived,
 )
-from ampwatch.feed.security import Security, find_security
 from ampwatch.feed.sender import BatchSource, InstructionArrived, Sender, SenderStats
 
 __all__ = [

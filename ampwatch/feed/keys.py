@@ -1,8 +1,12 @@
-"""The user's key pair and the list of keys that may connect, in files only the user may read.
+"""The user's keys, in files only the user may read, and who may connect to whom by them.
 
 The folder is $AMPWATCH_CONFIG_DIR, else the platform's configuration folder. Keys are written as 64
 hexadecimal digits, which need no quoting in a shell. A key pair is made on first use. If many
 ranks ask for it at once, one of them makes it and all get the same.
+
+CURVE is on every socket. Loopback is not private: whoever bound the port first would receive
+another user's frames. So a trainer talks only to a recorder that holds the key it expects (its own
+user's, or $AMPWATCH_RECORDER_KEY). A recorder listens only to its own key and those on its list.
 """
 
 from __future__ import annotations
@@ -11,14 +15,17 @@ import contextlib
 import os
 import stat
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import zmq
+from zmq.auth.base import Authenticator
 from zmq.utils import z85
 
-from ampwatch.errors import FeedError
+from ampwatch.errors import FeedError, reason_of, warn
+from ampwatch.feed.endpoint import is_local
 from ampwatch.files import draft_of
 from ampwatch.retry import retry
 
@@ -57,7 +64,7 @@ def own_keys(folder: Path | None = None) -> KeyPair:
         return _read_pair(path)
     except OSError as error:
         raise FeedError(
-            f"The key pair {path} cannot be used ({error.strerror or error}): set "
+            f"The key pair {path} cannot be used ({reason_of(error)}): set "
             "AMPWATCH_CONFIG_DIR to a folder of yours, or AMPWATCH_ENDPOINT=off to send nothing."
         ) from error
 
@@ -81,7 +88,7 @@ def legible_keys(folder: Path | None = None) -> tuple[dict[str, str], str]:
         _refuse_if_shared(path, stat.S_IWGRP | stat.S_IWOTH, "chmod 600")
         lines = path.read_text("utf-8", errors="replace").splitlines()
     except OSError as error:
-        return {}, f"{path} cannot be read ({error.strerror or error})."
+        return {}, f"{path} cannot be read ({reason_of(error)})."
     except FeedError as error:
         return {}, str(error)
     for line in lines:
@@ -198,3 +205,114 @@ def _refuse_if_shared(path: Path, forbidden: int, remedy: str) -> None:
             f"{path} is open to other users (mode {mode:04o}), so others may have read or changed "
             f"its keys: run `{remedy} {path}`, and delete the key pair if somebody may have."
         )
+
+
+# --- who may connect to whom ----------------------------------------------------------------------
+
+_DOMAIN = "ampwatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """The keys that a socket uses and demands; `own` is None if encryption was switched off."""
+
+    own: KeyPair | None
+    recorder: bytes | None = None
+    folder: Path | None = None
+
+    def configure_trainer(self, dealer: zmq.Socket[bytes]) -> None:
+        """Make a trainer's socket talk only to the recorder it trusts."""
+        if self.own is not None:
+            dealer.curve_publickey = self.own.public
+            dealer.curve_secretkey = self.own.secret
+            dealer.curve_serverkey = self.recorder or self.own.public
+
+    def configure_recorder(self, router: zmq.Socket[bytes]) -> None:
+        """Make a recorder's socket demand a key, which the doorkeeper then checks."""
+        if self.own is not None:
+            router.curve_server = True
+            router.curve_publickey = self.own.public
+            router.curve_secretkey = self.own.secret
+            router.zap_domain = _DOMAIN.encode()
+
+
+def find_security(
+    endpoint: str, *, insecure: bool = False, environ: Mapping[str, str] = os.environ
+) -> Security:
+    """The security for this endpoint: the user's keys, unless it was switched off."""
+    if insecure or environ.get("AMPWATCH_INSECURE") == "1":
+        _warn_of_no_encryption(endpoint)
+        return Security(own=None)
+    if not zmq.has("curve"):
+        raise FeedError(
+            "This libzmq was built without CURVE, so the feed would be open to every user of this "
+            "machine: install pyzmq from its own wheels, or set AMPWATCH_INSECURE=1 if nobody else "
+            "can log in."
+        )
+    text = environ.get("AMPWATCH_RECORDER_KEY")
+    recorder = key_from_hex(text, where="AMPWATCH_RECORDER_KEY") if text else None
+    return Security(own=own_keys(), recorder=recorder)
+
+
+def _warn_of_no_encryption(endpoint: str) -> None:
+    reach = "every user of this machine" if is_local(endpoint) else "everybody on the network"
+    warn(
+        f"the feed at {endpoint} is neither encrypted nor authenticated: {reach} can read what a "
+        "run sends, send rows of their own, or pose as the recorder.",
+        stacklevel=5,
+    )
+
+
+class Doorkeeper:
+    """Tells libzmq whether a key may connect, through pyzmq's own authenticator.
+
+    It has no thread: the recorder polls `socket` beside its own and calls `answer`. `on_denied` is
+    called with a key that was denied, and with what could not be read of the list of keys.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], security: Security, on_denied: Callable[[str, str], None]
+    ) -> None:
+        self._security = security
+        self._on_denied = on_denied
+        self._authenticator = Authenticator(context)
+        self._authenticator.configure_curve_callback(_DOMAIN, self)
+        self._authenticator.start()
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """The socket to poll."""
+        return self._authenticator.zap_socket
+
+    def answer(self) -> None:
+        """Answer every question that has arrived."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                question = self.socket.recv_multipart(zmq.NOBLOCK)
+                _finish(self._authenticator.handle_zap_message(question))
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """Whether the holder of this key may connect; the list is read again each time."""
+        own = self._security.own
+        public = z85.decode(key)
+        if own is not None and public == own.public:
+            return True
+        listed, trouble = legible_keys(self._security.folder)
+        if own is not None and key_to_hex(public) in listed:
+            return True
+        self._on_denied(key_to_hex(public), trouble)
+        return False
+
+    def close(self) -> None:
+        """Stop answering: nobody new may connect."""
+        self._authenticator.stop()
+
+
+def _finish(step: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never waits: the authenticator does not, with a callback like ours."""
+    try:
+        step.send(None)
+    except StopIteration:
+        return
+    step.close()
+    raise RuntimeError("pyzmq's authenticator waited for something")

@@ -15,10 +15,18 @@ from typing import Any, TypeAlias
 
 from ampwatch.codec import Batch, check
 from ampwatch.errors import CodecError, FrameError
-from ampwatch.feed.frames import ENDED, MAX_SENTENCE_BYTES, UP, Frame, Hello, Kind, unpack
-from ampwatch.feed.instructions import Instruction
+from ampwatch.feed.frames import (
+    ENDED,
+    MAX_SENTENCE_BYTES,
+    UP,
+    Frame,
+    Hello,
+    Instruction,
+    Kind,
+    unpack,
+)
+from ampwatch.feed.keys import Security, find_security
 from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey, Peers
-from ampwatch.feed.security import Security, find_security
 from ampwatch.feed.sockets import Message, RecorderSocket
 
 _FRAMES_A_CALL = 512
@@ -203,7 +211,9 @@ class Receiver:
             if peer is not None:
                 yield from self._follow(peer, frame)
         except FrameError as error:
-            self._count_bad(key)
+            self.counts.bad += 1
+            if key is not None and key in self.peers:
+                self.peers[key].bad += 1
             if error.other_version:
                 self._send_no(message.identity, PeerKey("0" * 32, 0), str(error))
             yield BadArrived(key, message.address, str(error))
@@ -307,11 +317,6 @@ class Receiver:
                 f"This recorder takes {self._limits.rank_rows} rows and "
                 f"{self._limits.rank_bytes} bytes from one rank, and this one has sent more.",
             )
-
-    def _count_bad(self, key: PeerKey | None) -> None:
-        self.counts.bad += 1
-        if key is not None and key in self.peers:
-            self.peers[key].bad += 1
 
     # --- down ------------------------------------------------------------------------------------
 

@@ -19,9 +19,8 @@ from typing import Any, Protocol
 
 from ampwatch.codec import MAX_PAYLOAD_BYTES, Batch
 from ampwatch.errors import AmpwatchError, FrameError
-from ampwatch.feed.frames import ENDED, REPLAYED, Frame, Hello, Kind
-from ampwatch.feed.instructions import Instruction
-from ampwatch.feed.security import Security, find_security
+from ampwatch.feed.frames import ENDED, REPLAYED, Frame, Hello, Instruction, Kind
+from ampwatch.feed.keys import Security, find_security
 from ampwatch.feed.sockets import TrainerSocket
 from ampwatch.ranges import Ranges
 

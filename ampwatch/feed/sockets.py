@@ -20,7 +20,7 @@ from ampwatch.codec import MAX_PAYLOAD_BYTES
 from ampwatch.errors import EndpointTakenError, FeedError, FrameError
 from ampwatch.feed.endpoint import check_endpoint
 from ampwatch.feed.frames import Frame, pack, unpack
-from ampwatch.feed.security import Doorkeeper, Security
+from ampwatch.feed.keys import Doorkeeper, Security
 
 _TRAINER_QUEUE, _RECORDER_QUEUE = 1000, 32  # frames
 _MAX_ANSWER_BYTES = 1 << 16

@@ -17,7 +17,7 @@ from ampwatch.fleet.call import judge
 from ampwatch.fleet.place import Place, is_place
 from ampwatch.fleet.published_run import open_published
 from ampwatch.fleet.publishing import publish
-from ampwatch.fleet.run_table import PublishedRun, list_published
+from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
 from ampwatch.fleet.share_writing import Outcome
 
 __all__ = [

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ampwatch.diagnosis.earlier_runs import EarlierRun, Lesson, lesson_of, outcome_of, rate_told
+from ampwatch.diagnosis.earlier_runs import (
+    EarlierRun,
+    LessonOfEarlierRuns,
+    lesson_of,
+    outcome_of,
+    rate_told,
+)
 from ampwatch.diagnosis.signature import Signature
 from ampwatch.fleet.chosen_runs import made_of
 from ampwatch.fleet.place import Place
@@ -26,7 +32,7 @@ def alike_in(place: Place | str, run: Run) -> list[RunVerdict]:
     return [one for one in read_verdicts(place) if _is_alike(made, one)]
 
 
-def lesson_in(verdicts: Iterable[RunVerdict], run: Run) -> Lesson | None:
+def lesson_in(verdicts: Iterable[RunVerdict], run: Run) -> LessonOfEarlierRuns | None:
     """What those of some judged runs that started earlier teach this one."""
     others = [_earlier_run(one) for one in verdicts]
     started_ns = run.info.started_ns

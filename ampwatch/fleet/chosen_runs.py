@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ampwatch.diagnosis import RULES
 from ampwatch.diagnosis.signature import Signature, signature_of
 from ampwatch.errors import RunError, SearchError
-from ampwatch.fleet.run_table import PublishedRun
+from ampwatch.fleet.runs_delta_table import PublishedRun
 from ampwatch.fleet.summary import MODEL, PERSON, PERSON_SETTINGS, settings_of
 from ampwatch.fleet.verdicts import RunVerdict
 from ampwatch.follow.list_entry import MODEL_SETTINGS

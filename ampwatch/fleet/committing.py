@@ -17,7 +17,7 @@ from ampwatch.fleet.details import Detail
 from ampwatch.fleet.place import Place, retried
 from ampwatch.fleet.published_facts import is_retold
 from ampwatch.fleet.published_run import read_detail
-from ampwatch.fleet.run_table import PublishedRun, RunTable, fresh_token, of_rows
+from ampwatch.fleet.runs_delta_table import PublishedRun, RunTable, fresh_token, of_rows
 from ampwatch.fleet.share_writing import Ready, Written
 from ampwatch.fleet.tables import DAY, RUNS_SCHEMA, TABLE_SCHEMAS
 from ampwatch.follow.liveness import State

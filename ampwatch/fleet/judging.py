@@ -12,7 +12,7 @@ from ampwatch.errors import RunError
 from ampwatch.fleet.lost_time import lost_time
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.published_run import open_row
-from ampwatch.fleet.run_table import PublishedRun
+from ampwatch.fleet.runs_delta_table import PublishedRun
 from ampwatch.fleet.verdicts import RunVerdict, rules_version
 from ampwatch.follow import diagnose
 from ampwatch.store import Run

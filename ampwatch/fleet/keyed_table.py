@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from ampwatch.errors import PlaceError
 from ampwatch.fleet.place import Added, Place, retried
-from ampwatch.fleet.run_table import fresh_token
+from ampwatch.fleet.runs_delta_table import fresh_token
 from ampwatch.fleet.tables import DAY
 
 if TYPE_CHECKING:

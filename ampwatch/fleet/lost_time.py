@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampwatch.diagnosis import Diagnosis, Severity
-from ampwatch.diagnosis.signals import Floats, Integers, Mask, flags, numbers, steps_of
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask, flags, numbers, steps_of
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
 

@@ -21,6 +21,7 @@ from ampwatch.fleet.addresses import checked_address
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
 
 PLACE_FORMAT = 1
 _ABOUT = "ampwatch place, format "
@@ -215,39 +216,14 @@ class Place:
 
         `alone`: False, and nothing happened, if anybody committed since the table was read.
         """
-        import time
-
         from deltalake import CommitProperties, Schema
         from deltalake.exceptions import CommitFailedError
-        from deltalake.transaction import AddAction, RemoveAction
 
-        now_ms = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(
-                path=one.path,
-                size=one.size,
-                partition_values=dict(one.partition or {}),
-                modification_time=now_ms,
-                data_change=True,
-                stats=one.stats,
-            )
-            for one in added
-        ]
-        actions += [
-            RemoveAction(
-                one.path,
-                data_change=True,
-                deletion_timestamp=now_ms,
-                size=one.size,
-                partition_values=dict(one.partition or {}),
-            )
-            for one in removed
-        ]
         properties = CommitProperties(max_commit_retries=0 if alone else 100)
         with self.trouble("written"):
             try:
                 table.create_write_transaction(
-                    actions, "append", Schema.from_arrow(schema),
+                    _actions(added, removed), "append", Schema.from_arrow(schema),
                     partition_by=table.metadata().partition_columns, commit_properties=properties,
                 )  # fmt: skip
             except CommitFailedError:
@@ -309,6 +285,30 @@ class Place:
             raise PlaceError(
                 f"{self.address} cannot be {done}: {_cause(str(problem))}.", place=self.address
             ) from None
+
+
+def _actions(added: Sequence[Added], removed: Sequence[Added]) -> list[AddAction | RemoveAction]:
+    """What a commit writes into the table's log."""
+    import time
+
+    from deltalake.transaction import AddAction, RemoveAction
+
+    now_ms = int(time.time() * 1000)
+    adding = [
+        AddAction(
+            path=one.path, size=one.size, partition_values=dict(one.partition or {}),
+            modification_time=now_ms, data_change=True, stats=one.stats,
+        )
+        for one in added
+    ]  # fmt: skip
+    removing = [
+        RemoveAction(
+            one.path, data_change=True, deletion_timestamp=now_ms, size=one.size,
+            partition_values=dict(one.partition or {}),
+        )
+        for one in removed
+    ]  # fmt: skip
+    return [*adding, *removing]
 
 
 def retried(act: Callable[[], bool], tries: int) -> bool:

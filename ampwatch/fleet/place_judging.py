@@ -15,7 +15,7 @@ import pyarrow as pa
 from ampwatch.errors import AmpwatchError, PlaceError
 from ampwatch.fleet.chosen_runs import Choice
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.run_table import PublishedRun, list_published
+from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
 from ampwatch.fleet.share_judging import ShareVerdicts, judge_share, shares_of
 from ampwatch.fleet.verdicts import (
     RunVerdict,

@@ -11,7 +11,7 @@ import numpy as np
 
 from ampwatch.diagnosis.signature import signature_of
 from ampwatch.fleet.details import RankNote
-from ampwatch.fleet.run_table import PublishedRun
+from ampwatch.fleet.runs_delta_table import PublishedRun
 from ampwatch.follow.liveness import State
 from ampwatch.rows import TABLES, Table
 from ampwatch.store import Run

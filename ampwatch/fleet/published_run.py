@@ -14,10 +14,10 @@ from ampwatch.errors import PlaceError
 from ampwatch.fleet.details import Detail, RankNote, unpacked
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.row_files import Fetch, Part, read_part
-from ampwatch.fleet.run_table import PublishedRun, find_published
+from ampwatch.fleet.runs_delta_table import PublishedRun, find_published
 from ampwatch.fleet.tables import published_names, stored
 from ampwatch.rows import SCHEMAS, EventKind, Table
-from ampwatch.store.ordered_rows import ATTEMPT
+from ampwatch.store.public_rows import ATTEMPT
 from ampwatch.store.run import Run
 from ampwatch.store.run_info import RunInfo
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from ampwatch.errors import AmpwatchError, PlaceError, RunError
 from ampwatch.fleet.committing import DETAILS, commit
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.run_table import RunTable, of_rows
+from ampwatch.fleet.runs_delta_table import RunTable, of_rows
 from ampwatch.fleet.share_writing import Job, Outcome, bytes_in, write_share
 from ampwatch.fleet.tables import DAY, RUNS, RUNS_SCHEMA, TABLE_SCHEMAS
 from ampwatch.fleet.workers import in_order

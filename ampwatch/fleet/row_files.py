@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from ampwatch.errors import PlaceError
 from ampwatch.store.compaction import parquet_options
-from ampwatch.store.parquet_limits import structs_in
+from ampwatch.store.parquet_file import structs_in
 
 _MAGIC = b"PAR1"
 _GROUPS = 4  # the field of a footer; the heads are those of Thrift's compact protocol

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from ampwatch.alerts.delivery import Retry
 from ampwatch.errors import AmpwatchError
 from ampwatch.fleet.publishing import publish, runs_in
 from ampwatch.fleet.run_publisher import PublishOrders, Told
 from ampwatch.fleet.share_writing import Outcome
 from ampwatch.follow.liveness import State, at_a_glance
+from ampwatch.retry import Retry
 from ampwatch.store import open_run
 
 _LOOK_EVERY_S = 2.0

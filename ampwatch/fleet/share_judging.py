@@ -18,7 +18,7 @@ from ampwatch.fleet.nearby_bytes import Extent, NearbyBytes
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.published_run import open_row, read_detail
 from ampwatch.fleet.row_files import WHOLE_BYTES
-from ampwatch.fleet.run_table import PublishedRun, list_published
+from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
 from ampwatch.fleet.verdicts import RunVerdict, rules_version
 from ampwatch.printable_text import printable
 

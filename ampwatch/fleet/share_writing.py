@@ -18,7 +18,7 @@ from ampwatch.fleet.place import Added, Place
 from ampwatch.fleet.published_facts import is_retold, note_of, row_of, time_of
 from ampwatch.fleet.published_run import read_detail
 from ampwatch.fleet.row_files import Part, RowFile
-from ampwatch.fleet.run_table import PublishedRun, fresh_token
+from ampwatch.fleet.runs_delta_table import PublishedRun, fresh_token
 from ampwatch.fleet.segments import Continuation, continuation
 from ampwatch.fleet.tables import DAY, FILE_SCHEMAS, layer_facts, published, with_places
 from ampwatch.follow.liveness import State, at_a_glance

@@ -20,7 +20,7 @@ from ampwatch.fleet.committing import DETAILS
 from ampwatch.fleet.details import Detail
 from ampwatch.fleet.place import Added, Listed, Place
 from ampwatch.fleet.published_run import detail_in
-from ampwatch.fleet.run_table import NOTE, PublishedRun, list_published
+from ampwatch.fleet.runs_delta_table import NOTE, PublishedRun, list_published
 from ampwatch.fleet.tables import DAY, RUNS, TABLE_SCHEMAS
 from ampwatch.rows import TABLES, Table
 

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from ampwatch.codec import column
 from ampwatch.rows import DTYPES, SCHEMAS, Table
-from ampwatch.store.ordered_rows import ATTEMPT, RANK
-from ampwatch.store.public_columns import LayerFacts, with_dtype_names
+from ampwatch.store.public_rows import ATTEMPT, RANK, LayerFacts, with_dtype_names
 from ampwatch.store.run_files import RankRows
 
 RUNS = "runs"

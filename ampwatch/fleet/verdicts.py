@@ -24,7 +24,7 @@ from ampwatch.diagnosis import Verdict
 from ampwatch.errors import PlaceError
 from ampwatch.fleet.keyed_table import KEY_NAMES, Key, KeyedTable
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.run_table import PublishedRun, list_published
+from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
 from ampwatch.fleet.tables import DAY
 
 VERDICTS, FINDINGS = "verdicts", "findings"

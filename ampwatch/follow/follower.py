@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ampwatch.diagnosis import Diagnosis, Engine, Finding, ForSeveral, Severity, conclude
+from ampwatch.diagnosis import Diagnosis, Engine, Finding, ForSeveralRuns, Severity, conclude
 from ampwatch.follow.liveness import Liveness, State, ended_ranks
 from ampwatch.follow.standing import standing_as
 from ampwatch.store import Run, RunInfo, open_run
@@ -31,7 +31,7 @@ class Look:
     judged: Diagnosis  # as of a run that is over
     established_scale: float | None
     notes: tuple[str, ...]  # the record's: what was cut off, what is missing
-    for_several: ForSeveral  # what it adds to an advice on several runs
+    for_several: ForSeveralRuns  # what it adds to an advice on several runs
 
     @property
     def is_over(self) -> bool:
@@ -106,7 +106,7 @@ class Follower:
         scale, judged = case.scale.level, conclude(case)
         ended = ended_ranks(run, self.liveness.began_ns)
         pa.default_memory_pool().release_unused()  # what growing left behind; in days it adds up
-        told = ForSeveral.of(case, judged)
+        told = ForSeveralRuns.of(case, judged)
         return Look(run.info, state, ended, rows, silent_s, judged, scale, run.notes, told)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampwatch.diagnosis import Diagnosis
-from ampwatch.diagnosis.earlier_runs import EarlierRun, Lesson, Outcome, lesson_of
+from ampwatch.diagnosis.earlier_runs import EarlierRun, LessonOfEarlierRuns, Outcome, lesson_of
 from ampwatch.diagnosis.signature import Signature, signature_of
 from ampwatch.follow.list_entry import KeptEntries, ListEntry, entry_of
 from ampwatch.store import Run, RunSummary
-from ampwatch.store.file_stamps import stamp_of
+from ampwatch.store.kept_facts import stamp_of
 
 _MOST = 200  # the newest runs, which are checked to be unchanged since they were judged
 _OUTCOMES = {outcome.value for outcome in Outcome}
@@ -22,7 +22,7 @@ _OUTCOMES = {outcome.value for outcome in Outcome}
 
 def lesson_for(
     run: Run, others: Sequence[EarlierRun] = (), kept: KeptEntries | None = None
-) -> Lesson | None:
+) -> LessonOfEarlierRuns | None:
     """What earlier runs in the run's folder, and other known runs, have shown."""
     made = signature_of(run)
     if made is None:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ampwatch import diagnosis
-from ampwatch.diagnosis import Diagnosis, Record, Together
+from ampwatch.diagnosis import Diagnosis, Record, SeveralDiagnoses
 from ampwatch.diagnosis.case import NATIVE
 from ampwatch.follow.liveness import State, at_a_glance
 from ampwatch.store import Run
@@ -20,7 +20,7 @@ def diagnose(run: Record) -> Diagnosis:
     return as_it_stands(run, diagnosis.diagnose(run))
 
 
-def diagnose_together(runs: Sequence[Record]) -> Together:
+def diagnose_together(runs: Sequence[Record]) -> SeveralDiagnoses:
     """Diagnose runs of one model together; of several models or optimizers they are refused."""
     together = diagnosis.diagnose_together(runs)
     pairs = zip(runs, together.diagnoses, strict=True)

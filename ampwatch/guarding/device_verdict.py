@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizers import OptimizerView
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensor_values import Pack
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ client; its library is loaded when somebody asks for it.
 
 from __future__ import annotations
 
-from ampwatch.mirrors.mirror_worker import MirrorWorker, close_workers
-from ampwatch.mirrors.mirroring import Mirroring, mirror
-from ampwatch.mirrors.places import open_mirror, open_mirrors
-from ampwatch.mirrors.readings import READINGS, Mirror, Points, Reading, Update
+from ampwatch.mirrors.mirroring import Mirroring, MirrorWorker, close_workers, mirror
+from ampwatch.mirrors.places import Mirror, open_mirror, open_mirrors
+from ampwatch.mirrors.updates import READINGS, Points, Reading, Update
 
 __all__ = [
     "READINGS",

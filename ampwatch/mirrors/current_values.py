@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ampwatch.diagnosis import Finding
-from ampwatch.mirrors.readings import READINGS, Points, Reading, Update
+from ampwatch.mirrors.updates import READINGS, Points, Reading, Update
 
 MOST_ENDED_RUNS = 100  # at most so many ended runs are shown, however long one records
 
@@ -51,7 +51,9 @@ class CurrentValues:
             if update.diagnosis is not None:
                 run.findings = update.diagnosis.findings
             run.is_over = update.is_over
-            self._forget()
+            ended = [name for name, run in self._runs.items() if run.is_over]
+            for name in ended[:-MOST_ENDED_RUNS]:  # those that ended first
+                del self._runs[name]
 
     def samples(self) -> dict[Reading, list[Sample]]:
         """Every metric that a run has, with its samples."""
@@ -64,12 +66,6 @@ class CurrentValues:
             found[ENDED] = [Sample(float(one.is_over), {"run": name}) for name, one in runs]
             found[FINDING] = [s for name, one in runs for s in _findings(name, one)]
         return {reading: samples for reading, samples in found.items() if samples}
-
-    def _forget(self) -> None:
-        """Forget the runs that ended first."""
-        ended = [name for name, run in self._runs.items() if run.is_over]
-        for name in ended[:-MOST_ENDED_RUNS]:
-            del self._runs[name]
 
 
 def _newest(points: Points) -> Iterator[tuple[str, float]]:

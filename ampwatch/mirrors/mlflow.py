@@ -11,7 +11,7 @@ from ampwatch.diagnosis import Finding
 from ampwatch.errors import MirrorError
 from ampwatch.follow import State
 from ampwatch.mirrors.places import client
-from ampwatch.mirrors.readings import Update
+from ampwatch.mirrors.updates import Update
 from ampwatch.printable_text import printable
 from ampwatch.store import RunInfo
 

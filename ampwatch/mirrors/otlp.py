@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from ampwatch.errors import MirrorError
 from ampwatch.mirrors.current_values import ENDED, FINDING, STEP, CurrentValues
 from ampwatch.mirrors.places import client
-from ampwatch.mirrors.readings import READINGS, Reading, Update
+from ampwatch.mirrors.updates import READINGS, Reading, Update
 
 _SDK = "opentelemetry-sdk"
 _HTTP, _HTTP_PORT = "opentelemetry-exporter-otlp-proto-http", 4318

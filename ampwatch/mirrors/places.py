@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.readings import Mirror
-from ampwatch.printable_text import printable
+from ampwatch.mirrors.updates import Update
+from ampwatch.printable_text import cut, printable
 
 EXAMPLES = (
     "tensorboard:DIR, prometheus://:9464, otlp://HOST:4318, wandb:PROJECT, mlflow:EXPERIMENT, "
@@ -23,6 +23,27 @@ EXAMPLES = (
 KINDS = ("tensorboard", "prometheus", "otlp", "otlps", "wandb", "mlflow", "trackio")
 _LONGEST_REASON = 200  # letters
 _WITH_RUNS = ("wandb", "mlflow", "trackio")  # tools whose runs may be active in this process
+
+
+class Mirror(Protocol):
+    """A place that shows runs. Used by one thread; may be slow and may raise.
+
+    An update at which it raised is passed again later. `close` is called after the last one.
+    """
+
+    @property
+    def label(self) -> str:
+        """Its name in sentences."""
+
+    @property
+    def shows_past(self) -> bool:
+        """Whether it also wants what was logged before this process began."""
+
+    def take(self, update: Update) -> None:
+        """Show an update of a run in this tool."""
+
+    def close(self) -> None:
+        """Send what is still waiting, and end."""
 
 
 def open_mirror(place: str, *, is_inside: bool) -> Mirror:
@@ -88,4 +109,4 @@ def reason(error: Exception) -> str:
     """A client's error message, without passwords that an address in it may contain."""
     text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
     text = re.sub(r"://[^/@\s]+@", "://…@", text)
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
+    return cut(text, _LONGEST_REASON)

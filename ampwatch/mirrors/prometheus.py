@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from ampwatch.errors import MirrorError
+from ampwatch.errors import MirrorError, reason_of
 from ampwatch.mirrors.current_values import CurrentValues, Sample
 from ampwatch.mirrors.places import client
-from ampwatch.mirrors.readings import Reading, Update
+from ampwatch.mirrors.updates import Reading, Update
 
 _EXAMPLE = "prometheus://:9464, or prometheus://0.0.0.0:9464 for all interfaces"
 
@@ -33,7 +33,7 @@ def open_mirror(rest: str, *, is_inside: bool) -> PrometheusMirror:
         mirror.server, _ = prometheus.start_http_server(port, host or "127.0.0.1", registry)
     except OSError as error:
         raise MirrorError(
-            f"Cannot serve at {rest.lstrip('/')} ({error.strerror or error}): use another port, "
+            f"Cannot serve at {rest.lstrip('/')} ({reason_of(error)}): use another port, "
             f"as in {_EXAMPLE}."
         ) from error
     return mirror

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.readings import PREFIX, READINGS, Points, Update
+from ampwatch.mirrors.updates import PREFIX, READINGS, Points, Update
 from ampwatch.report import EventStream
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ampwatch.diagnosis import Severity
 from ampwatch.errors import MirrorError
 from ampwatch.mirrors.places import client
-from ampwatch.mirrors.readings import Update
+from ampwatch.mirrors.updates import Update
 from ampwatch.store import RunInfo
 
 _LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}

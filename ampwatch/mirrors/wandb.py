@@ -14,7 +14,7 @@ from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.errors import MirrorError, warn
 from ampwatch.follow import State
 from ampwatch.mirrors.places import client
-from ampwatch.mirrors.readings import PREFIX, READINGS, STEP, Update
+from ampwatch.mirrors.updates import PREFIX, READINGS, STEP, Update
 
 _LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
 _COLUMNS = ["code", "name", "severity", "first step", "layer", "summary", "action"]

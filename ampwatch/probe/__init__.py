@@ -1,14 +1,25 @@
-"""The probe: what runs beside a training loop. Only it and `integrations` may import torch.
+"""The probe: what runs beside a training loop. Only it, `guarding` and `integrations` import torch.
 
     attach ─> scaler ─┐
-              hooks  ─┴─> loop ─> records ─> courier ─> digest ─> codec ─> log and feed
+              hooks  ─┴─> loop ─> records ─> courier ─> row_maker ─> codec ─> log and feed
 
 The training thread only collects values; the courier's thread computes with them. Nothing raises
 into the training, nothing synchronises a device, and no bit of the training changes.
+
+- begin and end: attach, watch, run_identity, fatal_exceptions, own_failures
+- who calls us: watched_scaler, unscaled_steps, hooks
+- the loop: loop, current_step, optimizer_turns, optimizers, backward_passes, records
+- what is measured: tensor_values, norms, weight_slices, optimizer_state, devices
+- layers while they run: models, layer_observer, sampled_layers, operand_casts, narrow_casts,
+  number_formats, library_formats
+- rows, on the courier's thread: courier, row_maker, layer_figures, layer_rows, update_norms,
+  exponent_histogram, culprit
+- what a page may ask for: control, rank_agreement
 """
 
+from ampwatch.errors import warn
 from ampwatch.probe.attach import attach
-from ampwatch.probe.own_failures import Guard, warn
+from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 
 __all__ = ["Guard", "NoWatch", "Watch", "attach", "live_watches", "warn"]

@@ -14,30 +14,33 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ampwatch.environment import switched_off
-from ampwatch.errors import AmpwatchError, AttachError
+from ampwatch.errors import AmpwatchError, AttachError, warn
 from ampwatch.probe import hooks, run_identity
 from ampwatch.probe.control import Control
-from ampwatch.probe.courier import Courier, LiveSender, Log, MemoryLog
+from ampwatch.probe.courier import Courier, Log, MemoryLog
+from ampwatch.probe.current_step import Sampling
 from ampwatch.probe.devices import DeviceSampler
 from ampwatch.probe.layer_observer import LayerObserver
+from ampwatch.probe.library_formats import conversions_asked_for
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey, survey
-from ampwatch.probe.number_formats import conversions_asked_for
 from ampwatch.probe.optimizers import takes_hooks
-from ampwatch.probe.own_failures import Guard, warn
+from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.rank_agreement import RankAgreement, Ranks, store_of_process_group
 from ampwatch.probe.row_maker import RowMaker
-from ampwatch.probe.run_origin import origin
-from ampwatch.probe.sampling import Sampling
+from ampwatch.probe.run_identity import origin
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 from ampwatch.rows import EventKind
 from ampwatch.store import RankWriter, RunInfo, create_run, read_info, register_run
+
+if TYPE_CHECKING:
+    from ampwatch.feed import Sender
 
 _attached = 0
 
@@ -97,7 +100,7 @@ def attach(
     return _begin(scaler, surveyed, optimizers, settings)
 
 
-# -- what was given ------------------------------------------------------------------------------
+# -- what was given --------------------------------------------------------------------------------
 
 
 def _check(
@@ -160,7 +163,7 @@ def _watch_of(scaler: Any, surveyed: Survey) -> Watch | None:
     )
 
 
-# -- beginning -----------------------------------------------------------------------------------
+# -- beginning -------------------------------------------------------------------------------------
 
 
 def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: Settings) -> Watch:
@@ -267,7 +270,7 @@ def _open_log(info: RunInfo, rank: int, settings: Settings) -> tuple[Log, RunInf
 
 def _open_sender(
     info: RunInfo, rank: int, log: Log, settings: Settings, control: Control | None
-) -> LiveSender | None:
+) -> Sender | None:
     endpoint = settings.endpoint
     if endpoint is None:
         return None

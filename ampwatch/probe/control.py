@@ -15,10 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from ampwatch.probe.current_step import CurrentStep
+from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView, number_of
-from ampwatch.probe.rank_agreement import RankAgreement, Step
+from ampwatch.probe.rank_agreement import RankAgreement
 from ampwatch.probe.records import EventRecord
 from ampwatch.rows import EventKind
 
@@ -40,12 +42,6 @@ class Asked:
     number: int
 
 
-class Optimizers(Protocol):
-    """The optimizers that the loop has shown; `optimizer_turns.Turns`."""
-
-    views: dict[int, OptimizerView]
-
-
 class Control:
     """Holds what was asked until the step in progress has ended."""
 
@@ -57,13 +53,13 @@ class Control:
         self._step_s, self._stepped_at = 0.0, time.perf_counter()
         self._save: Callable[[], object] | None = None
         self._stop: Callable[[], object] | None = None
-        self._loop: tuple[Optimizers, Step, Callable[[EventRecord], None]] | None = None
+        self._loop: tuple[Turns, CurrentStep, Callable[[EventRecord], None]] | None = None
 
     def follow(
-        self, optimizers: Optimizers, step: Step, deliver: Callable[[EventRecord], None]
+        self, turns: Turns, step: CurrentStep, deliver: Callable[[EventRecord], None]
     ) -> None:
         """Act on this loop; tell in its rows what may be asked for."""
-        self._loop = optimizers, step, deliver
+        self._loop = turns, step, deliver
         self._offer()
 
     def on_save(self, save: Callable[[], object]) -> None:

@@ -17,15 +17,20 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ampwatch import codec
-from ampwatch.errors import AmpwatchError
-from ampwatch.probe.own_failures import Guard, warn
+from ampwatch.errors import AmpwatchError, warn
+from ampwatch.probe.control import Control
+from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, StepRecord
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.probe.weight_slices import HostUpdate
 from ampwatch.rows import EventKind, Table
+from ampwatch.store import RankWriter
+
+if TYPE_CHECKING:
+    from ampwatch.feed import Sender  # loads zmq
 
 Columns = tuple[Table, dict[str, list[Any]]]
 
@@ -36,29 +41,6 @@ QUEUE_BYTES = 64 * 2**20
 MOST_QUEUED = 20_000  # records without slices: some 50 MB
 JOIN_SECONDS = 10.0
 MOST_OPENING = 64
-
-
-class Log(Protocol):
-    """Where batches are filed; `store.RankWriter` is one."""
-
-    @property
-    def next_sequence(self) -> int:
-        """The number that the next batch will have."""
-
-    def append(self, batch: codec.Batch, sequence: int | None = None) -> int:
-        """File a batch; what is returned is acknowledged."""
-
-    def read_from(self, sequence: int, max_bytes: int) -> list[tuple[int, codec.Batch]]:
-        """Filed batches, for replay."""
-
-    def is_in_place(self) -> bool:
-        """Whether its files are still where they were made."""
-
-    def begin_anew(self) -> str | None:
-        """Start the log again in its place; returns what happened to the old one."""
-
-    def close(self) -> None:
-        """Let go of the files."""
 
 
 class MemoryLog:
@@ -88,24 +70,7 @@ class MemoryLog:
         """Nothing to let go of."""
 
 
-class LiveSender(Protocol):
-    """Where batches are sent live; `feed.Sender` is one."""
-
-    def send(self, sequence: int, batch: codec.Batch) -> None:
-        """Send without blocking, or leave it to the replay."""
-
-    def poll(self) -> None:
-        """Heartbeats, acknowledgements, replay."""
-
-    def close(self, timeout_s: float = 2.0) -> bool:
-        """Send the end mark; whether it was acknowledged in time."""
-
-
-class Looking(Protocol):
-    """Who looks now and then at what came from elsewhere; `control.Control` is one."""
-
-    def look(self) -> None:
-        """Look; it must not wait."""
+Log = RankWriter | MemoryLog
 
 
 class Courier:
@@ -115,9 +80,9 @@ class Courier:
         self,
         row_maker: weakref.ref[RowMaker],
         log: Log,
-        connect: Callable[[], LiveSender | None],
+        connect: Callable[[], Sender | None],
         sample_devices: Callable[[int], dict[str, list[Any]]],
-        control: Looking | None,
+        control: Control | None,
         guard: Guard,
     ) -> None:
         self.lost_rows = 0
@@ -126,7 +91,7 @@ class Courier:
         self._afterwards: Sequence[Callable[[], None]] = ()
         self._log = log
         self._connect = connect
-        self._sender: LiveSender | None = None
+        self._sender: Sender | None = None
         self._sample_devices = sample_devices
         self._control = control
         self._guard = guard

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampwatch.probe.layer_figures import LARGEST_VALUES, LayerFigures
-from ampwatch.probe.layer_info import LayerInfo
+from ampwatch.probe.layer_figures import LARGEST_VALUES, LayerFigures, LayerInfo
+from ampwatch.probe.layer_rows import LayerStep
 from ampwatch.probe.models import Layer, Survey
+from ampwatch.probe.records import StepRecord
 from ampwatch.rows import DTYPES
 
 LOSS = "(loss)"
@@ -275,7 +276,7 @@ def _number(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-# -- what sampled steps have taught about the layers ---------------------------------------------
+# -- what sampled steps have taught about the layers -----------------------------------------------
 
 # Columns of a sampled step that a `LayerState` has too.
 _SAMPLED = (
@@ -370,3 +371,34 @@ class CulpritFinder:
 def _limit(dtype: int | None) -> float | None:
     """The largest value of a half format; None for wider ones, where limits do not bind."""
     return None if dtype is None else LARGEST_VALUES.get(DTYPES[dtype])
+
+
+# -- whether it came from this rank's own backward, or with the gradients of the others ------------
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBackward:
+    """What one overflowed step knows of this rank's own gradients; None is unknown."""
+
+    finite: bool | None
+    exact: bool  # every gradient was seen before the ranks were joined
+    parameter_finite: Mapping[int, bool]  # to look for a culprit among
+
+    def detail(self) -> dict[str, Any]:
+        """For the overflow event."""
+        return {} if self.finite is None else {"own_finite": self.finite, "own_exact": self.exact}
+
+
+def own_backward(record: StepRecord, known: LayerStep, *, loss_finite: bool | None) -> OwnBackward:
+    """What this rank's loss, parameters and first layer say of its own part in the overflow."""
+    joined, own = known.parameter_finite, known.local_finite
+    if record.local is None:
+        return OwnBackward(finite=None, exact=False, parameter_finite=joined)
+    exact = bool(joined) and joined.keys() <= own.keys()
+    reached = record.local.first_finite(record.pack)
+    if loss_finite is False or reached is False or not all(own.values()):
+        return OwnBackward(finite=False, exact=exact, parameter_finite={**joined, **own})
+    if exact:
+        return OwnBackward(finite=True, exact=True, parameter_finite=own)
+    # Bad gradients that did not come through here name none of this rank's layers.
+    return OwnBackward(finite=reached, exact=False, parameter_finite=own if reached else joined)

@@ -1,22 +1,168 @@
-"""The step in progress: its number, its record, and the scaler in use. This is their one owner.
+"""The step in progress: its record, its forward passes, whether it is sampled, what users log.
 
 The parts of a watched loop (`loop`, `optimizer_turns`, `unscaled_steps`, `backward_passes`) share
-one `CurrentStep`. Whoever sees the first call of a step begins its record; `Loop` closes it.
+one `CurrentStep`, the one owner of the record. Whoever sees the first call of a step begins it;
+`Loop` closes it.
+
+A loop that guards itself against a nan loss stops, or leaves the step out, and calls nothing of
+ours again. So what left the model (of large outputs a copy of some values) is kept until the loss
+is scaled or its backward begins. Where the next forward pass or the loop's end comes first, it
+shows whether the forward was finite.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ampwatch.probe.forward_passes import Forwards
-from ampwatch.probe.own_failures import warn
-from ampwatch.probe.readback import Pack
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ampwatch.errors import warn
+from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.records import EventRecord, StepRecord
-from ampwatch.probe.sampling import Sampling
+from ampwatch.probe.tensor_values import Pack, extremes, measurable, put_scalar, strided
 from ampwatch.rows import EventKind
+
+SAMPLE_LIMIT = 8192  # values of an output: a nan spreads over all that depends on it
+
+# Of one step, until a first loss has told how many forward passes a step takes: a network of two
+# towers or a generator and its critic take some before the loss.
+FORWARDS_UNTIL_KNOWN = 3
+_MOST_SAMPLES = 16
+
+# Which steps are sampled: the first, each n-th, and those after a skip. After a forward pass that
+# failed in a step that was not sampled, sampling goes on longer each time.
+FIRST_STEPS = 10
+STEPS_AFTER_SKIP = 20
+MOST_STEPS_AFTER = 160
+
+# The last batch of an epoch is smaller, and some loops vary their batches all the time: so many
+# steps in a row make a size the usual one.
+STEPS_TO_BELIEVE = 10
+
+
+class Forwards:
+    """The training forwards since a loss was last used."""
+
+    __slots__ = ("_given", "_samples", "_several", "_usual", "count", "seen_before", "unused")
+
+    def __init__(self, *, several_models: bool) -> None:
+        self.count = 0  # in the step in progress
+        self.seen_before = False  # whether the step before had any
+        self.unused = 0  # since a loss was used
+        self._usual = 0  # the most that came before a loss was used
+        self._samples: list[tuple[int, Tensor]] = []  # of what layers gave since then
+        self._several = several_models
+        # What a model gave in this step, by its memory, which others may hold once it is gone.
+        self._given: dict[int, Any] = {}  # weak references; torch's class has no types
+
+    def are_another_steps(self) -> bool:
+        """Whether a forward that begins now is another step's, though no loss has been used."""
+        return self.unused >= (self._usual or FORWARDS_UNTIL_KNOWN)
+
+    def gave(self, layer: int, outputs: Iterable[Tensor], record: StepRecord) -> None:
+        """A layer, the outermost as a rule, gave these."""
+        for value in outputs:
+            if not measurable(value):
+                continue
+            part = _part(value)
+            if len(self._samples) < _MOST_SAMPLES:
+                self._samples.append((layer, part))
+            if self._several:
+                memory = value.untyped_storage()
+                self._given[memory.data_ptr()] = _weakly(memory)
+                at = record.pack.put_magnitude(*extremes(part))
+                record.given_at = (*record.given_at, (at, len(record.input_at)))
+
+    def is_data(self, value: Tensor) -> bool:
+        """Whether a tensor that enters a model comes from outside, and not from the training."""
+        if value.grad_fn is not None:
+            return False
+        if not self._given:
+            return True
+        given = self._given.get(value.untyped_storage().data_ptr())
+        return given is None or given.expired()
+
+    def used(self) -> None:
+        """A loss is scaled, or its backward begins: what the model gave has been of use."""
+        if self.unused:
+            self._usual = max(self._usual, self.unused)
+            self.unused = 0
+            self._samples.clear()
+
+    def step_over(self) -> None:
+        """The next step begins."""
+        if self.unused:
+            self.used()
+        self.seen_before = self.count > 0
+        self.count = 0
+        if self._given:
+            self._given.clear()
+
+    def can_be_judged(self, record: StepRecord) -> bool:
+        """Whether to ask now: a device answers late, so a step's usual forwards must be known."""
+        if all(part.is_cpu for _, part in self._samples):
+            return True
+        return bool(self._usual) and not record.scalars
+
+    def begin_anew(self) -> None:
+        """The step is closed as one that was left out: how long it was says nothing."""
+        self.unused = 0
+
+    def put(self, record: StepRecord) -> None:
+        """Write down what the model gave since a loss was last used; no step follows it."""
+        record.unfollowed = True
+        for layer, sample in self._samples:
+            seen = sample.masked_fill(sample == -math.inf, 0.0)  # put there by intention: a mask
+            record.outputs_at.append((layer, record.pack.put_magnitude(*extremes(seen))))
+        self._samples.clear()
+
+
+class BatchSize:
+    """The usual number of samples that a step's forward passes take."""
+
+    __slots__ = ("_candidate", "_first_step", "_repeats", "usual")
+
+    def __init__(self) -> None:
+        self.usual = 0  # not known yet
+        self._candidate = 0
+        self._first_step = 0  # that had the candidate
+        self._repeats = 0  # steps in a row that had it; 0 while all is as usual
+
+    def is_usual(self, samples: int) -> bool:
+        """Whether a step of so many samples is no change of the batch size."""
+        return samples == self.usual and not self._repeats
+
+    def see(self, samples: int, step: int) -> tuple[int, int] | None:
+        """A step took so many; if that changes the usual number: since which step, from what."""
+        if samples == self.usual:
+            self._repeats = 0
+            return None
+        if samples != self._candidate or not self._repeats:
+            self._candidate, self._first_step, self._repeats = samples, step, 0
+        self._repeats += 1
+        if self._repeats < STEPS_TO_BELIEVE:
+            return None
+        before, self.usual, self._repeats = self.usual, samples, 0
+        return (self._first_step, before) if before else None
+
+
+_weakly: Callable[[Any], Any] = StorageWeakRef
+
+
+def _part(value: Tensor) -> Tensor:
+    """Its values, or some; a copy where to keep them would be to keep a larger tensor."""
+    known = value.detach()
+    if known.numel() > SAMPLE_LIMIT:
+        return strided(known, SAMPLE_LIMIT).clone()
+    return known if value._base is None else known.clone()
+
+
+# -- the step --------------------------------------------------------------------------------------
 
 
 class CurrentStep:
@@ -40,6 +186,7 @@ class CurrentStep:
         self._is_idle = False
         self._deliver = deliver
         self._reported: set[str] = set()  # codes of mistakes
+        self._warned: set[str] = set()  # of mistakes in what the user logs
         if scaler is not None:
             self.use(scaler)
 
@@ -59,6 +206,34 @@ class CurrentStep:
         if code not in self._reported:
             self._reported.add(code)
             self.event(EventKind.MISUSE, {"code": code, **detail}, step=step)
+
+    def log(self, values: Mapping[str, Any], *, may_be_late: bool) -> None:
+        """Put what the user logs into the step; each mistake is warned of once.
+
+        A loss that comes between a step's end and the next forward pass is the ended step's.
+        """
+        forwards = self.forwards
+        if may_be_late and "loss" in values and forwards.seen_before and not forwards.count:
+            self._warn(
+                "",
+                "log(loss=...) came after its step had ended, and counts for the next one: call it "
+                "before optimizer.step(), or with a scaler before scaler.update().",
+            )
+        record = self.begin()
+        for name, value in values.items():
+            at = put_scalar(record.pack, value)
+            if at is None:
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                self._warn(name, f"log({name}=...) is no number ({kind}) and is not recorded.")
+            elif name == "loss":
+                record.logged_loss_at = at
+            else:
+                record.scalars = (*record.scalars, (name, at))
+
+    def _warn(self, key: str, sentence: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            warn(sentence)
 
     def use(self, scaler: Any) -> None:
         """The loop goes on with this scaler."""
@@ -82,3 +257,61 @@ class CurrentStep:
 
 def _no_scaler() -> None:
     """There is none."""
+
+
+# -- which steps are sampled -----------------------------------------------------------------------
+
+
+class Sampling:
+    """Chooses the steps to sample, and arms the layer observer for them."""
+
+    def __init__(self, observer: LayerObserver | None, layer_every: int, start_step: int) -> None:
+        self.sampled = False
+        self.observes = observer is not None
+        self._observer = observer
+        self._layer_every = max(1, layer_every)
+        self._until = start_step + FIRST_STEPS
+        self._patience = STEPS_AFTER_SKIP
+        self.begin(start_step)
+
+    def begin(self, step: int) -> None:
+        """The next step has this number."""
+        self.sampled = step < self._until or step % self._layer_every == 0
+        if self._observer is None:
+            return
+        if self.sampled:
+            # What casts would do changes slowly: it is computed at each n-th step only.
+            self._observer.arm(what_if=step % self._layer_every == 0)
+        elif self._observer.armed:
+            self._observer.disarm()
+
+    def look_away(self) -> None:
+        """This step does not end: forget what was noted of it."""
+        if self._observer is not None:
+            self._observer.disarm()
+
+    def arm_after(self, step: int, *, failed: bool = False, seen: bool = True) -> None:
+        """A skip was seen: sample the steps from this one on.
+
+        `failed`: its forward pass was not finite; `seen`: it had been sampled.
+        """
+        self._until = max(self._until, step + (self._patience if failed else STEPS_AFTER_SKIP))
+        if failed and not seen:
+            self._patience = min(2 * self._patience, MOST_STEPS_AFTER)
+
+    def collect(self, record: StepRecord) -> None:
+        """Take what the observer saw into the step's record."""
+        observer = self._observer
+        if observer is None:
+            return
+        if observer.armed or record.unfollowed:
+            layers = observer.collect() if observer.armed else observer.collect_weights()
+            if not layers.on_host:
+                layers.put(record.pack)
+            record.layers = layers
+        if observer.several_ranks:
+            record.local = observer.collect_local(record.pack)
+        first = observer.collect_first(record.pack)
+        if first and observer.first_layer is not None:
+            record.first_layer_at = first
+            record.first_layer = observer.first_layer.number

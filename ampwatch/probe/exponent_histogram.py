@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ampwatch.probe.tensors import strided
+from ampwatch.probe.tensor_values import strided
 from ampwatch.rows import EXPONENT_BINS, EXPONENT_LOWEST
 
 FLOAT16_MAX = 65504.0
@@ -69,7 +69,7 @@ _PRIOR = (2.0, 4.0)
 _POWERS = np.linspace(0.02, 6.0, 300)
 
 
-# -- a sample, on the training thread ------------------------------------------------------------
+# -- a sample, on the training thread --------------------------------------------------------------
 
 
 def copied_bits(gradient: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def _lower_edges(device: torch.device) -> Tensor:
     return edges.unsqueeze(1)
 
 
-# -- histograms, on the courier's thread ---------------------------------------------------------
+# -- histograms, on the courier's thread -----------------------------------------------------------
 
 
 def histogram(bits: Tensor, dtype: torch.dtype) -> Bins:
@@ -137,7 +137,7 @@ def _bin_of_pattern(dtype: torch.dtype) -> NDArray[np.uint8]:
     return small
 
 
-# -- what histograms of float16 gradients tell, one in each row of `bins` ------------------------
+# -- what histograms of float16 gradients tell, one in each row of `bins` --------------------------
 
 
 def underflow_shares(bins: Bins) -> list[float | None]:
@@ -253,7 +253,7 @@ def _lower_edge(place: int) -> float:
 _LOWER_EDGES = tuple(map(_lower_edge, range(EXPONENT_BINS)))
 
 
-# -- steps whose every half-precision gradient is zero -------------------------------------------
+# -- steps whose every half-precision gradient is zero ---------------------------------------------
 
 _WIDE = (torch.float32, torch.float64)
 

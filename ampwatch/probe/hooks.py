@@ -1,37 +1,38 @@
 """Our hooks on the user's modules, tensors and optimizers.
 
-They refer weakly to what they call, so a model keeps no watch alive. They stand in torch's dicts
-under numbers of our own (`hook_pickling`), so that they are left out of what is saved.
+They refer weakly to what they call, so a model keeps no watch alive. They stand in torch's ordered
+dicts under numbers below 0; torch counts from 0 up, so a user's hooks have the numbers they would
+have without us. What is saved or copied does not contain our hooks: every pickler and `copy` ask
+`copyreg` about ordered dicts, and while a dict holds hooks of ours, our answer is the dict without
+them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copyreg
+import itertools
 import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.overrides import has_torch_function_unary
 
-from ampwatch.probe import hook_pickling
-from ampwatch.probe.hook_pickling import Place
+from ampwatch.probe.own_failures import Guard
 
+Place = OrderedDict[int, Any]
+
+_numbers = itertools.count(-1, -1)  # of our hooks
 _all_steps: Any = _global_optimizer_pre_hooks
 _is_compiling = torch.compiler.is_compiling
 _tracing = torch._C._get_tracing_state
-
-
-class Guard(Protocol):
-    """Runs what must never raise into training."""
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call the function; an exception is counted and warned of once, and None returned."""
 
 
 class Hook:
@@ -78,7 +79,7 @@ class Hook:
         return contextlib.nullcontext().__exit__
 
 
-# -- putting them on -----------------------------------------------------------------------------
+# -- putting them on -------------------------------------------------------------------------------
 
 
 class Handle:
@@ -87,11 +88,11 @@ class Handle:
     __slots__ = ("_number", "_places")
 
     def __init__(self, hook: Any, place: Place, *marks: Place, saved: bool = True) -> None:
-        self._number = number = next(hook_pickling.numbers)
+        self._number = number = next(_numbers)
         self._places = tuple([weakref.ref(each) for each in (place, *marks)])
         if saved:  # with what it belongs to
             for each in (place, *marks):
-                hook_pickling.note_hook(each)
+                _note_hook(each)
         for mark in marks:
             mark[number] = True
         place[number] = hook
@@ -104,7 +105,7 @@ class Handle:
         for reference in self._places:
             place = reference()
             if place is not None and place.pop(self._number, None) is not None:
-                hook_pickling.forget_hook(place)
+                _forget_hook(place)
 
     def leave(self) -> None:
         """Leave it to `remove_what_was_left`."""
@@ -178,3 +179,87 @@ def remove_what_was_left() -> None:
     """Take those away now."""
     while _left:
         _left.popleft().remove()
+
+
+# -- left out of pickles and copies of a module ----------------------------------------------------
+
+
+class _Holder:
+    """A dict, and how many hooks of ours it holds."""
+
+    __slots__ = ("count", "reference")
+
+    def __init__(self, place: Place) -> None:
+        self.count = 0
+        self.reference = weakref.ref(place, partial(_is_gone, id(place)))
+
+
+# By the dict's id. A pickler asks for every ordered dict, so only this is looked up.
+_holders: dict[int, _Holder] = {}
+_before: Callable[[Any], Any] | None = None  # what the picklers called before us
+_asked = False  # whether our function is in copyreg's table, or called by a later one there
+
+
+def _note_hook(place: Place) -> None:
+    """One more hook of ours is about to be put into this dict."""
+    holder = _holder(place)
+    if holder is None:
+        holder = _holders[id(place)] = _Holder(place)
+        _answer()
+    holder.count += 1
+
+
+def _forget_hook(place: Place) -> None:
+    """One of our hooks was removed from this dict."""
+    holder = _holder(place)
+    if holder is None:
+        return
+    holder.count -= 1
+    if not holder.count:
+        _is_gone(id(place))
+
+
+def _holder(place: Place) -> _Holder | None:
+    holder = _holders.get(id(place))
+    return holder if holder is not None and holder.reference() is place else None
+
+
+def _is_gone(number: int, _reference: object = None) -> None:
+    _holders.pop(number, None)
+    if not _holders:
+        _answer_no_more()
+
+
+def _answer() -> None:
+    global _before, _asked
+    now = copyreg.dispatch_table.get(OrderedDict)
+    if now is _reduce or (_asked and now is not None):
+        return  # a function put there after ours calls ours
+    _before, _asked = now, True
+    copyreg.dispatch_table[OrderedDict] = _reduce
+
+
+def _answer_no_more() -> None:
+    """Restore the table, unless another function was put there after ours."""
+    global _before, _asked
+    if copyreg.dispatch_table.get(OrderedDict) is not _reduce:
+        return
+    if _before is None:
+        del copyreg.dispatch_table[OrderedDict]
+    else:
+        copyreg.dispatch_table[OrderedDict] = _before
+    _before, _asked = None, False
+
+
+def _reduce(place: Any) -> Any:
+    if _holder(place) is not None:
+        place = _without_ours(place)
+    return place.__reduce_ex__(4) if _before is None else _before(place)
+
+
+def _without_ours(place: Place) -> Place:
+    # Copied at once: another thread may add and remove hooks meanwhile.
+    kept = [(number, value) for number, value in list(place.items()) if number >= 0]
+    plain: Place = OrderedDict(kept)
+    vars(plain).update(vars(place))
+    return plain

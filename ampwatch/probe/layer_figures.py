@@ -1,9 +1,14 @@
-"""The figures of a sampled step's layers, as columns, made on the courier's thread."""
+"""What a sampled step says of each layer, as columns, made on the courier's thread.
+
+Its figures are one row each time; what seldom changes about a layer is written when it is first
+seen, and again when it changes.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any
 
@@ -11,10 +16,13 @@ import numpy as np
 import torch
 
 from ampwatch.probe import exponent_histogram as histograms
-from ampwatch.probe.models import Layer
+from ampwatch.probe.library_formats import formats_of
+from ampwatch.probe.models import Layer, Survey
+from ampwatch.probe.number_formats import NONE, RoleFormats
 from ampwatch.probe.operand_casts import cast_columns
 from ampwatch.probe.sampled_layers import SampledLayers, SeenTensor, Visit
-from ampwatch.probe.tensors import dtype_name, largest
+from ampwatch.probe.tensor_values import dtype_name, largest, parameter_shape
+from ampwatch.rows import DTYPE_NUMBERS
 
 Columns = dict[str, list[Any]]
 
@@ -55,7 +63,9 @@ class LayerFigures:
     def bad_in_grads(self, layer: int) -> frozenset[int]:
         """The input tensors whose gradients are not finite, by identity: layers may share one."""
         visit = self.sampled.visits.get(layer)
-        return frozenset(map(id, filter(_has_bad_gradient, visit.inputs))) if visit else frozenset()
+        inputs = visit.inputs if visit else ()
+        known = ((id(seen), seen.gradient_amax) for seen in inputs)
+        return frozenset(at for at, amax in known if amax is not None and not math.isfinite(amax))
 
     def is_own_making(self, layer: int) -> bool:
         """Whether one call gave values that are not finite before any call took some."""
@@ -221,10 +231,6 @@ def _all_flushed(sampled: SampledLayers, scaled_loss: float | None) -> bool:
     return histograms.flushed_everywhere(known, outputs, scaled_loss)
 
 
-def _has_bad_gradient(seen: SeenTensor) -> bool:
-    return seen.gradient_amax is not None and not math.isfinite(seen.gradient_amax)
-
-
 def _first_bad_call(noted: Sequence[SeenTensor], calls: int) -> int | None:
     """The first call with a value that is not finite, where all calls noted equally many."""
     if not calls or len(noted) % calls:
@@ -232,3 +238,199 @@ def _first_bad_call(noted: Sequence[SeenTensor], calls: int) -> int | None:
     bad = (at for at, seen in enumerate(noted) if not math.isfinite(seen.amax))
     first = next(bad, None)
     return None if first is None else first * calls // len(noted)
+
+
+# -- what seldom changes ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """What seldom changes; named as the columns are, data types by their number."""
+
+    layer: int
+    name: str
+    order: int | None = None
+    kind: str = ""
+    trainable: bool | None = None
+    param_group: int | None = None
+    weight_shape: list[int] | None = None
+    rows: int | None = None
+    flops: float | None = None
+    observed: str | None = None
+    input_dtype: int | None = None
+    param_dtype: int | None = None
+    output_dtype: int | None = None
+    param_grad_dtype: int | None = None
+    out_grad_dtype: int | None = None
+    autocast: bool | None = None
+    input_format: str | None = None
+    weight_format: str | None = None
+    grad_format: str | None = None
+
+
+INFO_COLUMNS = [field.name for field in fields(LayerInfo)]
+
+
+class LayerInfos:
+    """What was written last of each layer; `group_of` gives a parameter's optimizer group."""
+
+    def __init__(self, survey: Survey, group_of: Callable[[int], int | None]) -> None:
+        self.written: dict[int, LayerInfo] = {}
+        self._survey = survey
+        self._group_of = group_of
+        self._ever_ran: set[int] = set()
+        self._sources: dict[int, tuple[Any, ...]] = {}  # what each info was made from last
+
+    def changed(self, sampled: SampledLayers) -> list[LayerInfo]:
+        """The infos that this sample makes worth a row."""
+        self._ever_ran.update(sampled.visits)
+        changed = []
+        for layer in self._survey.layers:
+            source = self._source(layer, sampled)
+            if source == self._sources.get(layer.number):
+                continue
+            self._sources[layer.number] = source
+            info = self._info(layer, sampled)
+            before = self.written.get(layer.number)
+            if before is None or not says_the_same(before, info):
+                self.written[layer.number] = info
+                changed.append(info)
+        return changed
+
+    def _source(self, layer: Layer, sampled: SampledLayers) -> tuple[Any, ...]:
+        """All that an info is made from; comparing this is much cheaper than making the info.
+
+        A module's own numbers (its stride, its heads) are taken not to change.
+        """
+        number, visit = layer.number, sampled.visits.get(layer.number)
+        held = zip(layer.weights, self._survey.held_by(layer), strict=True)
+        return (
+            type(layer.module),
+            sampled.sealed.get(number),
+            number in self._ever_ran,
+            [
+                (type(p), p.requires_grad, p.dtype, parameter_shape(p), sampled.grad_dtypes.get(at))
+                for at, p in held
+            ],
+            self._group(layer),
+            self._formats(layer),
+            visit
+            and (
+                visit.order,
+                visit.autocast,
+                visit.input_dtype,
+                visit.input_shapes,
+                visit.output_dtype,
+                visit.output_shape,
+                _gradient_dtype(visit),
+            ),
+        )
+
+    def _info(self, layer: Layer, sampled: SampledLayers) -> LayerInfo:
+        visit = sampled.visits.get(layer.number)
+        known = self._parameter_info(layer, sampled)
+        before = self.written.get(layer.number)
+        if visit is not None:
+            known |= _visit_info(layer, visit)
+        elif before is not None and layer.number in self._ever_ran:
+            known = {**_without_none(asdict(before)), **_without_none(known)}
+        known |= {
+            "layer": layer.number,
+            "name": layer.name,
+            "kind": layer.kind,
+            "param_group": self._group(layer),
+            "observed": self._observed(layer, sampled),
+            **self._formats(layer).columns(),
+        }
+        return LayerInfo(**known)
+
+    def _formats(self, layer: Layer) -> RoleFormats:
+        """In which formats the layer multiplies."""
+        if not (layer.leaf or layer.is_bare):
+            return NONE
+        module = None if layer.is_bare else layer.module
+        return formats_of(module, self._survey.matrix_of(layer))
+
+    def _group(self, layer: Layer) -> int | None:
+        return self._group_of(layer.weights[0]) if layer.weights else None
+
+    def _parameter_info(self, layer: Layer, sampled: SampledLayers) -> dict[str, Any]:
+        held = self._survey.held_by(layer)
+        if not held:
+            return {}
+        matrix = self._survey.matrix_of(layer)
+        shapes = map(parameter_shape, held if matrix is None else [matrix])
+        weight = next((shape for shape in shapes if shape is not None), None)
+        grad_dtypes = (sampled.grad_dtypes.get(at) for at in layer.weights)
+        return {
+            "trainable": any(parameter.requires_grad for parameter in held),
+            "weight_shape": None if weight is None else list(weight),
+            "param_dtype": _number(held[0].dtype),
+            "param_grad_dtype": _number(_first(grad_dtypes)),
+        }
+
+    def _observed(self, layer: Layer, sampled: SampledLayers) -> str | None:
+        """Why the layer was not seen inside; None if it was."""
+        reason = sampled.sealed.get(layer.number)
+        if reason is not None or layer.is_bare:
+            return reason
+        if layer.number not in self._ever_ran:
+            trained = any(position in sampled.grad_dtypes for position in layer.weights)
+            return "compiled, or not called as a module" if trained else "never ran"
+        visit = sampled.visits.get(layer.number)
+        if visit is not None and visit.input_dtype is None and visit.output_dtype is None:
+            return "no tensors in or out"
+        return None
+
+
+def info_columns(step: int, infos: list[LayerInfo]) -> dict[str, list[Any]]:
+    """The columns of `Table.LAYER_INFO`."""
+    columns = {name: [getattr(info, name) for info in infos] for name in INFO_COLUMNS}
+    return {"step": [step] * len(infos), **columns}
+
+
+def _visit_info(layer: Layer, visit: Visit) -> dict[str, Any]:
+    product, multiplier = None, layer.multiplier
+    if multiplier is not None and visit.output_shape is not None:
+        product = multiplier.product(visit.input_shapes, visit.output_shape)
+    return {
+        "order": visit.order,
+        "rows": None if product is None else product.rows,
+        "flops": None if product is None else product.flops,
+        "input_dtype": _number(visit.input_dtype),
+        "output_dtype": _number(visit.output_dtype),
+        "out_grad_dtype": _number(_gradient_dtype(visit)),
+        "autocast": visit.autocast,
+    }
+
+
+def _gradient_dtype(visit: Visit) -> torch.dtype | None:
+    """Of the first gradient at its outputs."""
+    return _first(seen.grad_dtype for seen in visit.outputs)
+
+
+def _first(dtypes: Iterable[torch.dtype | None]) -> torch.dtype | None:
+    return next((dtype for dtype in dtypes if dtype is not None), None)
+
+
+def _number(dtype: torch.dtype | None) -> int | None:
+    return None if dtype is None else DTYPE_NUMBERS.get(dtype_name(dtype), DTYPE_NUMBERS["other"])
+
+
+def _without_none(known: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def says_the_same(before: LayerInfo, now: LayerInfo) -> bool:
+    """Whether nothing worth a row has changed.
+
+    With sequences of varying length every sample would write every layer again: rows and operations
+    count as changed when they have doubled or halved.
+    """
+    for name in INFO_COLUMNS:
+        old, new = getattr(before, name), getattr(now, name)
+        if name in {"rows", "flops"} and old and new and 0.5 < new / old < 2.0:
+            continue
+        if old != new:
+            return False
+    return True

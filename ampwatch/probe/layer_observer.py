@@ -2,6 +2,14 @@
 
 Forward hooks only, and no full backward hooks, which would change the graph. Forward passes in eval
 mode or without gradients are not training and are passed over.
+
+Where several ranks join their gradients, hooks also show what this rank's own backward gave before
+that. A hook on a parameter sees its gradient before it is accumulated, and so before DDP's reducer,
+whose own hooks come after. That is a reduction for each parameter, so it is done on armed steps
+only. On every step the gradients that reach the first layer are looked at: one value that is not
+finite spoils all that the backward reaches after it. Nothing here communicates, synchronises or
+writes to a gradient. What no hook sees stays unknown: parameters inside a compiled graph, those
+that FSDP keeps (their gradients are joined before they arrive), and sparse gradients.
 """
 
 from __future__ import annotations
@@ -12,16 +20,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ampwatch.probe.gradients_before_reduction import LocalGradients
-from ampwatch.probe.hooks import Guard, Handle, Hook, hook_after, hook_before
+from ampwatch.probe.hooks import Handle, Hook, hook_after, hook_before, hook_gradient
 from ampwatch.probe.models import Layer, Survey
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import LocalCapture
 from ampwatch.probe.sampled_layers import SampledLayers, StepNotes
-from ampwatch.probe.tensors import extremes, measurable, tensors_in
+from ampwatch.probe.tensor_values import PLAIN, Pack, extremes, measurable, tensors_in
 
 _STEPS_UNTIL_BLIND = 2
 _MOST_FIRST = 2048  # outputs of the first layer in one step
+
+Extremes = tuple[Tensor, Tensor]
 
 
 class ForwardListener(Protocol):
@@ -57,8 +66,7 @@ class LayerObserver:
         self._steps_unseen = 0  # armed steps in a row in which no hook fired
         for layer in survey.layers:
             if layer.parent is None:
-                self._watch_entry(layer)
-                self._watch_exit(layer)
+                self._follow_forwards(layer, layer)
 
     # -- lifetime --------------------------------------------------------------------------------
 
@@ -206,28 +214,24 @@ class LayerObserver:
 
     # -- permanent hooks -------------------------------------------------------------------------
 
-    def _watch_entry(self, layer: Layer) -> None:
-        """Tell the listener when a training forward begins here."""
-        if layer.hooked is None or _compiles_its_call(layer.module):
-            return
-        begin = Hook(self._guard, self._begin, layer)
-        self._permanent.append(hook_before(layer.hooked, begin))
-
-    def _watch_exit(self, layer: Layer) -> None:
-        """Tell the listener what a training forward gave here."""
-        if layer.hooked is None or _compiles_its_call(layer.module):
-            return
-        end = Hook(self._guard, self._end, layer)
-        self._permanent.append(hook_after(layer.hooked, end))
+    def _follow_forwards(self, first: Layer, last: Layer) -> None:
+        """Tell the listener when a training forward begins in the one, and what the other gave."""
+        if first.hooked is not None and not _compiles_its_call(first.module):
+            begin = Hook(self._guard, self._begin, first)
+            self._permanent.append(hook_before(first.hooked, begin))
+        if last.hooked is not None and not _compiles_its_call(last.module):
+            end = Hook(self._guard, self._end, last)
+            self._permanent.append(hook_after(last.hooked, end))
 
     def _begin(
         self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        if not _trains(layer):
+        root = layer.to_root()
+        if root is None or not root.training or not torch.is_grad_enabled():
             return
         self._steps_unseen = 0
         if layer.parent is None:
-            self._ran_roots.add(id(layer.root))
+            self._ran_roots.add(id(root))
         if self._listener is None:
             return
         if kwargs:
@@ -248,8 +252,7 @@ class LayerObserver:
         in_order = sorted(visits, key=lambda number: visits[number].order)
         layers = [self._survey.layers[number] for number in in_order]
         if layers[0].parent is not None:  # parts are called one by one, their root never is
-            self._watch_entry(layers[0])
-            self._watch_exit(self._last_part(layers))
+            self._follow_forwards(layers[0], self._last_part(layers))
         for layer in layers:
             if layer.leaf and layer.sealed is None and visits[layer.number].outputs:
                 assert layer.hooked is not None, "it was visited"
@@ -295,3 +298,78 @@ def _compiles_its_call(module: nn.Module | None) -> bool:
 def _remove(handles: Iterable[Handle]) -> None:
     for handle in handles:
         handle.remove()
+
+
+# -- what this rank's own backward gave ------------------------------------------------------------
+
+
+class LocalGradients:
+    """Hooks on the parameters while armed, and on the first layer's output in each forward."""
+
+    def __init__(self, survey: Survey, guard: Guard) -> None:
+        self._survey = survey
+        self._guard = guard
+        self._handles: list[Handle] = []
+        self._first_handles: list[Handle] = []
+        self._seen: dict[int, list[Extremes]] = {}
+        self._first: list[Extremes] = []
+
+    def arm(self, blind: Iterable[int]) -> None:
+        """Look at the parameters from now on, but for those of layers that no hook sees into."""
+        if self._handles:
+            return
+        unseen = frozenset(blind)
+        for position, parameter in enumerate(self._survey.parameters):
+            layer = self._survey.layers[self._survey.parameter_layers[position]]
+            sealed = layer.number in unseen or layer.parent in unseen
+            if parameter.requires_grad and type(parameter) in PLAIN and not sealed:
+                hook = Hook(self._guard, self._note, position)
+                self._handles.append(hook_gradient(parameter, hook))
+
+    def disarm(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._seen.clear()
+
+    def release(self) -> None:
+        """Leave nothing of ours anywhere."""
+        self.disarm()
+        self._forget_first()
+
+    def follow_first(self, outputs: Iterable[Tensor]) -> None:
+        """The first layer has given these."""
+        for tensor in outputs:
+            if tensor.requires_grad and measurable(tensor):
+                hook = Hook(self._guard, self._note_first)
+                self._first_handles.append(hook_gradient(tensor, hook))
+
+    def collect(self, pack: Pack) -> LocalCapture | None:
+        """The step's values, put into its pack; None if nothing was seen."""
+        seen, self._seen = self._seen, {}
+        first, self._first = self._first, []
+        self._forget_first()
+        if not seen and not first:
+            return None
+        return LocalCapture(
+            {position: _put(values, pack) for position, values in seen.items()}, _put(first, pack)
+        )
+
+    def _forget_first(self) -> None:
+        """A tensor that the user keeps must not keep us."""
+        for handle in self._first_handles:
+            handle.remove()
+        self._first_handles.clear()
+
+    def _note(self, position: int, gradient: Tensor | None) -> None:
+        if gradient is not None and measurable(gradient):
+            self._seen.setdefault(position, []).append(extremes(gradient))
+
+    def _note_first(self, gradient: Tensor | None) -> None:
+        if gradient is not None and measurable(gradient):
+            self._first.append(extremes(gradient))
+
+
+def _put(values: Iterable[Extremes], pack: Pack) -> tuple[int, ...]:
+    return tuple(pack.put_magnitude(low, high) for low, high in values)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ampwatch.probe.models import Survey
 from ampwatch.probe.optimizer_state import ratios_by_layer
 from ampwatch.probe.records import StepRecord, Turn
-from ampwatch.probe.tensors import largest
+from ampwatch.probe.tensor_values import largest
 from ampwatch.probe.update_norms import Move
 
 RING_STEPS = 64

@@ -16,20 +16,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ampwatch.errors import warn
 from ampwatch.probe.backward_passes import BackwardWatch, Losses
 from ampwatch.probe.control import Control
-from ampwatch.probe.current_step import CurrentStep
-from ampwatch.probe.forward_passes import BatchSize, Forwards, was_left_out
+from ampwatch.probe.current_step import BatchSize, CurrentStep, Forwards, Sampling
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
-from ampwatch.probe.own_failures import Guard, warn
+from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
-from ampwatch.probe.sampling import Sampling
-from ampwatch.probe.tensors import dtype_name, extremes, measurable
+from ampwatch.probe.tensor_values import dtype_name, measurable
 from ampwatch.probe.unscaled_steps import UnscaledSteps
-from ampwatch.probe.user_values import UserValues
 from ampwatch.rows import EventKind
 
 # Of one step, however many micro-batches it accumulates; later ones are not looked at.
@@ -108,11 +106,15 @@ class Loop:
             adopt=self._adopt,
             close_step=partial(self.close_step, update_seen=None),
         )
-        self.user_values = UserValues(self.current, self.forwards, self.turns)
         self._batch_size = BatchSize()
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
         self._last_error: int | None = None  # its id: holding it would hold its frames
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Put what the user logs into the step in progress."""
+        # Another optimizer's step may need no forward pass: then no loss is late.
+        self.current.log(values, may_be_late=len(self.turns.views) == 1)
 
     # -- forward and backward --------------------------------------------------------------------
 
@@ -132,8 +134,8 @@ class Loop:
             record.samples += size
         for value in inputs:
             if measurable(value) and forwards.is_data(value):
-                at = record.pack.put_magnitude(*extremes(value))
-                record.input_at = (*record.input_at, at)
+                low, high = torch.aminmax(value.detach() if value.requires_grad else value)
+                record.input_at = (*record.input_at, record.pack.put_magnitude(low, high))
         if torch.is_autocast_enabled(device_type):
             record.autocast_dtype = dtype_name(torch.get_autocast_dtype(device_type))
 
@@ -276,7 +278,7 @@ class Loop:
             return
         self.forwards.put(record)
         doubtful = record.pack.pending is not None
-        if not doubtful and not was_left_out(record):
+        if not doubtful and not record.was_left_out:
             record.forget_outputs()
             return
         self.forwards.begin_anew()
@@ -365,7 +367,7 @@ class Loop:
 
     def _hand_over(self, record: StepRecord) -> None:
         """The values of this record have arrived: check them and give it to the courier."""
-        left_out = record.unfollowed and was_left_out(record)
+        left_out = record.unfollowed and record.was_left_out
         if record.doubtful and not self._counts(left_out=left_out):
             return
         turns = self.turns
@@ -426,6 +428,6 @@ class Loop:
         self.forwards.put(record)
         record.pack.seal()
         record.pack.wait()
-        if record.pack.ready() and not was_left_out(record):
+        if record.pack.ready() and not record.was_left_out:
             record.forget_outputs()
         return record.unfollowed or record.has_content()

@@ -20,10 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ampwatch.probe.cast_scales import BLOCK, ELEMENTS, block_of, scaled_as
-from ampwatch.probe.number_formats import NumberFormat
-from ampwatch.probe.readback import Pack
-from ampwatch.probe.tensors import extremes
+from ampwatch.probe.number_formats import BLOCK, ELEMENTS, NumberFormat, block_of, scaled_as
+from ampwatch.probe.tensor_values import Pack, extremes
 from ampwatch.rows import WHAT_IF_FORMATS
 
 # Below the size from which torch's CPU operations use several threads (32,768), for those are the
@@ -89,7 +87,7 @@ class CastCounts(NamedTuple):
     what_if: tuple[float, ...]  # flushed, by format
 
 
-# -- a sample, on the training thread ------------------------------------------------------------
+# -- a sample, on the training thread --------------------------------------------------------------
 
 
 def sample(
@@ -222,7 +220,7 @@ class CastBatches:
         self._on_host, self._waiting, self._counted, self._numbers = [], {}, [], []
 
 
-# -- counts, where the samples are ---------------------------------------------------------------
+# -- counts, where the samples are -----------------------------------------------------------------
 
 
 def counts_of(samples: Sequence[CastSample]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradient norms: one foreach call in float32 for all of them, where the gradients live.
+"""Norms of the gradients, and of the weights: one foreach call in float32, where they live.
 
 The global norm is made from the per-parameter norms with the operation that
 `torch.nn.utils.clip_grad_norm_` uses, so that both agree to the last digit. Finiteness is judged on
@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ampwatch.probe.readback import Pack
-from ampwatch.probe.tensors import is_shard
+from ampwatch.probe.tensor_values import Pack, extremes, is_shard, measurable
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
 
@@ -140,7 +139,7 @@ class GradientMeter:
         """
         if gradients is None or not self._dense:
             gradients = self.gradients()
-        present = None
+        present = total_at = amax_at = None
         unseen = 0
         if not self._dense or set(map(type, gradients)) != _ALL_PLAIN:
             found = [(n, g) for n, g in enumerate(gradients) if g is not None]
@@ -150,30 +149,24 @@ class GradientMeter:
                 return None
             present, gradients = tuple(n for n, _ in dense), [g for _, g in dense]
         norms = norms_of(gradients, half=self._half)
-        at, total_at, amax_at = self._put(gradients, norms, pack, amax=amax)
-        dtype = norms[0].dtype if self._one_device else None
-        return NormCapture(
-            present, at, len(gradients), total_at, amax_at, unseen, scaled, self._sharded, dtype
-        )
-
-    def _put(
-        self, gradients: list[Tensor], norms: tuple[Tensor, ...], pack: Pack, *, amax: bool
-    ) -> tuple[int, int | None, int | None]:
-        if not self._one_device:
-            places = [pack.put(norm) for norm in norms]
-            return places[0], None, None
+        values = pack.values
+        at, dtype = len(values), norms[0].dtype if self._one_device else None
         if self._on_host:
             # Reading 24 numbers and writing them back costs half of stacking 24 tensors.
             numbers = list(map(_VALUE, norms))
-            at = len(pack.values)
-            pack.values.extend(numbers)
-            if math.isfinite(sum(numbers)) and not amax:
-                return at, None, None
-            return at, None, pack.put_numbers([_amax(g) for g in gradients])
-        stacked = torch.stack(norms)
-        at = pack.put(stacked)
-        total_at = pack.put(torch.linalg.vector_norm(stacked))
-        return at, total_at, pack.put(torch.stack(norms_of(gradients, math.inf, half=self._half)))
+            values.extend(numbers)
+            if amax or not math.isfinite(sum(numbers)):
+                amax_at = pack.put_numbers([_amax(g) for g in gradients])
+        elif self._one_device:
+            stacked = torch.stack(norms)
+            pack.put(stacked)
+            total_at = pack.put(torch.linalg.vector_norm(stacked))
+            amax_at = pack.put(torch.stack(norms_of(gradients, math.inf, half=self._half)))
+        else:
+            pack.put_scalars(*norms)
+        return NormCapture(
+            present, at, len(gradients), total_at, amax_at, unseen, scaled, self._sharded, dtype
+        )
 
 
 def _local(gradient: Tensor) -> Tensor | None:
@@ -216,3 +209,64 @@ def _amax(gradient: Tensor) -> float:
         gradient = gradient.abs()
     low, high = torch.aminmax(gradient)
     return max(-low.item(), high.item())  # both are nan if one is
+
+
+# -- of the weights, as they are before a forward --------------------------------------------------
+
+
+class WeightMeasure:
+    """The weights of a step, measured once; put into the pack at its end."""
+
+    __slots__ = ("_largest", "_norms", "_positions", "amax_at", "norm_at", "on_host")
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        chosen: dict[int, Tensor] = {
+            position: parameter
+            for position, parameter in enumerate(parameters)
+            if type(parameter) is nn.Parameter and measurable(parameter) and not is_shard(parameter)
+        }
+        self._positions = list(chosen)
+        tensors = list(chosen.values())
+        with torch.no_grad():
+            self._norms = _norms_in_width(tensors, 2.0)
+            self.on_host = all(tensor.is_cpu for tensor in tensors)
+            self._largest = _largest_magnitudes(tensors, self._norms)
+        self.norm_at: dict[int, int] = {}  # in the pack, by the parameter's position
+        self.amax_at: dict[int, int] = {}  # likewise; none where a finite norm says enough
+
+    def put(self, pack: Pack) -> None:
+        """Put the figures into the pack, and keep their places there."""
+        first = pack.put_scalars(*self._norms)
+        self.norm_at = {position: at for at, position in enumerate(self._positions, first)}
+        self.amax_at = {
+            position: pack.put(amax)
+            for position, amax in zip(self._positions, self._largest, strict=True)
+            if amax is not None
+        }
+        self._norms, self._largest = [], []
+
+
+def _norms_in_width(tensors: list[Tensor], order: float) -> list[Tensor]:
+    """Norms in float32, or wider where the weights are."""
+    found: dict[int, Tensor] = {}
+    for wide in (False, True):
+        chosen = [at for at, t in enumerate(tensors) if (t.dtype is torch.float64) is wide]
+        if chosen:
+            norms = norms_of([tensors[at] for at in chosen], order, half=True)
+            found.update(zip(chosen, norms, strict=True))
+    return [found[at] for at in range(len(tensors))]
+
+
+def _largest_magnitudes(tensors: list[Tensor], norms: list[Tensor]) -> list[Tensor | None]:
+    """Where the norm is no proof of finiteness: on a device, which cannot be asked, always."""
+    on_device = iter(_norms_in_width([t for t in tensors if not t.is_cpu], math.inf))
+    found: list[Tensor | None] = []
+    for tensor, norm in zip(tensors, norms, strict=True):
+        if not tensor.is_cpu:
+            found.append(next(on_device))
+        elif math.isfinite(norm.item()):
+            found.append(None)
+        else:
+            low, high = extremes(tensor)
+            found.append(torch.maximum(-low, high))
+    return found

@@ -12,12 +12,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from ampwatch.probe.models import Layer, Survey
-from ampwatch.probe.narrow_casts import CastBatches, CastCounts, CastSample, Number, sample
-from ampwatch.probe.number_formats import (
+from ampwatch.probe.library_formats import (
     DelayedRoom,
-    NumberFormat,
-    RoleFormats,
     delayed_room,
     formats_of,
     inner_weight,
@@ -25,7 +21,10 @@ from ampwatch.probe.number_formats import (
     is_of_torch,
     scales_in_use,
 )
-from ampwatch.probe.tensors import HALF, is_shard, measurable, parameter_shape
+from ampwatch.probe.models import Survey
+from ampwatch.probe.narrow_casts import CastBatches, CastCounts, CastSample, Number, sample
+from ampwatch.probe.number_formats import NumberFormat, RoleFormats
+from ampwatch.probe.tensor_values import HALF, is_shard, measurable
 
 Extremes = tuple[Tensor, Tensor]
 
@@ -100,7 +99,7 @@ class Operands:
         module = layer.module
         if module is None or not layer.leaf:
             return None
-        weight = self._matrix(layer)
+        weight = self._survey.matrix_of(layer)
         formats = formats_of(module, weight)
         linear = isinstance(module, nn.Linear) or is_linear(module)
         if not formats and not (self.what_if and linear and (half or _is_half(weight))):
@@ -145,10 +144,6 @@ class Operands:
             given.cast = GradientCast(self.batches, form, scale, what_if=self.what_if)
         casts.grad = given.cast
 
-    def _matrix(self, layer: Layer) -> Any:
-        held = (self._survey.parameters[at] for at in layer.weights)
-        return next((one for one in held if len(parameter_shape(one) or ()) > 1), None)
-
     def _input(self, taken: Noted, casts: LayerCasts) -> CastSample | None:
         """A tensor that several layers take is sampled once for each format."""
         form, scale = casts.formats.input, casts.scales.get("input")
@@ -182,7 +177,7 @@ def _is_half(weight: Any) -> bool:
     return isinstance(weight, Tensor) and weight.dtype in HALF
 
 
-# -- as columns, on the courier's thread ---------------------------------------------------------
+# -- as columns, on the courier's thread -----------------------------------------------------------
 
 _ROLES = ("input", "weight", "grad")
 _FIGURES = ("saturated_share", "flushed_share", "spread", "what_if")

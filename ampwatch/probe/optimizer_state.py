@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ampwatch.probe.norms import norms_of
-from ampwatch.probe.readback import Pack
-from ampwatch.probe.tensors import HALF
+from ampwatch.probe.tensor_values import HALF, Pack
 from ampwatch.probe.weight_slices import SliceLayout, Slices
 
 _ADAM = frozenset({"exp_avg", "exp_avg_sq"})

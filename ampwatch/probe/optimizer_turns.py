@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ampwatch.errors import warn
 from ampwatch.probe import optimizer_state
-from ampwatch.probe.backward_passes import BackwardWatch, Losses
+from ampwatch.probe.backward_passes import BackwardWatch, Losses, StaleGradients
 from ampwatch.probe.current_step import CurrentStep
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import (
@@ -25,11 +26,8 @@ from ampwatch.probe.norms import (
 )
 from ampwatch.probe.optimizer_state import Stepped
 from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
-from ampwatch.probe.own_failures import warn
-from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import StepRecord, Turn
-from ampwatch.probe.stale_gradients import StaleGradients
-from ampwatch.probe.tensors import is_shard
+from ampwatch.probe.tensor_values import Pack, is_shard
 from ampwatch.rows import EventKind
 
 _is_compiling = torch.compiler.is_compiling
@@ -202,14 +200,8 @@ class Turns:
             view = self.view(optimizer)
         turn = self.turn(view)
         self.stepping, self.in_step = optimizer, (view, turn)
-        if as_before:
-            turn.lrs, turn.lr_bases = view.lrs, view.lr_bases
-        else:
-            self.take_rates(optimizer, view, turn)
-        if self._losses.followed:
-            turn.stale = self._stale.found_by(view)
+        self.take_before(optimizer, view, turn, as_before=as_before)
         if self.detailed:
-            self.take_weights(view, turn)
             self._take_gradients(view, turn)
 
     def _take_gradients(self, view: OptimizerView, turn: Turn) -> None:
@@ -308,31 +300,34 @@ class Turns:
             self._step.misuse("AMP401", {"optimizer": view.number})
         return edited
 
-    def take_before(self, optimizer: Any, view: OptimizerView, turn: Turn) -> None:
-        """What is to be known of the optimizer and its weights before they move."""
-        self.take_rates(optimizer, view, turn)
-        if self._losses.followed:
-            turn.stale = self._stale.found_by(view)
-        if self.detailed:
-            self.take_weights(view, turn)
+    def take_before(
+        self, optimizer: Any, view: OptimizerView, turn: Turn, *, as_before: bool = False
+    ) -> None:
+        """What is to be known of the optimizer and its weights before they move.
 
-    def take_rates(self, optimizer: Any, view: OptimizerView, turn: Turn) -> None:
-        """Each group's rate; one that has leapt is reported."""
-        for group, before, now in view.read_rates(optimizer):
+        `as_before`: its rates are known. One that has leapt is reported. Of the weights slices are
+        taken, on sampled steps their norm too.
+        """
+        sampled = self._step.sampling.sampled
+        for group, before, now in () if as_before else view.read_rates(optimizer):
             detail = {"optimizer": view.number, "group": group, "from": before, "to": now}
             self._step.event(EventKind.LR_CHANGED, detail)
         turn.lrs, turn.lr_bases = view.lrs, view.lr_bases
+        if self._losses.followed:
+            turn.stale = self._stale.found_by(view)
+        if self.detailed:
+            self._before = view.slices.before(fresh=sampled)
+            if sampled:
+                turn.param_norm_at = self._put_weight_norm(view)
 
-    def take_weights(self, view: OptimizerView, turn: Turn) -> None:
-        """The slices of the weights before they move; on sampled steps their norm too."""
-        sampled = self._step.sampling.sampled
-        self._before = view.slices.before(fresh=sampled)
-        if sampled:
-            matrices = matrix_parameters(view.observed)
-            if matrices and len({p.device for p in matrices}) == 1:
-                norms = norms_of(matrices, half=any_half(matrices))
-                norm = torch.linalg.vector_norm(torch.stack(norms))
-                turn.param_norm_at = self._step.begin().pack.put(norm)
+    def _put_weight_norm(self, view: OptimizerView) -> int | None:
+        """The exact norm of the weights that are matrices, if it can be had in one place."""
+        matrices = matrix_parameters(view.observed)
+        if not matrices or len({p.device for p in matrices}) > 1:
+            return None
+        norms = norms_of(matrices, half=any_half(matrices))
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        return self._step.begin().pack.put(norm)
 
     def take_update(self, view: OptimizerView, turn: Turn) -> None:
         """What the step has done to the weights; it is this optimizer's last act in the turn."""
@@ -350,7 +345,8 @@ class Turns:
             self.stand_in = view, turn, before
 
     def _measure_update(self, view: OptimizerView, turn: Turn, before: Any) -> None:
-        pack, after = (self._step.record or self._step.begin()).pack, view.slices.after()
+        pack = (self._step.record or self._step.begin()).pack
+        after = view.slices.after()
         turn.update = view.slices.compare(before, after, pack)
         if self._step.sampling.sampled:
             stepped = Stepped(view.reference(), view.groups, view.slices, before, after)

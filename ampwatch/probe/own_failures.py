@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ampwatch.errors import AmpwatchWarning, warn
-
-__all__ = ["FAILURES_BEFORE_OFF", "AmpwatchWarning", "Guard", "warn"]
+from ampwatch.errors import warn
 
 FAILURES_BEFORE_OFF = 100
 

@@ -17,18 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ampwatch.probe.current_step import CurrentStep
+
 LOOK_S = 1.0  # between two looks at the store; longer where many ranks ask one store
 _RANKS_A_SECOND = 1000
 _SPARE_S = 2.0
 _LEAST_STEPS = 2
 _PATIENCE_S = 60.0  # a rank 0 that is silent for longer is dead
 _DO, _DROP = "do", "drop"
-
-
-class Step(Protocol):
-    """The step in progress; `current_step.CurrentStep`."""
-
-    number: int
 
 
 class Store(Protocol):
@@ -98,7 +94,7 @@ class RankAgreement:
         store.set(f"proposal/{made.number}", text)
         return ""
 
-    def look(self, step: Step) -> None:
+    def look(self, step: CurrentStep) -> None:
         """On the courier's thread, often: agree, or see whether all have."""
         now = time.monotonic()
         if now - self._looked_at < self.look_s:
@@ -137,7 +133,7 @@ class RankAgreement:
 
     # --- the others ------------------------------------------------------------------------------
 
-    def _look_for_proposal(self, step: Step) -> None:
+    def _look_for_proposal(self, step: CurrentStep) -> None:
         store, number = self._met(), self._last_number + 1
         if store is None or self._agreed is not None or not store.check([f"proposal/{number}"]):
             return

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import StateCapture
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensor_values import Pack
 from ampwatch.probe.weight_slices import UpdateCapture
 from ampwatch.rows import EventKind
 
@@ -196,6 +196,37 @@ class StepRecord:
         """The forward passes that no step followed were finite: they are none of our business."""
         self.unfollowed = False
         self.outputs_at.clear()
+
+    @property
+    def first_bad_output(self) -> int | None:
+        """The layer that gave what is not finite in a forward that no step followed."""
+        values = self.pack.values
+        return next((layer for layer, at in self.outputs_at if not math.isfinite(values[at])), None)
+
+    @property
+    def was_left_out(self) -> bool:
+        """Whether the loop left out a step, or stopped at it, that was not finite."""
+        if not self.unfollowed:
+            return False
+        logged = self.logged_loss_at
+        bad_loss = logged is not None and not math.isfinite(self.pack.values[logged])
+        return bad_loss or self.first_bad_output is not None
+
+    @property
+    def data_magnitudes(self) -> list[float]:
+        """The largest magnitudes of what entered a model from outside.
+
+        What enters after a watched model has given something that is not finite may be made of it.
+        """
+        values = self.pack.values
+        poisoned = (before for at, before in self.given_at if not math.isfinite(values[at]))
+        until = next(poisoned, None)
+        return [values[at] for at in self.input_at[:until]]
+
+    @property
+    def is_poisoned(self) -> bool:
+        """Whether a turn of it used gradients that were not finite before its backward."""
+        return any(turn.stale is not None and turn.stale.is_poison for turn in self.turns)
 
     def has_content(self) -> bool:
         """Whether anything happened that deserves a row, beyond a forward pass."""

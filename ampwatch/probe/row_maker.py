@@ -1,6 +1,8 @@
 """Makes rows of the raw values of closed steps: many steps at once, on the courier's thread.
 
-Work is done on whole columns, so that the training thread seldom waits for the interpreter.
+Work is done on whole columns, so that the training thread seldom waits for the interpreter. A save
+is an event, and the weights' norm and the scale are in the rows of the steps before it: so a save
+whose weights or scaler were broken is marked as poisoned, and reported, at once.
 """
 
 from __future__ import annotations
@@ -12,20 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from ampwatch.probe.checkpoint_stamps import CheckpointStamps
-from ampwatch.probe.culprit import CulpritFinder
-from ampwatch.probe.forward_passes import data_magnitudes, first_bad_output, was_left_out
-from ampwatch.probe.gradients_before_reduction import own_backward
-from ampwatch.probe.layer_figures import LayerFigures, figures_of
-from ampwatch.probe.layer_info import LayerInfos, info_columns
+from ampwatch.errors import warn
+from ampwatch.probe.culprit import CulpritFinder, own_backward
+from ampwatch.probe.layer_figures import LayerFigures, LayerInfos, figures_of, info_columns
 from ampwatch.probe.layer_rows import LayerLog, LayerStep, has_moved, merged, rows_of
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import rounding_of
 from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
 from ampwatch.probe.sampled_layers import SampledLayers
-from ampwatch.probe.stale_gradients import is_poisoned
-from ampwatch.probe.tensors import HALF, dtype_name, largest
+from ampwatch.probe.tensor_values import HALF, dtype_name, largest
 from ampwatch.probe.update_norms import Move, Mover
 from ampwatch.rows import DTYPE_NUMBERS, EventKind, Table
 
@@ -36,6 +34,10 @@ StepRow = tuple[StepRecord, Turn | None]
 # What a rank holds of sharded gradients; squared and added up over the ranks that share one copy
 # of the model it is the norm, which no rank knows.
 SHARD_NORM = "grad_norm_shard"
+
+POISONED = "poisoned"
+_WEIGHTS, _SCALER = "weights that are not finite", "a loss scale that cannot be used"
+_LEAST_SCALE = 2.0**-127  # the inverse of a lower one is inf in float32
 
 
 class RowMaker:
@@ -101,7 +103,7 @@ class RowMaker:
         self, record: StepRecord, moved: Mapping[int, Move]
     ) -> tuple[list[TableRows], list[EventRecord]]:
         """The layers' rows that this step makes necessary; an overflow adds its event."""
-        left_out = was_left_out(record)
+        left_out = record.was_left_out
         bad = left_out or record.has_overflowed
         self._layers.take(record, moved)
         if not (bad or record.sampled):
@@ -139,16 +141,16 @@ class RowMaker:
         values = record.pack.values
         losses = [loss for turn in record.turns for loss in turn.losses if loss.counted]
         losses_known = [loss.pack.values[loss.at] for loss in losses]
-        left_out = was_left_out(record)
+        left_out = record.was_left_out
         if left_out and record.logged_loss_at is not None:
             losses_known.append(values[record.logged_loss_at])
-        poisoned = is_poisoned(record)  # then the gradients say nothing of this step's backward
+        poisoned = record.is_poisoned  # then the gradients say nothing of this step's backward
         loss_finite = _all_finite(losses_known)
         own = own_backward(record, known, loss_finite=loss_finite)
         culprit = self._culprits.find(
             {} if poisoned else own.parameter_finite,
             loss_finite=loss_finite,
-            input_finite=_all_finite(data_magnitudes(record)),
+            input_finite=_all_finite(record.data_magnitudes),
             figures=figures,
             looked_inside=record.sampled or not left_out,
         )
@@ -197,7 +199,7 @@ class RowMaker:
 
 def _step_columns(rows: Sequence[StepRow]) -> Columns:
     records = [record for record, _ in rows]
-    inputs = list(map(data_magnitudes, records))
+    inputs = [record.data_magnitudes for record in records]
     losses = [_counted(record.losses if turn is None else turn.losses) for record, turn in rows]
     norms = _of_turns(rows, lambda record, turn: _global_norm(record, turn.norms))
     return {
@@ -316,7 +318,7 @@ def _half_output(sampled: SampledLayers) -> str | None:
 
 def _add_outputs(figures: LayerFigures, record: StepRecord, known: LayerStep) -> None:
     """Add what is known of the layers' outputs in a step that was not sampled."""
-    gave = first_bad_output(record)
+    gave = record.first_bad_output
     first, amax = known.first_layer, known.first_amax
     if first is not None and amax is not None:
         figures.add_output(first, amax, finite=math.isfinite(amax) and first != gave)
@@ -353,3 +355,47 @@ def _event_columns(events: Sequence[EventRecord]) -> Columns:
         "kind": [EventKind(event.kind).value for event in events],
         "detail": [json.dumps(event.detail, default=str) for event in events],
     }
+
+
+# -- checkpoints that nobody wants to load ---------------------------------------------------------
+
+
+class CheckpointStamps:
+    """Follows whether the weights are finite and the loss scale can be used."""
+
+    def __init__(self) -> None:
+        self._broken_since: dict[str, int] = {}  # by what is broken
+
+    def follow(
+        self,
+        steps: Sequence[int],
+        param_norms: Iterable[float | None],
+        scales: Iterable[float | None],
+    ) -> None:
+        """Take in the next steps, in their order."""
+        for step, norm, scale in zip(steps, param_norms, scales, strict=True):
+            if norm is not None:
+                self._note(_WEIGHTS, step, is_broken=not math.isfinite(norm))
+            if scale is not None:
+                usable = math.isfinite(scale) and scale > _LEAST_SCALE
+                self._note(_SCALER, step, is_broken=not usable)
+
+    def _note(self, what: str, step: int, *, is_broken: bool) -> None:
+        if is_broken:
+            self._broken_since.setdefault(what, step)
+        else:
+            self._broken_since.pop(what, None)
+
+    def stamp(self, events: Iterable[EventRecord]) -> None:
+        """Mark the saves among these events that hold what nobody wants to load."""
+        for event in events:
+            broken = {what: at for what, at in self._broken_since.items() if event.step > at}
+            if event.kind is not EventKind.STATE_SAVED or not broken:
+                continue
+            event.detail["state"] = POISONED
+            path = event.detail.get("path")
+            told = " and ".join(f"{what} since step {at:,}" for what, at in broken.items())
+            warn(
+                f"the checkpoint saved before step {event.step:,}{f' ({path})' if path else ''} "
+                f"holds {told}: do not keep this one."
+            )

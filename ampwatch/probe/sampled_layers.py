@@ -27,14 +27,16 @@ from ampwatch.probe.exponent_histogram import (
     histogram,
     histogram_of_counts,
 )
-from ampwatch.probe.hooks import Guard, Handle, Hook, hook_gradient
+from ampwatch.probe.hooks import Handle, Hook, hook_gradient
 from ampwatch.probe.models import Survey
 from ampwatch.probe.narrow_casts import CastBatches
+from ampwatch.probe.norms import WeightMeasure
 from ampwatch.probe.operand_casts import GradientCast, LayerCasts, Operands
-from ampwatch.probe.readback import Pack
-from ampwatch.probe.tensors import (
+from ampwatch.probe.own_failures import Guard
+from ampwatch.probe.tensor_values import (
     FLOATING,
     HALF,
+    Pack,
     extremes,
     is_mask,
     largest,
@@ -43,7 +45,6 @@ from ampwatch.probe.tensors import (
     shape_of,
     tensors_in,
 )
-from ampwatch.probe.weights import WeightMeasure
 from ampwatch.rows import EXPONENT_BINS
 
 Shape = tuple[int, ...]

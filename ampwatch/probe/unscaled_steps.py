@@ -17,8 +17,8 @@ from ampwatch.probe.norms import Fingerprint, NormCapture, any_written, fingerpr
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.own_failures import Guard
-from ampwatch.probe.readback import Pack
 from ampwatch.probe.records import Turn
+from ampwatch.probe.tensor_values import Pack
 
 WATCHED = "_ampwatch_watched"  # marks a scaler's class as one of ours
 

@@ -202,7 +202,7 @@ def _device_figures(record: StepRecord, update: DeviceUpdate) -> UpdateFigures:
         )
 
 
-# -- arithmetic ----------------------------------------------------------------------------------
+# -- arithmetic ------------------------------------------------------------------------------------
 
 
 def figures_of(

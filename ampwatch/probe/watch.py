@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ampwatch.probe import hooks, process_end, watched_scaler
+from ampwatch.errors import warn
+from ampwatch.probe import fatal_exceptions, hooks, watched_scaler
 from ampwatch.probe.courier import Courier
 from ampwatch.probe.devices import DeviceSampler
-from ampwatch.probe.exception_report import describe
+from ampwatch.probe.fatal_exceptions import describe
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
-from ampwatch.probe.own_failures import Guard, warn
+from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.rank_agreement import Ranks
 from ampwatch.probe.records import EventRecord
 from ampwatch.probe.row_maker import RowMaker
@@ -75,12 +76,12 @@ class Watch:
         self._pid = os.getpid()
         self._closed = False
         self._names = {id(layer.module): layer.name for layer in survey.layers}
-        self._reported_before = process_end.last_reported()
+        self._reported_before = fatal_exceptions.last_reported()
         if scaler is not None:
             self.adopt(scaler)
         loop.owner = self
         _LIVE.add(self)
-        self._cancel = process_end.at_end(partial(_close_at_exit, weakref.ref(self)))
+        self._cancel = fatal_exceptions.at_end(partial(_close_at_exit, weakref.ref(self)))
 
     @property
     def closed(self) -> bool:
@@ -184,7 +185,7 @@ class Watch:
         if self._closed:
             warn("log() after close() is ignored; attach again for a new run.")
             return
-        self._guard.run(self._loop.user_values.log, scalars)
+        self._guard.run(self._loop.log, scalars)
 
     def saved(self, path: str | os.PathLike[str]) -> None:
         """Say where a checkpoint was written just now: `ampwatch plan` names it if it is clean."""
@@ -291,7 +292,7 @@ class Watch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        ending_error = process_end.reason(error)
+        ending_error = fatal_exceptions.reason(error)
         if ending_error is not None:
             self.record_exception(ending_error)
         self.close()
@@ -300,7 +301,7 @@ class Watch:
         """The interpreter ends; record the exception that ended it, if one did."""
         if self._closed or os.getpid() != self._pid:
             return
-        error = process_end.ended_by(self._reported_before, self._names)
+        error = fatal_exceptions.ended_by(self._reported_before, self._names)
         if error is not None:
             self.record_exception(error)
         self.close()

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ampwatch.probe.norms import norms_of
-from ampwatch.probe.readback import Pack
-from ampwatch.probe.tensors import PLAIN
+from ampwatch.probe.tensor_values import PLAIN, Pack
 
 LEAST_ELEMENTS = 256
 LARGEST_SHARE = 100  # one element in a hundred

@@ -15,7 +15,7 @@ to hand over every frame, and could acknowledge none before it had been told of 
 """
 
 from ampwatch.recorder.recorder import Recorder
-from ampwatch.recorder.status import RankRecord, RecordedRun, RecorderStats
+from ampwatch.recorder.recorder_messages import RankRecord, RecordedRun, RecorderStats
 
 __all__ = [
     "RankRecord",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ampwatch import feed, store
 from ampwatch.codec import Batch
-from ampwatch.errors import AmpwatchError, RunError, RunInUseError
+from ampwatch.errors import AmpwatchError, RunError, RunInUseError, reason_of
 from ampwatch.files import make_folder, size_of
 from ampwatch.ranges import Ranges
 from ampwatch.store import locks
@@ -194,8 +194,7 @@ def _has_log(run_folder: Path, rank: int) -> bool:
 
 
 def _not_writable(path: Path, error: OSError) -> RunError:
-    reason = error.strerror or str(error)
-    return RunError(f"{path} cannot be written ({reason}).", path=path)
+    return RunError(f"{path} cannot be written ({reason_of(error)}).", path=path)
 
 
 # --- open files -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ampwatch import errors, feed
 from ampwatch.errors import AmpwatchError, FeedError, RunError
-from ampwatch.recorder.recorder_process import (
+from ampwatch.recorder.recorder_messages import (
     Asked,
     Failed,
     Listening,
@@ -22,9 +22,11 @@ from ampwatch.recorder.recorder_process import (
     NewRows,
     Noted,
     Orders,
-    RecorderProcess,
+    RecordedRun,
+    RecorderStats,
+    RecorderStatus,
 )
-from ampwatch.recorder.status import RecordedRun, RecorderStats, RecorderStatus
+from ampwatch.recorder.recorder_process import RecorderProcess
 
 _NOTES_KEPT = 200
 _END_PATIENCE_S = 20.0
@@ -236,7 +238,7 @@ class Recorder:
                 f"The recorder's process ended by itself ({reason}). It is restarted and recording "
                 "goes on: trainers send again what was not filed."
             )
-            self._stopping.wait(_pause_s(quick_ends))
+            self._stopping.wait(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**quick_ends))
             process = self._restart()
 
     def _was_quick(self) -> bool:
@@ -293,11 +295,6 @@ class Recorder:
         trouble = _trouble_in(self._on_note, sentence)
         if trouble:
             self._notes.append(f"on_note raised {trouble}; recording goes on.")
-
-
-def _pause_s(quick_ends: int) -> float:
-    """How long to wait before the next start."""
-    return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**quick_ends))
 
 
 def _error_of(first: Message | None, ending: str) -> AmpwatchError:

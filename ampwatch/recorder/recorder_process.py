@@ -1,74 +1,52 @@
-"""The recorder's process as its starter holds it, and what the two say: one line of JSON each."""
+"""The recorder's process: how its starter holds it, and what runs in it.
+
+In it runs a recording, until its starter ends or asks it to. The starter holds the other end of
+stdin, which closes when that process ends, however it ends. It writes nothing there but
+instructions for trainers, a line each. Messages go to stdout from a thread of their own, so that a
+starter that is stopped, or slow to draw, never keeps rows waiting.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, TypeAlias
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
+from io import FileIO
 
 from ampwatch import feed
-from ampwatch.errors import FeedError
-from ampwatch.recorder.status import RankRecord, RankReport, RecorderStats
+from ampwatch.errors import AmpwatchError, EndpointTakenError, FeedError, reason_of
+from ampwatch.recorder.rank_copies import allow_more_files
+from ampwatch.recorder.recorder_messages import (
+    Asked,
+    Failed,
+    Listening,
+    Message,
+    Orders,
+    RankReport,
+    RecorderStats,
+    from_line,
+    to_line,
+)
+from ampwatch.recorder.recording_loop import Recording
+from ampwatch.retry import retry
 
 # The starter's import path, so that both import the same ampwatch.
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
-from ampwatch.recorder import recorder_child, recorder_process
-recorder_child.main(recorder_process.Orders.from_text(sys.argv[1]))
+from ampwatch.recorder import recorder_process
+recorder_process.main(sys.argv[1])
 """
 # The terminal's Ctrl-C must not reach it: what was sent before is still to be filed.
 _OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """The arguments of a recorder's process."""
-
-    endpoint: str
-    directory: Path
-    insecure: bool
-    fallback: bool
-    port_wait_s: float  # for a port that another recorder's process is about to release
-    beside: tuple[Path, ...] = ()  # where runs are read that need no copy
-
-    def to_text(self) -> str:
-        """As one argument of a command."""
-        return json.dumps(asdict(self), default=str)
-
-    @classmethod
-    def from_text(cls, text: str) -> Orders:
-        """What `to_text` wrote."""
-        told = json.loads(text)
-        folders = {"directory": Path(told["directory"]), "beside": tuple(map(Path, told["beside"]))}
-        return cls(**told | folders)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """An instruction on its way to one rank; all that a recorder's process is ever sent."""
-
-    run_id: str
-    rank: int
-    number: int
-    instruction: feed.Instruction
-
-    def to_line(self) -> bytes:
-        """As a line, its end included."""
-        instruction = self.instruction.to_bytes().decode()
-        return json.dumps([self.run_id, self.rank, self.number, instruction]).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> Asked:
-        """What `to_line` wrote."""
-        run_id, rank, number, instruction = json.loads(line)
-        return cls(run_id, rank, number, feed.Instruction.from_bytes(instruction.encode()))
 
 
 class RecorderProcess:
@@ -82,8 +60,9 @@ class RecorderProcess:
                 start_new_session=True, creationflags=_OWN_GROUP,
             )  # fmt: skip
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise FeedError(f"The recorder's process cannot be started ({reason}).") from error
+            raise FeedError(
+                f"The recorder's process cannot be started ({reason_of(error)})."
+            ) from error
 
     @property
     def id(self) -> int:
@@ -130,60 +109,128 @@ class RecorderProcess:
         return f"signal {-code}"
 
 
-# --- what it says ---------------------------------------------------------------------------------
+# --- what runs in it ------------------------------------------------------------------------------
+
+_LAST_PATIENCE_S = 15.0  # for a recording that hangs, perhaps on a disk that is away
+_REPORT_PATIENCE_S = 2.0
+_MOST_WAITING = 100_000
+_MOST_ASKED = 100  # instructions that wait to be passed on
+_BIND_EVERY_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """It has the port; if not, it says `Failed` instead."""
-
-    endpoint: str
-    fell_back: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """It cannot begin, because of one of our errors."""
-
-    error: str  # its name in `ampwatch.errors`
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """A sentence that the user should see."""
-
-    sentence: str
+def main(orders_text: str) -> None:
+    """What the recorder's process does: record as ordered, until its starter ends or asks it to."""
+    orders = Orders.from_text(orders_text)
+    is_over = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starter's
+    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    allow_more_files()
+    reporter = Reporter(_own_stdout())
+    asked: deque[Asked] = deque(maxlen=_MOST_ASKED)
+    threading.Thread(target=_heed_the_starter, args=(is_over, asked), daemon=True).start()
+    starter = os.getppid()
+    try:
+        _record(orders, reporter, asked, lambda: is_over.is_set() or os.getppid() != starter)
+    except AmpwatchError as error:
+        reporter.report(Failed(type(error).__name__, str(error)))
+    finally:
+        reporter.close()
 
 
-@dataclass(frozen=True, slots=True)
-class NewRows:
-    """Rows have come for a run."""
-
-    folder: Path
-
-
-Message: TypeAlias = Listening | Failed | Noted | NewRows | RankReport | RecorderStats
-
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Listening, Failed, Noted, NewRows, RankReport, RecorderStats)
-}
+def _record(
+    orders: Orders, reporter: Reporter, asked: deque[Asked], is_over: Callable[[], bool]
+) -> None:
+    recording = _listening(orders, reporter, is_over)
+    reporter.report(Listening(recording.endpoint, recording.fell_back))
+    recording.run(is_over, asked)
 
 
-def to_line(message: Message) -> bytes:
-    """A message as a line, its end included."""
-    return json.dumps([type(message).__name__, asdict(message)], default=str).encode() + b"\n"
+def _listening(orders: Orders, reporter: Reporter, is_over: Callable[[], bool]) -> Recording:
+    """A recording that has its port; if the port is taken, wait for it a little."""
+    insecure = feed.Security(own=None)  # the starter has warned of what that means
+    keys = insecure if orders.insecure else feed.find_security(orders.endpoint)
+    at = partial(
+        Recording, orders.endpoint, orders.directory, reporter.report, keys=keys,
+        beside=orders.beside,
+    )  # fmt: skip
+    try_port = partial(_unless_taken, at)
+    found = retry(try_port, orders.port_wait_s, every_s=_BIND_EVERY_S, stop=is_over)
+    return found or at(fallback=orders.fallback)
 
 
-def from_line(line: bytes) -> Message:
-    """The message in a whole line."""
-    name, told = json.loads(line)
-    if "folder" in told:
-        told["folder"] = Path(told["folder"])
-    if "denied_keys" in told:
-        told["denied_keys"] = tuple(told["denied_keys"])
-    if "record" in told:
-        gaps = tuple((first, after) for first, after in told["record"]["gaps"])
-        told["record"] = RankRecord(**told["record"] | {"gaps": gaps})
-    message: Message = _KINDS[name](**told)
-    return message
+def _unless_taken(at: Callable[[], Recording]) -> Recording | None:
+    try:
+        return at()
+    except EndpointTakenError:
+        return None
+
+
+def _own_stdout() -> int:
+    """Where to send messages; what a library prints goes to stderr from now on."""
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    return ours
+
+
+def _heed_the_starter(is_over: threading.Event, asked: deque[Asked]) -> None:
+    # Until the pipe's end. Not by sys.stdin: its lock, held while this waits, aborts the process
+    # when the main thread ends it.
+    for line in FileIO(0, closefd=False):
+        if line.endswith(b"\n"):  # a starter that is killed may leave half a line
+            asked.append(Asked.from_line(line))
+    is_over.set()
+    time.sleep(_LAST_PATIENCE_S)
+    os._exit(1)
+
+
+class Reporter:
+    """Sends messages to the starter; of those it has not read yet, only the newest of a kind."""
+
+    def __init__(self, out: int) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, Message] = {}
+        self._has_news = threading.Event()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._work, name="ampwatch-report", daemon=True)
+        self._thread.start()
+
+    def report(self, message: Message) -> None:
+        """Have a message sent; never waits."""
+        with self._lock:
+            if len(self._waiting) < _MOST_WAITING:
+                self._waiting[_slot(message)] = message
+        self._has_news.set()
+
+    def close(self) -> None:
+        """Send what is left, if anybody still reads."""
+        self._is_closing = True
+        self._has_news.set()
+        self._thread.join(_REPORT_PATIENCE_S)
+
+    def _work(self) -> None:
+        is_last = False
+        while not is_last:
+            self._has_news.wait()
+            self._has_news.clear()
+            is_last = self._is_closing
+            with self._lock:
+                messages, self._waiting = self._waiting, {}
+            try:
+                for message in messages.values():
+                    _write(self._out, to_line(message))
+            except OSError:
+                return  # the starter is gone, and stdin says so too
+
+
+def _write(out: int, line: bytes) -> None:
+    rest = memoryview(line)
+    while rest:
+        rest = rest[os.write(out, rest) :]
+
+
+def _slot(message: Message) -> Hashable:
+    """Messages of one slot replace each other."""
+    if isinstance(message, RankReport):
+        return (message.run_id, message.record.rank)
+    return RecorderStats if isinstance(message, RecorderStats) else message

@@ -11,8 +11,16 @@ from ampwatch import feed, store
 from ampwatch.codec import Batch
 from ampwatch.errors import AmpwatchError, RunError, RunInUseError
 from ampwatch.recorder.rank_copies import Compactor, OpenFiles, RankCopy, copy_in
-from ampwatch.recorder.recorder_process import Asked, Message, NewRows, Noted
-from ampwatch.recorder.status import ALIVE_S, RankRecord, RankReport, RecorderStats
+from ampwatch.recorder.recorder_messages import (
+    ALIVE_S,
+    Asked,
+    Message,
+    NewRows,
+    Noted,
+    RankRecord,
+    RankReport,
+    RecorderStats,
+)
 from ampwatch.rows import FORMAT
 
 _IDLE_S = 0.25
@@ -76,7 +84,9 @@ class Recording:
                     self._take(arrival)
                 if time.monotonic() - self._tended_s >= _TEND_EVERY_S:
                     self._tend()
-                self._report_new_rows()
+                folders, self._with_new_rows = self._with_new_rows, set()
+                for folder in folders:
+                    self._report(NewRows(folder))
                 if time.monotonic() - self._reported_s > _REPORT_EVERY_S:
                     self._report_state()
         finally:
@@ -305,11 +315,6 @@ class Recording:
         if self._receiver.counts.bad <= _BAD_FRAMES_NOTED:
             sender = f"{peer} at {address}" if peer else address or "an unknown sender"
             self._note(f"A frame from {sender} was dropped: {reason}")
-
-    def _report_new_rows(self) -> None:
-        folders, self._with_new_rows = self._with_new_rows, set()
-        for folder in folders:
-            self._report(NewRows(folder))
 
     def _report_state(self) -> None:
         """Report the ranks that have changed, and the counts."""

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from ampwatch.diagnosis import Action, Diagnosis, Finding, Severity
+from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF, LIVE
-from ampwatch.diagnosis.signals import detail_of
 from ampwatch.follow import diagnose
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, RATE, ROOT
 from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, words_of
 from ampwatch.report.attempts import attempts_of
-from ampwatch.report.checkpoints import CLEAN, condition_of
 from ampwatch.report.scaler_settings import worthwhile_settings
+from ampwatch.report.timeline import CLEAN, condition_of
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run, open_run
 

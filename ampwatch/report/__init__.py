@@ -18,8 +18,7 @@ from ampwatch.report.facts import (
     sparkline,
 )
 from ampwatch.report.html_file import html_comparison, html_report
-from ampwatch.report.tensorboard_event_file import EventStream
-from ampwatch.report.tensorboard_export import write_event_files
+from ampwatch.report.tensorboard_event_files import EventStream, write_event_files
 from ampwatch.report.terminal_report import (
     STYLES,
     print_changes,

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ampwatch.diagnosis import Diagnosis, Engine, ForSeveral, conclude
+from ampwatch.diagnosis import Diagnosis, Engine, ForSeveralRuns, conclude
 from ampwatch.follow import as_it_stands
 from ampwatch.report.facts import rows_of_first_optimizer
 from ampwatch.report.settings import settings_of
@@ -78,7 +78,7 @@ class Outline:
 
     name: str
     diagnosis: Diagnosis
-    for_several: ForSeveral
+    for_several: ForSeveralRuns
     settings: Mapping[str, str]
     values: Mapping[str, Course]  # the loss, and what the user's own code logged
     grad_norm: float | None  # the median, as of the next
@@ -97,10 +97,10 @@ def outline_of(run: Run) -> Outline:
     """The outline of a run in its current state; diagnoses it."""
     case = Engine().feed(run).case()
     judged = conclude(case)
-    return outline_as(run, as_it_stands(run, judged), ForSeveral.of(case, judged))
+    return outline_as(run, as_it_stands(run, judged), ForSeveralRuns.of(case, judged))
 
 
-def outline_as(run: Run, diagnosis: Diagnosis, for_several: ForSeveral) -> Outline:
+def outline_as(run: Run, diagnosis: Diagnosis, for_several: ForSeveralRuns) -> Outline:
     """The outline of a run with this diagnosis."""
     rows = rows_of_first_optimizer(run, _COLUMNS)
     loss = course_of(_steps(rows), rows.column("loss"), LOSS)

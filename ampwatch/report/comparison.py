@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ampwatch.diagnosis import Action, advise_on_all
-from ampwatch.diagnosis.findings import SCHEMA, Advice, plain, verdict_text
+from ampwatch.diagnosis.findings import SCHEMA, Advice, json_value, verdict_text
 from ampwatch.diagnosis.words import (
     bytes_text,
     count_text,
@@ -24,8 +24,7 @@ from ampwatch.diagnosis.words import (
 )
 from ampwatch.errors import DifferentModelsError, RunError
 from ampwatch.report.compared_run import LOSS, At, Course, Outline, outline_of
-from ampwatch.report.divergence import Divergence, divergence_of_rows
-from ampwatch.report.first_difference import step_rows
+from ampwatch.report.divergence import Divergence, divergence_of, step_rows
 from ampwatch.report.sweep import Setting, Sweep, settings_to_sweep, sweep_of
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `compare --json` prints."""
-        body = plain(self)
+        body = json_value(self)
         assert isinstance(body, dict)
         return {"schema": SCHEMA, **body}
 
@@ -101,7 +100,7 @@ def compare(runs: Sequence[Run], asked: Asked = Asked()) -> Comparison:
     Raises RunError where a setting or an outcome was asked for that there is not.
     """
     first = step_rows(runs[0])
-    partings = [divergence_of_rows(runs[0], first, run) for run in runs[1:]]
+    partings = [divergence_of(runs[0], run, first) for run in runs[1:]]
     return compared([outline_of(run) for run in runs], partings, asked)
 
 
@@ -131,7 +130,9 @@ def compared(
             for name, row in numbers.items()
             if name not in _NOT_COMPARED
         },
-        values={name: tuple(run.values.get(name) for run in runs) for name in _value_names(runs)},
+        values={
+            name: tuple(one.values.get(name) for one in runs) for run in runs for name in run.values
+        },
         settings=settings,
         same_settings=alike,
         partings=tuple(partings),
@@ -236,10 +237,6 @@ def _side_by_side(
         for name in names
         if any(name in one for one in runs)
     }
-
-
-def _value_names(runs: Sequence[Outline]) -> dict[str, None]:
-    return dict.fromkeys(name for run in runs for name in run.values)
 
 
 def _figures(run: Outline) -> Iterator[tuple[str, Figure]]:

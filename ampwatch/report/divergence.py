@@ -1,4 +1,7 @@
-"""Where two runs diverge: the first common step at which loss, scale or skips differ.
+"""Where two runs diverge: the first step at which anything differs, and what, and in which layer.
+
+Several columns may differ at that step. They are named in causal order: inputs of the step (the
+batch, the rate, the scale) before their results (loss, gradients).
 
 Two runs with the same settings differ by noise (another seed, another order of sums). So the loss
 has two steps: the first at which any bit differs, and the first at which the difference exceeds
@@ -7,9 +10,12 @@ the usual change from step to step. Scales and skips are compared exactly.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
@@ -18,25 +24,102 @@ from ampwatch.diagnosis.learning_rate.constants import (
     ROBUST_DEVIATIONS,
     SUSTAINED_STEPS,
 )
-from ampwatch.report.first_difference import (
-    FOR_ALL_LAYERS,
-    FirstDifference,
-    Floats,
-    Integers,
-    Mask,
-    StepRows,
-    compared_columns,
-    first_difference,
-    layer_difference,
-    same,
-    step_rows,
-)
+from ampwatch.report.facts import rows_of_first_optimizer
+from ampwatch.rows import DTYPE_NUMBERS, Table, column
 from ampwatch.store import Run
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis import Record
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+GIVEN = ("input_amax", "micro_batches", "autocast_dtype", "lr", "scale")  # from outside the step
+RESULTS = (
+    "param_norm", "loss", "grad_norm", "grad_norm_applied", "skipped", "update_norm", "scale_after",
+)  # fmt: skip
+FOR_ALL_LAYERS = frozenset({"micro_batches", "lr", "scale"})  # then no layer is the first
+WORDS = {
+    "input_amax": "batch",
+    "autocast_dtype": "precision of autocast",
+    "skipped": "skip",
+}
+_FORWARD = ("input_amax", "weight_norm", "act_amax")
+_ROOT = "(root)"  # the model itself, as the probe names it
+_LAYER_COLUMNS = (*_FORWARD, "grad_norm")  # unscaled all: runs may have other loss scales
+# Samples may be far apart: each stretch of steps that is searched is so much longer than the last.
+_STRETCH, _LONGER = 64, 8
 # Logs print three digits: less is no difference.
 _LEAST_SHARE = 0.01
 _MAD_TO_DEVIATION = 1.4826  # of normal noise
 _LEAST_STEPS = MEDIAN_STEPS + SUSTAINED_STEPS
+
+
+class Readable(Protocol):
+    """A run whose rows can be read in ranges of steps."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...  # noqa: D102
+
+    def rows_between(
+        self, table: Table, columns: Sequence[str], first: int, last: int, rank: int | None = None
+    ) -> Iterator[pa.Table]:
+        """The rows of some steps, in portions."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """A run's columns, one row per step in rising order; of repeated steps, the last row."""
+
+    step: Integers
+    columns: Mapping[str, tuple[Floats, Mask]]  # each with the mask of what is known
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDifference:
+    """The first step at which a column differs, and its value in each run."""
+
+    column: str
+    step: int
+    first: float | str
+    second: float | str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDifference:
+    """Which layer differs, at the first step that both sampled.
+
+    `is_where_it_began`: the runs diverge at this very step. Then the layer is the first one in the
+    order of computation; otherwise it is the one that differs most.
+    """
+
+    step: int
+    layer: str
+    column: str
+    first: float
+    second: float
+    differing: int  # layers that differ at that step,
+    sampled: int  # of those that both have
+    is_where_it_began: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDifference:
+    """The step at which two runs diverge: what differs there, and what differs later."""
+
+    step: int
+    columns: tuple[ColumnDifference, ...]
+    later: tuple[ColumnDifference, ...]  # the other columns that differ, each at its first step
+    same_before: int  # common steps before it, all of them the same
+    layer: LayerDifference | None = None
+
+    @property
+    def column(self) -> str:
+        """The first of the columns, in causal order."""
+        return self.columns[0].column
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +127,8 @@ class Difference:
     """The first step at which a quantity differs, and its value in each run."""
 
     step: int
-    first: float | None
-    second: float | None
+    first: float
+    second: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +147,68 @@ class Divergence:
     compared: tuple[str, ...] = ()  # the columns that both record
 
 
+def step_rows(run: Record) -> StepRows:
+    """A run's columns by step, for its first optimizer."""
+    names = (*GIVEN, *RESULTS)
+    rows = rows_of_first_optimizer(run, ("step", *names))
+    step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
+    _, from_end = np.unique(step[::-1], return_index=True)
+    last = len(step) - 1 - from_end
+    columns = {}
+    for name in names:
+        values, known = _numbers(name, rows.column(name))
+        if known.any():
+            columns[name] = values[last], known[last]
+    return StepRows(step[last], columns)
+
+
+def _numbers(name: str, values: Any) -> tuple[Floats, Mask]:
+    known = np.asarray(values.is_valid().to_numpy(), np.bool_)
+    if name == "autocast_dtype":
+        numbers = [DTYPE_NUMBERS.get(text, -1) for text in values.to_pylist()]
+        return np.asarray(numbers, np.float64), known
+    if pa.types.is_boolean(values.type):
+        values = values.cast("int8")
+    return np.asarray(values.to_numpy(), np.float64), known
+
+
+def divergence_of(first: Run, second: Run, one: StepRows | None = None) -> Divergence:
+    """Where the second run differs from the first; `one` are the first run's rows, if at hand."""
+    one, other = one or step_rows(first), step_rows(second)
+    step, mine, its = np.intersect1d(one.step, other.step, return_indices=True)
+    if not len(step):
+        return Divergence(0)
+    columns = {
+        name: _pair(step, mine, its, (one.columns[name], other.columns[name]))
+        for name in one.columns
+        if name in other.columns
+    }
+    columns = {name: pair for name, pair in columns.items() if len(pair.step)}
+    scale = _pair(step, mine, its, (_scale_of(one), _scale_of(other)))
+    loss, skips = (columns.get(name, _NO_PAIR) for name in ("loss", "skipped"))
+    pairs = {"loss": loss, "scale": scale, "skips": skips}
+    unequal = loss.unequal  # without any, none is beyond noise: a million medians are slow
+    found = _first_difference(step, columns)
+    if found is not None and found.column not in FOR_ALL_LAYERS:
+        layer = layer_difference(first, second, found.step, int(step[-1]))
+        found = replace(found, layer=layer)
+    return Divergence(
+        len(step),
+        int(step[-1]),
+        tuple(name for name, pair in pairs.items() if len(pair.step)),
+        loss.at(unequal),
+        loss.at(_beyond_noise(loss)) if len(unequal) else None,
+        int(loss.both_finite.sum()) >= _LEAST_STEPS,
+        scale.at(scale.unequal),
+        skips.at(skips.unequal),
+        found,
+        tuple(columns),
+    )
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class _Pair:
     """One quantity of both runs, at the steps that both recorded."""
@@ -71,6 +216,16 @@ class _Pair:
     step: Integers
     one: Floats
     other: Floats
+
+    @property
+    def unequal(self) -> NDArray[np.intp]:
+        """Where they differ."""
+        return np.flatnonzero(~same(self.one, self.other))
+
+    @property
+    def both_finite(self) -> Mask:
+        """Where both are numbers."""
+        return np.isfinite(self.one) & np.isfinite(self.other)
 
     def at(self, places: NDArray[np.intp]) -> Difference | None:
         """The first of these places, if any."""
@@ -80,71 +235,61 @@ class _Pair:
         return Difference(int(self.step[at]), float(self.one[at]), float(self.other[at]))
 
 
-def divergence_of(first: Run, second: Run) -> Divergence:
-    """Where the second run differs from the first."""
-    return divergence_of_rows(first, step_rows(first), second)
+_NO_PAIR = _Pair(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 
 
-def divergence_of_rows(first: Run, one: StepRows, second: Run) -> Divergence:
-    """The same, given the first run's rows: many runs are compared with it."""
-    other = step_rows(second)
-    step, mine, its = np.intersect1d(one.step, other.step, return_indices=True)
-    if not len(step):
-        return Divergence(0)
-    loss, scale, skips = (
-        _pair(step, left[mine], right[its], known_left[mine] & known_right[its])
-        for (left, known_left), (right, known_right) in zip(_told(one), _told(other), strict=True)
-    )
-    pairs = {"loss": loss, "scale": scale, "skips": skips}
-    unequal = _unequal(
-        loss
-    )  # without any, none is beyond noise: medians of a million steps are slow
-    return Divergence(
-        len(step),
-        int(step[-1]),
-        tuple(name for name, pair in pairs.items() if len(pair.step)),
-        loss.at(unequal),
-        loss.at(_beyond_noise(loss)) if len(unequal) else None,
-        _both_finite(loss) >= _LEAST_STEPS,
-        scale.at(_unequal(scale)),
-        skips.at(_unequal(skips)),
-        _with_layer(first, second, first_difference(one, other), int(step[-1])),
-        compared_columns(one, other),
-    )
+def _pair(
+    step: Integers,
+    mine: NDArray[np.intp],
+    its: NDArray[np.intp],
+    columns: tuple[tuple[Floats, Mask], tuple[Floats, Mask]],
+) -> _Pair:
+    """A column of both runs, each with the places of the common steps in it."""
+    (one, known), (other, known_other) = columns
+    both = known[mine] & known_other[its]
+    return _Pair(step[both], one[mine][both], other[its][both])
 
 
-def _with_layer(
-    first: Run, second: Run, found: FirstDifference | None, last: int
-) -> FirstDifference | None:
-    if found is None or found.column in FOR_ALL_LAYERS:
-        return found
-    return replace(found, layer=layer_difference(first, second, found.step, last))
+def _scale_of(rows: StepRows) -> tuple[Floats, Mask]:
+    """Each step's scale; its value after the step if a log has only that."""
+    unknown: Mask = np.zeros(len(rows.step), np.bool_)
+    nothing: tuple[Floats, Mask] = np.full(len(rows.step), np.nan), unknown
+    scale, known = rows.columns.get("scale", nothing)
+    after, known_after = rows.columns.get("scale_after", nothing)
+    either: Floats = np.where(known, scale, after)
+    return either, known | known_after
 
 
-def _told(rows: StepRows) -> tuple[tuple[Floats, Mask], ...]:
-    """Loss, scale and skips; for the scale, its value after the step if a log has only that."""
-    nothing: tuple[Floats, Mask] = (
-        np.full(len(rows.step), np.nan),
-        np.zeros(len(rows.step), np.bool_),
-    )
-    loss, scale, after, skips = (
-        rows.columns.get(name, nothing) for name in ("loss", "scale", "scale_after", "skipped")
-    )
-    either: Floats = np.where(scale[1], scale[0], after[0])
-    return loss, (either, scale[1] | after[1]), skips
+def _first_difference(step: Integers, columns: Mapping[str, _Pair]) -> FirstDifference | None:
+    """Where the common columns begin to differ; None if every one is the same."""
+    found = [
+        ColumnDifference(name, begins.step, *_values_told(name, begins))
+        for name, pair in columns.items()
+        if (begins := pair.at(pair.unequal)) is not None
+    ]
+    if not found:
+        return None
+    begin = min(one.step for one in found)
+    at_once = [one for one in found if one.step == begin]
+    later = sorted((one for one in found if one.step > begin), key=lambda one: one.step)
+    return FirstDifference(begin, tuple(at_once), tuple(later), int(np.searchsorted(step, begin)))
 
 
-def _pair(step: Integers, one: Floats, other: Floats, known: Mask) -> _Pair:
-    return _Pair(step[known], one[known], other[known])
+def same(one: Floats, other: Floats) -> Mask:
+    """Where values are bit-identical; two nan count as equal."""
+    return np.asarray((one == other) | (np.isnan(one) & np.isnan(other)))
 
 
-def _unequal(pair: _Pair) -> NDArray[np.intp]:
-    """Where they differ; two nan are equal."""
-    return np.flatnonzero(~same(pair.one, pair.other))
+def _values_told(name: str, found: Difference) -> tuple[float | str, float | str]:
+    if name != "autocast_dtype":
+        return found.first, found.second
+    known = {number: text for text, number in DTYPE_NUMBERS.items()}
+    return known.get(int(found.first), "unknown"), known.get(int(found.second), "unknown")
 
 
-def _both_finite(pair: _Pair) -> int:
-    return int((np.isfinite(pair.one) & np.isfinite(pair.other)).sum())
+def words_of(name: str, table: Table = Table.STEPS) -> str:
+    """A column as a sentence names it."""
+    return (WORDS.get(name) if table is Table.STEPS else None) or column(table, name).label or name
 
 
 def _beyond_noise(pair: _Pair) -> NDArray[np.intp]:
@@ -153,7 +298,7 @@ def _beyond_noise(pair: _Pair) -> NDArray[np.intp]:
     A finite loss and one that is not finite differ by more than any noise.
     """
     finite = np.isfinite(pair.one), np.isfinite(pair.other)
-    if _both_finite(pair) < _LEAST_STEPS:
+    if pair.both_finite.sum() < _LEAST_STEPS:
         return np.flatnonzero(finite[0] != finite[1])
     told = np.flatnonzero(finite[0] | finite[1])
     away = np.abs(np.where(finite[0] & finite[1], pair.one - pair.other, np.inf)[told])
@@ -170,3 +315,103 @@ def _deviation(loss: Floats) -> float:
     """The usual change of a loss from step to step."""
     moves = np.diff(loss)
     return float(_MAD_TO_DEVIATION * np.median(np.abs(moves - np.median(moves))) / np.sqrt(2))
+
+
+# --- layers --------------------------------------------------------------------------------------
+
+
+def layer_difference(
+    one: Readable, other: Readable, step: int, last: int
+) -> LayerDifference | None:
+    """The layer that shows the difference at this step; None if no layer was recorded."""
+    first, length = step, _STRETCH
+    while first <= last:
+        end = min(last, first + length - 1)
+        mine, its = _samples(one, first, end), _samples(other, first, end)
+        for at in sorted(mine.keys() & its.keys()):
+            found = _among(mine[at], its[at], at, began=at == step)
+            if found is not None:
+                return found
+        first, length = end + 1, length * _LONGER
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A layer's numbers at a step, and its place in the forward pass."""
+
+    order: int
+    values: tuple[float, ...]  # of _LAYER_COLUMNS, nan where unknown
+    known: tuple[bool, ...]
+
+
+def _samples(run: Readable, first: int, last: int) -> dict[int, dict[str, _Sample]]:
+    """The layers' samples by step, of the lowest rank."""
+    names = ("step", "layer", "order", *_LAYER_COLUMNS)
+    found: dict[int, dict[str, _Sample]] = {}
+    rank = min(run.ranks, default=0)
+    for rows in run.rows_between(Table.LAYERS, names, first, last, rank):
+        for row in rows.to_pylist():
+            if row["step"] is None or not row["layer"]:
+                continue
+            told = [row[name] for name in _LAYER_COLUMNS]
+            values = tuple(np.nan if value is None else float(value) for value in told)
+            known = tuple(value is not None for value in told)
+            order = row["order"] if row["order"] is not None else len(found.get(row["step"], ()))
+            sample = _Sample(order, values, known)
+            found.setdefault(row["step"], {})[row["layer"]] = sample
+    return found
+
+
+def _among(
+    mine: Mapping[str, _Sample], its: Mapping[str, _Sample], step: int, *, began: bool
+) -> LayerDifference | None:
+    both = sorted((name for name in mine if name in its), key=lambda name: mine[name].order)
+    differing = {
+        name: columns for name in both if (columns := _unequal_columns(mine[name], its[name]))
+    }
+    if not differing:
+        return None
+    leaves = {name: columns for name, columns in differing.items() if not _holds_others(name, both)}
+    chosen = leaves or differing
+    if began:
+        layer, at = _where_it_began(chosen)
+    else:
+        pairs = ((name, at) for name, columns in chosen.items() for at in columns)
+        layer, at = max(pairs, key=lambda one: _times(mine[one[0]], its[one[0]], one[1]))
+    values = mine[layer].values[at], its[layer].values[at]
+    return LayerDifference(
+        step, layer, _LAYER_COLUMNS[at], *values, len(differing), len(both), began
+    )
+
+
+def _holds_others(name: str, names: Sequence[str]) -> bool:
+    """Whether a module contains others: a difference in it is one in a module inside."""
+    return name == _ROOT or any(other.startswith(f"{name}.") for other in names)
+
+
+def _unequal_columns(one: _Sample, other: _Sample) -> list[int]:
+    """The places among the columns that differ."""
+    alike = same(np.array(one.values), np.array(other.values))
+    return [
+        at
+        for at in range(len(_LAYER_COLUMNS))
+        if one.known[at] and other.known[at] and not alike[at]
+    ]
+
+
+def _where_it_began(differing: Mapping[str, list[int]]) -> tuple[str, int]:
+    """The first layer that differs in the forward pass; if none does, in the backward pass."""
+    for name, columns in differing.items():
+        if columns[0] < len(_FORWARD):
+            return name, columns[0]
+    name = list(differing)[-1]
+    return name, differing[name][0]
+
+
+def _times(one: _Sample, other: _Sample, at: int) -> float:
+    """The ratio of two values, at least 1; inf if one is not finite."""
+    first, second = abs(one.values[at]), abs(other.values[at])
+    if not np.isfinite(first) or not np.isfinite(second) or not min(first, second):
+        return np.inf
+    return max(first, second) / min(first, second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.words import count_text, scale_text
 from ampwatch.rows import EventKind
 
@@ -31,21 +31,14 @@ def _from_to(detail: Mapping[str, Any]) -> str:
     return f"from {_number(detail.get('from'))} to {_number(detail.get('to'))}"
 
 
-def _which(detail: Mapping[str, Any], *names: str) -> str:
-    """The optimizer or group, unless it is the first."""
-    told = [f"{name} {detail[name]}" for name in names if detail.get(name)]
-    return f" of {' '.join(told)}" if told else ""
-
-
 def _rate(detail: Mapping[str, Any]) -> str:
-    which = _which(detail, "optimizer", "group")
+    told = [f"{name} {detail[name]}" for name in ("optimizer", "group") if detail.get(name)]
+    which = f" of {' '.join(told)}" if told else ""  # unless it is the first
     return f"the learning rate{which} rose {_from_to(detail)}"
 
 
 def _batch_size(detail: Mapping[str, Any]) -> str:
-    return (
-        f"the batch went from {_number(detail.get('from'))} to {_number(detail.get('to'))} samples"
-    )
+    return f"the batch went {_from_to(detail)} samples"
 
 
 def _optimizer(detail: Mapping[str, Any]) -> str:
@@ -100,10 +93,6 @@ def _unknown(detail: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in detail.items())
 
 
-def _always(words: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda _detail: words
-
-
 _SHOWN: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     EventKind.OPTIMIZER.value: ("optimizer", _optimizer),
     EventKind.OPTIMIZER_REPLACED.value: ("optimizer replaced", _optimizer),
@@ -111,7 +100,7 @@ _SHOWN: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
     EventKind.STATE_LOADED.value: ("state loaded", _loaded),
     EventKind.LR_CHANGED.value: ("learning rate", _rate),
     EventKind.BATCH_SIZE_CHANGED.value: ("batch size", _batch_size),
-    EventKind.SCALE_SET.value: ("loss scale", _always("the program itself set the loss scale")),
+    EventKind.SCALE_SET.value: ("loss scale", lambda _: "the program itself set the loss scale"),
     EventKind.MISUSE.value: ("misuse", _misuse),
     EventKind.EXCEPTION.value: ("exception", _exception),
     EventKind.GAP.value: ("gap", _gap),

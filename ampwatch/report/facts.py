@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from ampwatch.diagnosis.signals import detail_of
+from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.words import (
     bytes_text,
     count_text,

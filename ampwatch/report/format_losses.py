@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from ampwatch.diagnosis.rules.cast_losses import most_cut, most_flushed
 from ampwatch.diagnosis.rules.delayed_scales import STALE_FACTOR
-from ampwatch.report.last_known import Readable, last_known
-from ampwatch.report.number_format_text import FORMAT_FACTS, formats_text
+from ampwatch.report.last_layer_values import FORMAT_FACTS, Readable, last_known
 from ampwatch.rows import WHAT_IF_FORMATS
 
 # A layer's operands, by the beginning of their columns.
@@ -145,3 +144,37 @@ def _share(value: float | None) -> float | None:
 
 def _in_order(layers: Iterable[_Layer]) -> list[_Layer]:
     return sorted(layers, key=lambda one: (one.order, one.layer))
+
+
+# --- the formats in words -------------------------------------------------------------------------
+
+_ROLES_OF_FACTS = ("input", "weight", "gradient")
+
+
+def formats_text(facts: Mapping[str, Any]) -> str:
+    """The formats in which a layer multiplies, equal ones named once; empty if none is narrow."""
+    told = [_short(facts.get(name)) for name in FORMAT_FACTS]
+    if not any(told):
+        return ""
+    if len(set(told)) == 1:
+        return told[0]
+    if told[0] and told[0] == told[1]:
+        return f"{told[0]}, gradient {_beside(told[0], told[2])}"
+    return ", ".join(
+        f"{role} {text or 'wide'}" for role, text in zip(_ROLES_OF_FACTS, told, strict=True)
+    )
+
+
+def _beside(forward: str, gradient: str) -> str:
+    """A gradient's format; only its element type if the rest is as in the forward pass."""
+    family, *rest = forward.split()
+    own, *others = gradient.split() or ["wide"]
+    same = own == family == "fp8" and rest[1:] == others[1:]
+    return others[0] if same else gradient or "wide"
+
+
+def _short(text: Any) -> str:
+    """`float8_e4m3fn/rowwise/dynamic` as `fp8 e4m3 rowwise`; delayed scales are named."""
+    parts = str(text or "").split("/")
+    known = [part for part in parts if part not in {"", "dynamic"}]
+    return " ".join(known).replace("float8_e4m3fn", "fp8 e4m3").replace("float8_", "fp8 ")

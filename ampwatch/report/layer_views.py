@@ -1,18 +1,33 @@
-"""The views of a run's layers: usable loss scales, casts in use, or the losses of other formats.
+"""The views of a run's layers that the painter draws: usable loss scales, casts in use, or what if.
 
 A run has the views for which it has data. The best one is shown until the reader chooses another.
+The loss scales are in `scale_windows`; the two panels for formats below sixteen bits are here, with
+their sentences.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.report.format_losses import CAST_COLUMNS, STALENESS, WHAT_IF_COLUMNS
-from ampwatch.report.last_known import Readable, has_values
-from ampwatch.report.loss_panels import casts_header, what_if_header
-from ampwatch.report.number_format_text import FORMAT_FACTS
+from ampwatch.diagnosis.rules.cast_losses import FLUSHED_SHARE, FLUSHED_SHARE_OF_FP4
+from ampwatch.diagnosis.words import count_text, percent_text
+from ampwatch.report.format_losses import (
+    CAST_COLUMNS,
+    FORMAT_NAMES,
+    ROLES,
+    STALENESS,
+    WHAT_IF_COLUMNS,
+    CastLayer,
+    Loss,
+    WhatIfLayer,
+    cast_layers,
+    what_if_layers,
+)
+from ampwatch.report.last_layer_values import FORMAT_FACTS, Readable, has_values
 from ampwatch.report.painter.message import pack
 from ampwatch.report.scale_windows import telling_step, windows_header
 
@@ -90,3 +105,247 @@ def _header(
     if view == FP8:
         return casts_header(run, wanted.step, diagnosis, wanted.layer)
     return what_if_header(run, wanted.step, diagnosis, wanted.layer, wanted.role)
+
+
+# --- the panels for formats below sixteen bits ----------------------------------------------------
+
+MOST_ROWS = 24  # that fit beside the charts
+_MOST_RECIPES = 2  # told by name
+_NOTHING = "-"  # in a cell
+WORST = "worst"  # of a layer's roles, instead of one of them
+
+
+def casts_header(
+    run: Readable, step: int | None, diagnosis: Diagnosis | None, chosen: str | None = None
+) -> dict[str, Any] | None:
+    """The panel of the casts in use; None if nothing is cast."""
+    layers = cast_layers(run, step)
+    if not layers:
+        return None
+    has_scale = any(one.staleness is not None for one in layers)
+    fault = fault_of(diagnosis)
+    named = {chosen, fault["layer"] if fault else None}
+    shown = _worst(layers, {one.layer: one.excess for one in layers}, named)
+    return {
+        "component": "losses",
+        "title": "What the casts lose, by layer",
+        "sentence": casts_sentence(layers),
+        "columns": [*ROLES.values(), *(["scale"] if has_scale else [])],
+        "isDiverging": True,
+        "rows": [_cast_row(one, has_scale=has_scale) for one in shown],
+        "note": "Of the values that are not zero, in %: ↓ flushed to zero, ↑ cut off; bold is more "
+        "than in health. A dash: not cast, or not measured."
+        + (" Scale: newest maximum over what the delayed scale can hold." if has_scale else ""),
+        "fault": fault,
+        "chosen": chosen,
+        "hidden": len(layers) - len(shown),
+        "step": step,
+    }
+
+
+def what_if_header(
+    run: Readable,
+    step: int | None,
+    diagnosis: Diagnosis | None,
+    chosen: str | None = None,
+    role: str | None = None,
+) -> dict[str, Any] | None:
+    """The panel of alternative formats; None if they were not recorded."""
+    layers = what_if_layers(run, step)
+    if not layers:
+        return None
+    fault = fault_of(diagnosis)
+    named = {chosen, fault["layer"] if fault else None}
+    shown = _worst(layers, {one.layer: _what_if_excess(one, role) for one in layers}, named)
+    of = "the worst of input, weight and gradient" if role is None else f"the {ROLES[role]}"
+    return {
+        "component": "losses",
+        "title": "What if: what each format would lose",
+        "sentence": what_if_sentence(layers),
+        "columns": list(FORMAT_NAMES),
+        "isDiverging": False,
+        "rows": [
+            {"layer": one.layer, "says": "", "cells": _what_if_cells(one, role)} for one in shown
+        ],
+        "note": f"Share of {of} that would be flushed to zero, in %, with scales from the tensor "
+        f"itself. Bold: more than {100 * FLUSHED_SHARE:.0f} ({100 * FLUSHED_SHARE_OF_FP4:.0f} in "
+        "NVFP4), which a layer does not survive. A dash: its rows are no whole blocks.",
+        "fault": fault,
+        "chosen": chosen,
+        "hidden": len(layers) - len(shown),
+        "step": step,
+        "roles": [[WORST, "worst role"], *([key, word] for key, word in ROLES.items())],
+        "role": role or WORST,
+    }
+
+
+def fault_of(diagnosis: Diagnosis | None) -> dict[str, str] | None:
+    """The layer that the findings name, and the text for it."""
+    suspect = None if diagnosis is None else diagnosis.suspect
+    if suspect is None or diagnosis is None:
+        return None
+    symptom = " (symptom)" if diagnosis.is_symptom(suspect) else ""
+    return {"layer": suspect.layer or "", "words": f"named by {suspect.code}{symptom}"}
+
+
+# --- sentences -----------------------------------------------------------------------------------
+
+
+def casts_sentence(layers: Sequence[CastLayer]) -> str:
+    """The formats in which the layers multiply, and what is lost."""
+    return f"{_recipes(layers)} {_losses_text(layers)}".strip()
+
+
+def _recipes(layers: Sequence[CastLayer]) -> str:
+    told = Counter(one.recipe for one in layers if one.recipe).most_common()
+    if not told:
+        return ""
+    first, count = told[0]
+    text = f"{count_text(count, 'layer multiplies', 'layers multiply')} in {first}"
+    text += "".join(f", {count:,} in {recipe}" for recipe, count in told[1:_MOST_RECIPES])
+    rest = sum(count for _, count in told[_MOST_RECIPES:])
+    return text + (f", {rest:,} in others." if rest else ".")
+
+
+def _losses_text(layers: Sequence[CastLayer]) -> str:
+    told = [(loss, role, one) for one in layers for role, loss in one.losses.items()]
+    stale = max((one for one in layers if one.is_stale), key=_staleness, default=None)
+    if not told and stale is None:
+        return "What that loses was not measured."
+    if stale is not None:
+        return _stale_text(stale)
+    loss, role, worst = max(told, key=lambda entry: entry[0].excess)
+    if loss.excess == 0:
+        return "Their casts lose nothing."
+    does = f"{worst.layer} {_loses(loss, ROLES[role])}"
+    if not loss.is_too_much:
+        return f"No cast loses more than in health; {does}, the most."
+    others = sum(one.excess > 1 for one in layers) - 1
+    return f"{does}." + (
+        f" {count_text(others, 'other layer loses', 'other layers lose')} too much."
+        if others
+        else ""
+    )
+
+
+def _staleness(layer: CastLayer) -> float:
+    return layer.staleness or 0.0
+
+
+def _stale_text(layer: CastLayer) -> str:
+    if math.isinf(_staleness(layer)):
+        return f"The scale of {layer.layer} is frozen: its newest maximum is not finite."
+    held = f"{_staleness(layer):.2g} times what its scale can hold"
+    return f"The newest maximum of {layer.layer} is {held}."
+
+
+def _loses(loss: Loss, what: str) -> str:
+    """`flushes 12 % of its input to zero`, or the share cut off if that is worse."""
+    only_cut = Loss(loss.form, 0.0, loss.cut)
+    if only_cut.excess == loss.excess:
+        return f"cuts off {percent_text(loss.cut)} of its {what}"
+    return f"flushes {percent_text(loss.flushed)} of its {what} to zero"
+
+
+def what_if_sentence(layers: Sequence[WhatIfLayer]) -> str:
+    """How many layers would survive in which format, and which one would lose most."""
+    usual = [(one.layer, found) for one in layers if (found := one.usual())]
+    parts = []
+    if usual:
+        survive = sum(not loss.is_too_much for _, (_, loss) in usual)
+        parts.append(f"In fp8 (E4M3, gradients E5M2) {_survivors(survive, len(usual))}")
+        layer, (role, loss) = max(usual, key=lambda entry: entry[1][1].flushed)
+        if loss.is_too_much:
+            lost = f"{percent_text(loss.flushed)} of its {ROLES[role]}"
+            parts[0] += f"; {layer} would lose {lost}"
+    for name in ("MXFP8", "NVFP4"):
+        losses = [worst[1] for one in layers if (worst := one.worst(name))]
+        if losses:
+            survive = sum(not loss.is_too_much for loss in losses)
+            count = "all" if survive == len(losses) else f"{survive:,} of"
+            parts.append(f"{name}: {count} {len(losses):,}")
+    return ". ".join(parts) + "." if parts else ""
+
+
+def _survivors(count: int, total: int) -> str:
+    if count == total:
+        return "all layers would survive" if total > 1 else "the layer would survive"
+    return f"{count:,} of {count_text(total, 'layer')} would survive"
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def _worst(layers: Sequence[Any], excess: Mapping[str, float], named: set[str | None]) -> list[Any]:
+    """The layers to show; if there are too many, the named ones and those that lose most."""
+    ranked = sorted(layers, key=lambda one: (one.layer not in named, -excess[one.layer]))
+    kept = {one.layer for one in ranked[:MOST_ROWS]}
+    return [one for one in layers if one.layer in kept]
+
+
+def _what_if_excess(layer: WhatIfLayer, role: str | None) -> float:
+    found = (layer.worst(name, role) for name in FORMAT_NAMES)
+    return max((loss.excess for _, loss in filter(None, found)), default=0.0)
+
+
+def _cast_row(one: CastLayer, *, has_scale: bool) -> dict[str, Any]:
+    cells = [_cast_cell(one, role, word) for role, word in ROLES.items()]
+    cells += [_scale_cell(one)] if has_scale else []
+    return {"layer": one.layer, "says": one.recipe, "cells": cells}
+
+
+def _cast_cell(one: CastLayer, role: str, word: str) -> dict[str, Any]:
+    loss = one.losses.get(role)
+    if loss is None:
+        says = "is not cast" if role not in one.forms else "was not measured"
+        return _cell(_NOTHING, f"the {word} {says}")
+    only_cut = Loss(loss.form, 0.0, loss.cut).excess
+    is_cut = bool(only_cut) and only_cut == loss.excess
+    sign = "↑" if is_cut else "↓" if loss.flushed else ""
+    says = f"{word}: {percent_text(loss.flushed)} flushed to zero, {percent_text(loss.cut)} cut off"
+    number = short_percent(loss.cut if is_cut else loss.flushed)
+    return _cell(sign + number, says, loss)
+
+
+def _scale_cell(one: CastLayer) -> dict[str, Any]:
+    if one.staleness is None:
+        return _cell(_NOTHING, "no delayed scale")
+    if math.isinf(one.staleness):
+        return _cell("∞", "the newest maximum is not finite: the scale is frozen", is_over=True)
+    says = f"the newest maximum is {one.staleness:.2g} times what the scale can hold"
+    return _cell(f"{one.staleness:.2g}x", says, is_over=one.is_stale)
+
+
+def _what_if_cells(one: WhatIfLayer, role: str | None) -> list[dict[str, Any]]:
+    return [_what_if_cell(one, name, role) for name in FORMAT_NAMES]
+
+
+def _what_if_cell(one: WhatIfLayer, name: str, role: str | None) -> dict[str, Any]:
+    found = one.worst(name, role)
+    if found is None:
+        return _cell(_NOTHING, f"{name}: its rows are no whole blocks, or it was not sampled")
+    worst, loss = found
+    says = f"{name} would flush {percent_text(loss.flushed)} of the {ROLES[worst]} to zero"
+    return _cell(short_percent(loss.flushed), says, loss)
+
+
+def _cell(
+    text: str, says: str, loss: Loss | None = None, *, is_over: bool = False
+) -> dict[str, Any]:
+    return {
+        "text": text,
+        "says": says,
+        "flushed": 0.0 if loss is None else loss.flushed,
+        "cut": 0.0 if loss is None else loss.cut,
+        "isOver": is_over or (loss is not None and loss.is_too_much),
+    }
+
+
+def short_percent(share: float) -> str:
+    """A share in per cent without the sign, short enough for a narrow cell."""
+    percent = 100 * share
+    if not percent:
+        return "0"
+    if percent < 0.1:
+        return "<0.1"
+    return f"{percent:.1f}" if percent < 1 else f"{percent:.0f}"

@@ -23,8 +23,17 @@ from ampwatch.report.painter.message import (
     Stroke,
     odd_arrays,
 )
-from ampwatch.report.stretches import Stretches, not_finite
-from ampwatch.report.thinning import Floats, Line, Rug, Steps, broken_line, merged, stepped_line
+from ampwatch.report.thinning import (
+    Floats,
+    Line,
+    Rug,
+    Steps,
+    Stretches,
+    broken_line,
+    merged,
+    not_finite,
+    stepped_line,
+)
 from ampwatch.rows import Table, column
 
 if TYPE_CHECKING:
@@ -77,7 +86,8 @@ def panels_of(shown: Shown) -> Iterator[Panel]:
     """The panels that have something to show; some logs state skips and no scale."""
     skips = (count_text(shown.skipped, "skipped step"), "skip")
     for panel in PANELS:
-        strokes = tuple(s for s in panel.strokes if _is_drawn(s.column, shown))
+        there = (s for s in panel.strokes if s.column in shown.present)
+        strokes = tuple(s for s in there if s.column != CLIPPED or shown.clips)
         title = panel.title
         if panel.rug and shown.skipped:
             title = (*title, (" and ", "muted"), skips) if strokes else (skips,)
@@ -87,10 +97,6 @@ def panels_of(shown: Shown) -> Iterator[Panel]:
         elif strokes:
             guides = tuple(_guides(shown, strokes[-1].column))
             yield replace(panel, strokes=strokes, guides=guides)
-
-
-def _is_drawn(name: str, shown: Shown) -> bool:
-    return name in shown.present and (name != CLIPPED or shown.clips)
 
 
 def is_change(advice: Advice) -> bool:

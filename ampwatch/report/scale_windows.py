@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.words import count_text, scale_text
 from ampwatch.report.facts import powers
-from ampwatch.report.last_known import Readable, last_known
+from ampwatch.report.last_layer_values import Readable, last_known
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis
@@ -105,8 +105,9 @@ def windows_sentence(windows: Sequence[Window], scale: float | None) -> str:
 def _row(window: Window, marked: Marked | None) -> dict[str, Any]:
     is_marked = marked is not None and marked.layer == window.layer
     caps = is_marked and marked is not None and marked.caps
+    low = None if window.low is None else min(window.low, 128.0)  # at most what float32 holds
     return {
-        "layer": window.layer, "low": _low(window), "high": window.high, "caps": caps,
+        "layer": window.layer, "low": low, "high": window.high, "caps": caps,
         "named": is_marked and not caps,
     }  # fmt: skip
 
@@ -174,11 +175,6 @@ _NO_LAYERS = frozenset({"AMP108", "AMP206", "AMP209", "AMP306"})
 def _is_of_the_numbers(code: str) -> bool:
     """Whether a finding is about numbers that a layer may limit, not the loop, cards or ranks."""
     return code[:4] in {"AMP1", "AMP2", "AMP3"} and code not in _NO_LAYERS
-
-
-def _low(window: Window) -> float | None:
-    """Its lower limit, at most what float32 holds."""
-    return None if window.low is None else min(window.low, 128.0)
 
 
 def _log2(scale: float | None) -> float | None:

@@ -45,10 +45,11 @@ class ScalerSettings:
     @property
     def text(self) -> str:
         """The advice in words."""
-        told = [f"{name}={value}" for name, value in (
-            ("init_scale", None if self.init_scale is None else _power(self.init_scale)),
-            ("growth_interval", self.growth_interval),
-        ) if value is not None]  # fmt: skip
+        told = []
+        if self.init_scale is not None:
+            told.append(f"init_scale=2.0**{round(math.log2(self.init_scale))}")
+        if self.growth_interval is not None:
+            told.append(f"growth_interval={self.growth_interval}")
         saved = f"GradScaler({', '.join(told)}) saves about {self.saved:,} of "
         saved += f"{count_text(self.skips, 'skipped step')} in {self.steps:,}"
         if self.minimum is None:
@@ -85,7 +86,8 @@ def scaler_settings(run: Record, diagnosis: Diagnosis) -> ScalerSettings | None:
     windows = _windows_of(run, steps)
     if windows is None:
         return None
-    start = min(_start(windows), _found_by_search(rows))
+    suits_first = 2.0 ** math.floor(math.log2(windows.high[:_FIRST_STEPS].min()))
+    start = min(suits_first, _found_by_search(rows))
     kept = _costs(windows.high, first, interval)
     by_skips = [(_costs(windows.high, start, one), one) for one in _intervals(interval)]
     least, best = min(by_skips)
@@ -121,11 +123,6 @@ def _carried(values: Floats) -> Floats:
     place = np.clip(np.searchsorted(known, np.arange(len(values)), side="right") - 1, 0, None)
     carried: Floats = values[known[place]]
     return carried
-
-
-def _start(windows: _Windows) -> float:
-    """The largest power of two that the first steps can live with."""
-    return 2.0 ** math.floor(math.log2(windows.high[:_FIRST_STEPS].min()))
 
 
 def _found_by_search(rows: pa.Table) -> float:
@@ -166,7 +163,3 @@ def _minimum(windows: _Windows, start: float) -> float | None:
         return None
     needed: float = 2.0 ** math.ceil(math.log2(float(np.percentile(known, _USUAL_SHARE))))
     return needed if needed <= start else None
-
-
-def _power(scale: float) -> str:
-    return f"2.0**{round(math.log2(scale))}"

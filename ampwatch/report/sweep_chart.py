@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ampwatch.printable_text import printable
+from ampwatch.printable_text import cut, printable
 from ampwatch.report.sweep import RATE, Fate, Point, Setting, Sweep, value_text
 
 MOST_AXES = 8  # beside one another
@@ -19,6 +19,7 @@ _LOG_RATIO = 8.0  # a linear axis would hide the smaller values
 _TICK_ROOM = 0.13  # of the width, from one tick to the next: a phone has no more
 _MOST_TICKS = 6  # values of an axis that are written
 _STACK, _STACKED = 8.0, 1.8  # per cent of the width: of all marks at one place, of one to the next
+_MOST_LETTERS = 16  # of a name or a value beside an axis
 _ABOVE = 2.0  # the place of what is no number, above the axis
 _MARKS = {Fate.STABLE: "●", Fate.FAILED: "✕", Fate.ELSEWHERE: "◇", Fate.UNJUDGED: "◇"}
 _TONES = {
@@ -71,9 +72,10 @@ def sweep_html(sweep: Sweep, names: Sequence[str], link: Link) -> str:
     outcomes = [point.outcome for point in points if point.outcome is not None]
     y = axis_of(outcomes) if outcomes else None
     kind = ", logarithmic" if x.is_log else ""
+    title = sweep.outcome[:1].upper() + sweep.outcome[1:]
     return (
         f'<figure class="aw-sweep" aria-label="{html.escape(printable(sweep.sentence))}">'
-        f"<figcaption><b>{_said(_capital(sweep.outcome))}</b> by {_said(sweep.setting)}{kind}"
+        f"<figcaption><b>{_said(title)}</b> by {_said(sweep.setting)}{kind}"
         f"{_key(sweep)}</figcaption>"
         f'<div class="aw-sweep-plot">{_lane(points)}{_band(sweep, x)}{_rows(y)}'
         f"{''.join(_marks(points, sweep, names, x, y, link))}</div>"
@@ -115,17 +117,12 @@ def _band(sweep: Sweep, x: Axis) -> str:
 def _rows(y: Axis | None) -> str:
     if y is None:
         return ""
+    middle = math.sqrt(y.low * y.high) if y.is_log else (y.low + y.high) / 2
     return "".join(
         f'<span class="aw-sweep-row" style="bottom:{100 * y.place(value):.2f}%">'
         f"<span>{value:.3g}</span></span>"
-        for value in dict.fromkeys((y.low, _middle(y), y.high))
+        for value in dict.fromkeys((y.low, middle, y.high))
     )
-
-
-def _middle(axis: Axis) -> float:
-    if axis.is_log:
-        return math.sqrt(axis.low * axis.high)
-    return (axis.low + axis.high) / 2
 
 
 def _columns(x: Axis) -> str:
@@ -269,25 +266,15 @@ def _head(column: _Column, left: float) -> str:
     side = " last" if left > 99 else " first" if left < 1 else ""
     ticks = "".join(
         f'<span class="aw-parallel-tick" style="bottom:{100 * place:.2f}%">'
-        f"{_said(_cut(text))}</span>"
+        f"{_said(cut(text, _MOST_LETTERS))}</span>"
         for place, text in column.labels
     )
+    name = _said(cut(short, _MOST_LETTERS))
     return (
         f'<div class="aw-parallel-head{side}" style="left:{left:.2f}%" '
-        f'title="{html.escape(printable(column.name))}"><b>{_said(_cut(short))}</b>{ticks}</div>'
+        f'title="{html.escape(printable(column.name))}"><b>{name}</b>{ticks}</div>'
     )
-
-
-_MOST_LETTERS = 16
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
 
 
 def _said(text: str) -> str:
     return html.escape(printable(text))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -23,7 +23,7 @@ from ampwatch.report.painter import LIGHT, SEVERITY_COLOR, VERDICT_COLOR
 from ampwatch.report.scaler_settings import worthwhile_settings
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record, Together
+    from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record, SeveralDiagnoses
 
 # The page's colours. A terminal may be dark or pale: the palette for pale ones shows on both.
 STYLES = {
@@ -35,7 +35,7 @@ MARKS = {"error": "x", "warning": "!", "info": "-"}
 Write = Callable[[str], str]
 
 
-def to_json(diagnosis: Diagnosis | Together) -> str:
+def to_json(diagnosis: Diagnosis | SeveralDiagnoses) -> str:
     """The text that `report --json` prints."""
     return json.dumps(diagnosis.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
 
@@ -62,7 +62,7 @@ def _print_row(console: Console, label: str, text: str) -> None:
         console.print(labelled([(label, text)], write, width=13), highlight=False)
 
 
-def print_reports(console: Console, names: Sequence[str], together: Together) -> None:
+def print_reports(console: Console, names: Sequence[str], together: SeveralDiagnoses) -> None:
     """Print the report on several runs of one model: a line or two each, one advice for all."""
     write = writer(fancy=is_fancy(console))
     parts: list[RenderableType] = []

@@ -13,12 +13,14 @@ from itertools import chain, groupby, pairwise
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.diagnosis import RULES, Diagnosis, Finding
-from ampwatch.diagnosis.signals import Event, Integers, detail_of, steps_of, texts
+from ampwatch.diagnosis import RULES, Diagnosis, Finding, Severity
+from ampwatch.diagnosis.column_arrays import Integers, steps_of, texts
+from ampwatch.diagnosis.event import Event, detail_of
 from ampwatch.diagnosis.words import count_text, duration_text, scale_text
+from ampwatch.printable_text import cut
 from ampwatch.report.attempts import Attempt
-from ampwatch.report.checkpoints import condition_of
 from ampwatch.report.event_text import text_of, title_of
+from ampwatch.report.overview_chart import is_change
 from ampwatch.report.thinning import Rug, merged
 from ampwatch.rows import EventKind
 
@@ -164,7 +166,8 @@ def _events(told: _Told, kind: str) -> Iterator[Entry]:
         code = str(some[0].detail.get("code")) if kind == EventKind.MISUSE.value else ""
         name = f"{code} {_RULES[code].name}" if code in _RULES else title_of(kind)
         text = _RULES[code].page.meaning if code in _RULES else text
-        count = len(np.unique(step[part])) if _is_of_many_ranks(told, at) else len(at)
+        ranks = {event.rank for event in some}
+        count = len(np.unique(step[part])) if len(ranks) > 1 else len(at)
         if len(at) > len(some):
             which = "; the first and the last" if len(lines) > 1 else ""
             text = f"{count:,} times{which}: {text}"
@@ -174,14 +177,10 @@ def _events(told: _Told, kind: str) -> Iterator[Entry]:
             first,
             last,
             name,
-            _cut(text),
+            cut(text, _MOST_LETTERS),
             time_ns=told.time_ns(at[0]),
             count=count,
         )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
 
 
 def _joined(step: Integers) -> list[slice]:
@@ -195,11 +194,6 @@ def _joined(step: Integers) -> list[slice]:
 def _some(at: Integers) -> Integers:
     """A few of them in words, of more the first and the last."""
     return at if len(at) <= _MOST_TOLD else at[[0, -1]]
-
-
-def _is_of_many_ranks(told: _Told, at: Integers) -> bool:
-    ranks = {told.rows.column("rank")[int(one)].as_py() for one in _some(at)}
-    return len(ranks) > 1
 
 
 def _ticks(told: _Told, ends: tuple[int, int]) -> dict[Kind, Rug]:
@@ -326,6 +320,34 @@ def _ends_of(at: Integers) -> list[int]:
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
+
+_WEIGHTS = "AMP207"
+# Memory, speed and the record itself say nothing about the weights.
+_NOT_OF_WEIGHTS = ("AMP5", "AMP9")
+CLEAN, SUSPECT, POISONED = "clean", "suspect", "poisoned"
+
+
+def condition_of(step: int, diagnosis: Diagnosis | None) -> tuple[str, str]:
+    """The mark of a checkpoint saved before this step, and its reason."""
+    if diagnosis is None:
+        return "", "it is not judged yet"
+    before = step - 1
+    covering = [
+        one for one in diagnosis.findings
+        if one.first_step is not None and one.first_step <= before
+        and (one.last_step is None or one.last_step >= before)
+    ]  # fmt: skip
+    broken = next((one for one in covering if one.code == _WEIGHTS), None)
+    if broken is not None:
+        return POISONED, f"the weights are not finite since step {broken.first_step:,}"
+    for one in covering:
+        if one.severity is Severity.ERROR and not one.code.startswith(_NOT_OF_WEIGHTS):
+            return SUSPECT, f"during {one.code} {one.name}, since step {one.first_step:,}"
+    advice = diagnosis.learning_rate
+    good = advice.restart_from_step
+    if is_change(advice) and good is not None and step > good:
+        return SUSPECT, f"later than step {good:,}, the last good one"
+    return CLEAN, "no error is known of the steps before"
 
 
 def _path_of(told: _Told, saves: Integers) -> str | None:

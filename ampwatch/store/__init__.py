@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from ampwatch.store.catalogue import Catalogue as Catalogue
     from ampwatch.store.catalogue import RunSummary as RunSummary
     from ampwatch.store.catalogue import default_log_dir as default_log_dir
+    from ampwatch.store.catalogue import delete_run as delete_run
     from ampwatch.store.catalogue import list_runs as list_runs
     from ampwatch.store.catalogue import register_run as register_run
+    from ampwatch.store.catalogue import size_of_run as size_of_run
     from ampwatch.store.catalogue import summarize as summarize
     from ampwatch.store.compaction import CompactResult as CompactResult
     from ampwatch.store.compaction import compact as compact
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from ampwatch.store.copy_notes import load_copies as load_copies
     from ampwatch.store.copy_notes import read_copies as read_copies
     from ampwatch.store.copy_notes import write_copies as write_copies
-    from ampwatch.store.deletion import delete_run as delete_run
-    from ampwatch.store.deletion import size_of_run as size_of_run
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
     from ampwatch.store.locks import is_let_go as is_let_go
@@ -48,12 +48,11 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "catalogue": (
-        "OWN_SOURCE", "Catalogue", "RunSummary", "default_log_dir", "list_runs", "register_run",
-        "summarize",
+        "OWN_SOURCE", "Catalogue", "RunSummary", "default_log_dir", "delete_run", "list_runs",
+        "register_run", "size_of_run", "summarize",
     ),
     "compaction": ("CompactResult", "compact"),
     "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
-    "deletion": ("delete_run", "size_of_run"),
     "run_info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
     "layout": ("create_run", "safe_name"),
     "locks": ("is_let_go", "is_written"),

@@ -1,31 +1,37 @@
-"""Find runs: those in a folder, and those registered in the user's state folder.
+"""Find the runs in folders, list them by a line each, and delete one.
 
-A registered run is one small file that holds its path, so that a dashboard started elsewhere finds
-it. Runs that were deleted are dropped silently; those that cannot be read are listed with a reason.
+A registered run is one small file in the user's state folder that holds its path, so that a
+dashboard started elsewhere finds it. Runs that were deleted are dropped silently; those that cannot
+be read are listed with a reason. A run is deleted only if nobody writes it and nothing but ours is
+in its folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
+import re
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ampwatch.environment import state_folder
-from ampwatch.errors import AmpwatchError
+from ampwatch.errors import AmpwatchError, RunError, RunInUseError, reason_of
 from ampwatch.files import draft_of
 from ampwatch.rows import FORMAT, Table
-from ampwatch.store.copy_notes import read_copies
-from ampwatch.store.file_stamps import FileStamp, stamp_of
-from ampwatch.store.kept_facts import KeptFacts
-from ampwatch.store.layout import rank_folder, ranks_in, sweep
+from ampwatch.store import locks
+from ampwatch.store.copy_notes import COPY_FILE, read_copies
+from ampwatch.store.kept_facts import FileStamp, KeptFacts, stamp_of
+from ampwatch.store.layout import is_rank_name, rank_folder, ranks_in, sweep
+from ampwatch.store.locks import LOCK_FILE
 from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
-from ampwatch.store.tags import RunTags, read_tags
+from ampwatch.store.tags import TAGS_FILE, RunTags, read_tags
 
 OWN_SOURCE = "ampwatch"  # who wrote the rows; other tools' logs have their tool's name
 Place = tuple[str, str]  # a run's folder as it was named, and as it is without links
@@ -157,7 +163,7 @@ class Catalogue:
         if line is None:
             line = summarize(Path(path))
             if line.problem is None:
-                kept.add(name, stamp.text, _facts_of(line))
+                kept.add(name, stamp.text, [getattr(line, name) for name in _KEPT])
         return line
 
     def _labelled(self, line: RunSummary, stamp: FileStamp) -> RunSummary:
@@ -205,10 +211,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def _facts_of(line: RunSummary) -> list[object]:
-    return [getattr(line, name) for name in _KEPT]
-
-
 def _line_of(path: Path, facts: Any) -> RunSummary | None:
     """The line that was kept, if it is one."""
     if not isinstance(facts, list) or len(facts) != len(_KEPT):
@@ -231,7 +233,7 @@ def _progress(log: RankLog) -> tuple[int, float | None]:
 def _places_in(folder: Path) -> list[Place]:
     """The folders that may be runs: the folder itself, or those in it."""
     real_folder = os.path.realpath(folder)
-    if _holds_info(folder):
+    if os.path.lexists(folder / RUN_FILE):  # a dangling link is a run that is reported
         return [(str(folder), real_folder)]
     try:
         with os.scandir(folder) as entries:
@@ -247,11 +249,6 @@ def _places_in(folder: Path) -> list[Place]:
         return []
 
 
-def _holds_info(folder: Path) -> bool:
-    """Whether there is a run.json of any kind, a dangling link included: that is reported."""
-    return os.path.lexists(folder / RUN_FILE)
-
-
 def _still_there(note: Path) -> Place | None:
     """The run's folder that a note of a registered run names, if it is there."""
     try:
@@ -265,3 +262,85 @@ def _still_there(note: Path) -> Place | None:
     except (OSError, ValueError):
         return None
     return None
+
+
+# --- delete a run ---------------------------------------------------------------------------------
+
+_OURS = {RUN_FILE, COPY_FILE, TAGS_FILE, LOCK_FILE}
+_DRAFT = re.compile(r"\..+\.\d+\.new")
+_GOING = ".deleted"  # such a folder is on its way out; who is killed meanwhile leaves it
+_STRANGERS_NAMED = 3
+
+
+def delete_run(run_folder: Path, run_id: str, within: Iterable[Path]) -> None:
+    """Delete a run of this id that lies directly in one of these folders of runs.
+
+    RunError says why it stays as it is. Readers see all of it or nothing.
+    """
+    _refuse(run_folder, run_id, within)
+    for left in run_folder.parent.glob(f".*{_GOING}"):
+        shutil.rmtree(left, ignore_errors=True)
+    going = run_folder.with_name(f".{run_folder.name[:100]}.{os.getpid()}{_GOING}")
+    try:
+        with _held(run_folder):
+            run_folder.rename(going)
+        shutil.rmtree(going)
+    except RunInUseError:
+        raise RunError(f"{run_folder.name} is being written: it stays.", path=run_folder) from None
+    except OSError as problem:
+        raise RunError(
+            f"{run_folder} cannot be deleted ({reason_of(problem)}): make its folder writable.",
+            path=run_folder,
+        ) from problem
+
+
+def size_of_run(run_folder: Path) -> int:
+    """The bytes of all its files."""
+    total = 0
+    for folder, _, names in os.walk(run_folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(folder) / name).lstat().st_size
+    return total
+
+
+def _refuse(run_folder: Path, run_id: str, within: Iterable[Path]) -> None:
+    name = run_folder.name
+    if run_folder.is_symlink():
+        raise RunError(f"{name} is a link to a run: delete the link by hand.", path=run_folder)
+    parent = os.path.realpath(run_folder.parent)
+    if parent not in {os.path.realpath(folder) for folder in within}:
+        raise RunError(
+            f"{run_folder} is not in a folder of runs that is shown here: it stays.",
+            path=run_folder,
+        )
+    if read_info(run_folder).id != run_id:
+        raise RunError(f"{name} is another run by now: it stays.", path=run_folder)
+    strangers = sorted(path.name for path in run_folder.iterdir() if not _is_ours(path))
+    if strangers:
+        more = len(strangers) - _STRANGERS_NAMED
+        named = ", ".join(strangers[:_STRANGERS_NAMED]) + (f" and {more} more" if more > 0 else "")
+        raise RunError(
+            f"{run_folder} also holds what ampwatch did not write ({named}): move that away first.",
+            path=run_folder,
+        )
+
+
+def _is_ours(path: Path) -> bool:
+    is_rank = is_rank_name(path.name) and path.is_dir() and not path.is_symlink()
+    return is_rank or path.name in _OURS or _DRAFT.fullmatch(path.name) is not None
+
+
+@contextlib.contextmanager
+def _held(run_folder: Path) -> Iterator[None]:
+    """Hold every rank's lock, so that no writer begins meanwhile."""
+    held: list[int] = []
+    try:
+        held.extend(locks.hold(rank_folder(run_folder, rank)) for rank in ranks_in(run_folder))
+        if os.name == "nt":  # a folder with an open file cannot be renamed there
+            while held:
+                os.close(held.pop())
+        yield
+    finally:
+        for lock in held:
+            os.close(lock)

@@ -17,33 +17,31 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ampwatch.codec import Batch, encode_batch, refuse_missing_keys
 from ampwatch.errors import CodecError, RunError
-from ampwatch.files import open_regular, read_at_most
+from ampwatch.files import BAD_VALUES, open_regular, read_at_most
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table, schema_of
 from ampwatch.store.index import MAX_OFFSET, MAX_SEQUENCE, RECORD, plausible, refuse_future
 from ampwatch.store.parquet_file import (
     Chunk,
+    Declared,
     TableFile,
     footer_of,
     groups_for,
     intact_groups,
+    read_groups,
 )
-
-if TYPE_CHECKING:
-    from ampwatch.store.parquet_limits import Declared
 
 BASE_FILE = "base.json"
 _MAX_BYTES = 32 << 20  # 1.5 billion rows
 _MAX_INDEX_BYTES = 2 << 30  # the batches of two months
 _MARKS = {EventKind.STARTED.value, EventKind.ENDED.value}
 _CRC_END = 1 << 32
-_BAD_VALUES = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(slots=True)
@@ -78,7 +76,7 @@ class CompactedLog:
             if problem.filename is not None and Path(problem.filename) == path:
                 return None
             raise damaged(path) from problem
-        except (*_BAD_VALUES, OSError) as problem:
+        except (*BAD_VALUES, OSError) as problem:
             raise damaged(path) from problem
 
     @property
@@ -149,9 +147,6 @@ class CompactedLog:
     def _read_groups(
         self, table: Table, entry: TableFile, groups: list[int], names: Sequence[str]
     ) -> pa.Table:
-        # Imported here because training, which only writes, never gets here.
-        from ampwatch.store.parquet_limits import Declared, read_groups
-
         data = self._map(entry)
         declared = self._declared.get(table)
         if declared is None:

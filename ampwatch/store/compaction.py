@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.errors import CodecError, RunError, RunInUseError
+from ampwatch.errors import CodecError, RunError, RunInUseError, reason_of
 from ampwatch.files import open_file, replace_file, sync, write_file
 from ampwatch.rows import FORMAT, SCHEMAS, TABLES, Table
 from ampwatch.store import locks
 from ampwatch.store.compacted_log import BASE_FILE, CompactedLog, seal
 from ampwatch.store.index import INDEX_FILE, RECORD, Header, pack_header
 from ampwatch.store.layout import rank_folder, ranks_in, table_file
-from ampwatch.store.parquet_file import TableFile, footer_of
+from ampwatch.store.parquet_file import Declared, TableFile, footer_of, most_bytes
 from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run_info import read_info
 
@@ -55,12 +54,12 @@ def compact(run_folder: str | Path, progress: Progress | None = None) -> Compact
     run_folder = Path(run_folder)
     read_info(run_folder)
     try:
-        with _held(run_folder):
+        with locks.held(run_folder, required=True):
             return _compact_ranks(run_folder, progress or (lambda *_: None))
     except OSError as problem:
-        reason = problem.strerror or str(problem)
         raise RunError(
-            f"{run_folder} cannot be compacted ({reason}); the run is as it was.", path=run_folder
+            f"{run_folder} cannot be compacted ({reason_of(problem)}); the run is as it was.",
+            path=run_folder,
         ) from problem
 
 
@@ -68,7 +67,7 @@ def _compact_ranks(run_folder: Path, progress: Progress) -> CompactResult:
     before = _bytes_in(run_folder)
     folders = {rank: rank_folder(run_folder, rank) for rank in ranks_in(run_folder)}
     for folder in folders.values():
-        with _held(folder):
+        with locks.held(folder, required=True):
             _remove_leftovers(folder)
     logs = [RankLog(folder, rank) for rank, folder in folders.items()]
     for log in logs:
@@ -111,7 +110,7 @@ def _compact_rank(folder: Path, log: RankLog, counted: _Counted) -> None:
         "marks": log.marks,
     }
     header = Header(generation, int(records["sequence"].max()) + 1)
-    with _held(folder):
+    with locks.held(folder, required=True):
         _refuse_grown(folder, log)
         _swap(folder, seal(facts), header)
 
@@ -141,8 +140,6 @@ def _write_table(
 
 def _refuse_unreadable(path: Path, table: Table, entry: TableFile, text_bytes: int) -> None:
     """Refuse to write a file that readers would refuse as made to fill their memory."""
-    from ampwatch.store.parquet_limits import Declared, most_bytes
-
     try:
         Declared.of(table, entry, footer_of(path.read_bytes())[:-8])
         too_dense = text_bytes > most_bytes(entry.size)
@@ -221,15 +218,11 @@ def _refuse_grown(folder: Path, log: RankLog) -> None:
     """Refuse if an attempt has appended rows meanwhile, which our files lack."""
     known = len(log.records)
     log.refresh()
-    if len(log.records) != known or log.generation != _generation(folder):
+    base = CompactedLog.load(folder)
+    if len(log.records) != known or log.generation != (base.generation if base else 0):
         raise RunInUseError(
             f"{folder} was written while it was being compacted; it was left as it is.", path=folder
         )
-
-
-def _generation(folder: Path) -> int:
-    base = CompactedLog.load(folder)
-    return base.generation if base else 0
 
 
 def _swap(folder: Path, sealed: bytes, header: Header) -> None:
@@ -261,15 +254,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     except PermissionError:
         return
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    descriptor = locks.hold(folder, required=True)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _bytes_in(folder: Path) -> int:

@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ampwatch.errors import RunError
-from ampwatch.files import read_at_most, replace_file
+from ampwatch.files import BAD_VALUES, read_at_most, replace_file
 from ampwatch.ranges import Range, Ranges
 
 COPY_FILE = "recorder.json"
 _MAX_BYTES = 16 << 20
 MOST_GAPS = 1000  # that a recorder notes; if there are more, only their number is reported
-_BAD_VALUES = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def load_copies(run_folder: Path) -> dict[int, CopyNote]:
         return {int(rank): _note(facts) for rank, facts in ranks.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, *_BAD_VALUES) as problem:
+    except (OSError, *BAD_VALUES) as problem:
         raise RunError(
             f"{path} is damaged or cannot be read, so it is not known who wrote the rows beside "
             f"it: move {run_folder} away, and a new copy is made from the trainer's log.",

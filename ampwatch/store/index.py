@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from ampwatch.codec import MAX_PAYLOAD_BYTES, MAX_ROWS, Batch
-from ampwatch.errors import FutureRunError, RunError
+from ampwatch.errors import FutureRunError, RunError, reason_of
 from ampwatch.files import open_regular
 from ampwatch.rows import FORMAT, TABLES, Table
 from ampwatch.store.layout import table_file
@@ -153,8 +153,7 @@ def read_region(path: Path, start: int, end: int | None = None) -> bytes:
 
 def unreadable(path: Path, problem: OSError) -> RunError:
     """The error for a file that exists and cannot be read."""
-    reason = problem.strerror or str(problem)
-    return RunError(f"{path} cannot be read ({reason}): make it readable.", path=path)
+    return RunError(f"{path} cannot be read ({reason_of(problem)}): make it readable.", path=path)
 
 
 def good_payloads(folder: Path, table: Table, records: np.ndarray) -> tuple[list[bytes], int]:

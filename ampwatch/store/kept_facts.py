@@ -1,4 +1,8 @@
-"""What was worked out about runs, kept in the user's state folder: a list then opens no run.
+"""What was worked out about runs, kept in the user's state folder until the runs' files change.
+
+A list of runs looks at every run again and again. A stamp says whether any of a run's files has
+changed, from what the file system alone knows, so no file is opened. Tags are apart: who tags a run
+changes nothing that was worked out from its rows.
 
 There is one file for each folder of runs and each kind of facts, with a line for each run: its
 name, the stamp of its files, the facts. Lines are appended and the last one counts, so two
@@ -11,12 +15,82 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ampwatch.environment import state_folder
 from ampwatch.files import open_file, open_regular, replace_file
+from ampwatch.store.layout import is_rank_name
+from ampwatch.store.locks import LOCK_FILE
+from ampwatch.store.run_info import RUN_FILE
+from ampwatch.store.tags import TAGS_FILE
+
+# --- the stamp of a run's files -------------------------------------------------------------------
+
+Marks = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """A run's files at one moment."""
+
+    text: str  # another one if a file was added, changed or removed; empty if that is not known
+    tags: tuple[int, int] | None = None  # time and size of the tags, if there are any
+    info_ns: int = 0  # when run.json was written
+
+
+def stamp_of(folder: str) -> FileStamp | None:
+    """The stamp of a run's folder; None if it is no run's folder.
+
+    A run that has lost its run.json, and a folder that cannot be looked into, are runs too: their
+    lines say what is wrong.
+    """
+    try:
+        entries = list(os.scandir(folder))
+    except PermissionError:
+        return FileStamp("")
+    except OSError:
+        return None
+    names = {entry.name for entry in entries}
+    if RUN_FILE not in names and not any(is_rank_name(name) for name in names):
+        return None
+    try:
+        return _stamp(entries)
+    except OSError:  # it changes as we look
+        return FileStamp("")
+
+
+def _stamp(entries: list[os.DirEntry[str]]) -> FileStamp:
+    marks: list[Marks] = []
+    tags, info_ns = None, 0
+    for entry in entries:
+        if entry.name == LOCK_FILE or entry.name.startswith("."):
+            continue
+        about = entry.stat(follow_symlinks=False)
+        if entry.name == TAGS_FILE:
+            tags = (about.st_mtime_ns, about.st_size)
+            continue
+        if entry.name == RUN_FILE:
+            info_ns = about.st_mtime_ns
+        marks.append((entry.name, about.st_mtime_ns, about.st_size))
+        if stat.S_ISDIR(about.st_mode):
+            marks += _marks_in(entry.path, entry.name)
+    text = hashlib.blake2b(repr(sorted(marks)).encode("utf-8", "surrogatepass"), digest_size=12)
+    return FileStamp(text.hexdigest(), tags, info_ns)
+
+
+def _marks_in(folder: str, name: str) -> list[Marks]:
+    found = []
+    for entry in os.scandir(folder):
+        about = entry.stat(follow_symlinks=False)  # a dangling link is a file too
+        found.append((f"{name}/{entry.name}", about.st_mtime_ns, about.st_size))
+    return found
+
+
+# --- the facts ------------------------------------------------------------------------------------
 
 _FOLDER = "kept"
 _SPARE_LINES = 1000  # of runs that have changed or are gone; more are cleared away
@@ -85,7 +159,10 @@ def _path_of(kind: str, folder: Path) -> Path | None:
 
 def _lines_of(path: Path | None) -> Iterator[tuple[str, str, Any]]:
     try:
-        data = b"" if path is None else _read(path)
+        if path is None:
+            return
+        with open_regular(path) as file:
+            data = file.read()
     except OSError:
         return
     for line in data.split(b"\n"):
@@ -95,11 +172,6 @@ def _lines_of(path: Path | None) -> Iterator[tuple[str, str, Any]]:
             continue  # the first line, and one that was written halfway
         if isinstance(name, str) and isinstance(stamp, str):
             yield name, stamp, facts
-
-
-def _read(path: Path) -> bytes:
-    with open_regular(path) as file:
-        return file.read()
 
 
 def _text(lines: dict[str, tuple[str, Any]]) -> bytes:

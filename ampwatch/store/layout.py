@@ -17,7 +17,7 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
-from ampwatch.errors import NotARunError, RunError
+from ampwatch.errors import NotARunError, RunError, reason_of
 from ampwatch.files import make_run_folder, write_file
 from ampwatch.rows import Table
 from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
@@ -104,10 +104,9 @@ def create_run(log_dir: Path, info: RunInfo, *, resume: bool = False) -> Path:
             return found
         return _claim(log_dir, info)
     except OSError as problem:
-        reason = problem.strerror or str(problem)
         raise RunError(
-            f"No run can be created in {log_dir} ({reason}): give log_dir, or set AMPWATCH_DIR, "
-            f"to a folder that can be written.",
+            f"No run can be created in {log_dir} ({reason_of(problem)}): give log_dir, "
+            "or set AMPWATCH_DIR, to a folder that can be written.",
             path=log_dir,
         ) from problem
 

@@ -151,14 +151,12 @@ class LiveLog:
             return None  # a killed compaction left it; the base holds all of it
         if header is not None and header.generation > self._generation:
             self.notes["base"] = f"its compacted part ({BASE_FILE}) is missing or an old one"
-        if header is None and (data or self._has_streams()):
+        streams = (table_file(self._folder, table) for table in TABLES)
+        if header is None and (data or any(map(os.path.lexists, streams))):
             what = "is damaged or not ours" if data else "is missing"
             which = "its batches since its compaction" if self._generation else "its batches"
             self.notes["index"] = f"its index {what}, so none of {which} can be trusted"
         return header
-
-    def _has_streams(self) -> bool:
-        return any(os.path.lexists(table_file(self._folder, table)) for table in TABLES)
 
     def _unvouched(self, table: Table) -> bool:
         """Whether a table's file goes on after the last batch that the index knows."""

@@ -7,8 +7,10 @@ refuses. A lock taken before a fork is held until the last of the processes has 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from ampwatch.errors import RunInUseError
@@ -42,6 +44,16 @@ def hold(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> int:
         f"another name.",
         path=folder,
     )
+
+
+@contextlib.contextmanager
+def held(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder while the block runs; see `hold`."""
+    descriptor = hold(folder, wait_s=wait_s, required=required)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_held(folder: Path) -> bool:

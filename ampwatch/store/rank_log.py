@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.errors import FutureRunError, RunError
+from ampwatch.files import version_of
 from ampwatch.ranges import Ranges
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table
 from ampwatch.store import locks
@@ -41,7 +42,7 @@ class RankLog:
 
     def refresh(self) -> bool:
         """Take in what was appended; True if there is more. After a compaction, read anew."""
-        if _stamp(self.folder) != self._base_stamp:
+        if self._stamp() != self._base_stamp:
             self._load()
             return True
         return self._extend()
@@ -149,24 +150,28 @@ class RankLog:
 
     # --- loading ---------------------------------------------------------------------------------
 
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """What tells one base.json from another."""
+        return version_of(self.folder / BASE_FILE)
+
     def _undisturbed(self, act: Callable[[], T]) -> T:
         """What `act` returns when no compaction swapped the files under it."""
         for _ in range(_LOAD_TRIES):
-            if _stamp(self.folder) != self._base_stamp:
+            if self._stamp() != self._base_stamp:
                 self._load()
             done = act()
-            if _stamp(self.folder) == self._base_stamp:
+            if self._stamp() == self._base_stamp:
                 return done
         raise RunError(f"{self.folder} changes too fast to be read.", path=self.folder)
 
     def _load(self) -> None:
         """Read base and index as they belong together, though a compaction may swap them."""
         for _ in range(_LOAD_TRIES):
-            self._base_stamp = _stamp(self.folder)
+            self._base_stamp = self._stamp()
             self._damage: dict[str, str] = {}
             self._base = self._load_base()
             self._start()
-            if _stamp(self.folder) == self._base_stamp:
+            if self._stamp() == self._base_stamp:
                 return
         raise RunError(f"{self.folder} changes too fast to be read.", path=self.folder)
 
@@ -269,12 +274,3 @@ def _by_row(records: np.ndarray, start: int, stop: int) -> np.ndarray:
     places = np.searchsorted(ends, np.arange(start, min(stop, last)), side="right")
     numbers: np.ndarray = records["sequence"].astype(np.int64)[places]
     return numbers
-
-
-def _stamp(folder: Path) -> tuple[int, int, int] | None:
-    """What tells one base.json from another."""
-    try:
-        found = (folder / BASE_FILE).stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.rows import Table
-from ampwatch.store import public_columns
-from ampwatch.store.ordered_rows import View
+from ampwatch.store.public_rows import View, publish, stored_for
 from ampwatch.store.run import Run
 from ampwatch.store.run_files import RankRows
 
@@ -61,7 +60,7 @@ class Reading:
             return self._read(table, columns, rank, start)
 
     def _read(self, table: Table, columns: Sequence[str], rank: int | None, start: int) -> pa.Table:
-        names = public_columns.stored_for(table, columns)
+        names = stored_for(table, columns)
         key = (table, tuple(names), rank)
         view = self._views.setdefault(key, View(table, names))
         view.forget(start)
@@ -70,7 +69,7 @@ class Reading:
         if (behind := start - view.forgotten) > 0:  # a reader that goes on where another stopped
             rows = rows.slice(behind)
         self.is_overtaken |= view.is_overtaken or self.run.cuts != self._cuts
-        return public_columns.publish(table, rows, columns, self.run.layer_facts(table, columns))
+        return publish(table, rows, columns, self.run.layer_facts(table, columns))
 
     def _stop(self, log: RankRows, table: Table) -> int:
         """How many rows of a table are shown."""

@@ -14,8 +14,8 @@ import pyarrow.parquet
 
 from ampwatch.errors import RunError
 from ampwatch.rows import SCHEMAS, EventKind, Table
-from ampwatch.store import public_columns as public
-from ampwatch.store.ordered_rows import View
+from ampwatch.store import public_rows as public
+from ampwatch.store.public_rows import View
 from ampwatch.store.run_files import RankRows, RunFiles, RunFolder
 from ampwatch.store.run_info import RUN_FILE, RunInfo
 

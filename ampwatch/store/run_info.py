@@ -1,19 +1,23 @@
-"""What a run says about itself: RUN/run.json."""
+"""What a run says about itself: RUN/run.json, in which secrets are masked.
+
+A secret is known by the last word of its name: `wandb_api_key` hides its value, `key_dim` does not.
+User names and passwords in addresses, and tokens of well-known services, are masked wherever they
+stand.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ampwatch.errors import FutureRunError, NotARunError
+from ampwatch.errors import FutureRunError, NotARunError, reason_of
 from ampwatch.files import open_regular, replace_file
 from ampwatch.rows import FORMAT
-from ampwatch.store.masking import masked_arguments, masked_values
 
 RUN_FILE = "run.json"
 MAX_INFO_BYTES = 16 << 20
@@ -69,7 +73,11 @@ class RunInfo:
             raise NotARunError(f"{RUN_FILE} is damaged: it lacks an id of 32 hex digits or a name.")
         for name in ("command", "notes"):
             values[name] = tuple(str(word) for word in values.get(name, ()))
-        values["marks"] = _marks(values.get("marks", {}))
+        values["marks"] = {
+            name: tuple(map(str, marks))
+            for name, marks in values.get("marks", {}).items()
+            if isinstance(marks, list)
+        }
         return cls(**values)
 
 
@@ -80,10 +88,6 @@ _KINDS = {
     for field in fields(RunInfo)
     if field.name != "format"
 }
-
-
-def _marks(marks: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    return {name: tuple(map(str, m)) for name, m in marks.items() if isinstance(m, list)}
 
 
 def describe_run(run_folder: Path, info: RunInfo) -> None:
@@ -98,9 +102,9 @@ def read_info(run_folder: Path) -> RunInfo:
         with open_regular(path) as file:
             text = file.read(MAX_INFO_BYTES + 1)
     except OSError as problem:
-        reason = problem.strerror or str(problem)
         raise NotARunError(
-            f"{run_folder} holds no run: its {RUN_FILE} cannot be read ({reason}).", path=run_folder
+            f"{run_folder} holds no run: its {RUN_FILE} cannot be read ({reason_of(problem)}).",
+            path=run_folder,
         ) from None
     if len(text) > MAX_INFO_BYTES:
         raise NotARunError(f"{path} is larger than a {RUN_FILE} can be.", path=run_folder)
@@ -163,3 +167,66 @@ def _described(value: Any) -> str:
         return str(value)[:1000]
     except Exception:  # noqa: BLE001
         return f"<{type(value).__name__}>"
+
+
+# --- secrets --------------------------------------------------------------------------------------
+
+MASK = "***"
+_SECRET_WORDS = frozenset({
+    "token", "password", "passwd", "pwd", "passphrase", "secret",
+    "credential", "credentials", "key", "apikey", "auth",
+})  # fmt: skip
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_USER_INFO = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_KNOWN_TOKENS = re.compile(
+    r"\b(?:hf_|sk-|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abp]-|AKIA|AIza)[\w-]{8,}"
+)
+
+
+def masked_arguments(argv: Iterable[str]) -> tuple[str, ...]:
+    """The arguments, with the values of flags that name a secret replaced by three stars."""
+    return tuple(_masked_words(argv))
+
+
+def masked_values(value: Any, name: str = "") -> Any:
+    """A value in JSON's types, with all replaced that stands under a name of a secret.
+
+    Whether there is one still shows: nothing and truth values stay.
+    """
+    if isinstance(value, dict):
+        is_secret = _names_secret(name)
+        return {
+            inner: masked_values(item, name if is_secret else inner)
+            for inner, item in value.items()
+        }
+    if isinstance(value, list):
+        return [masked_values(item, name) for item in value]
+    if value in (None, "") or isinstance(value, bool):
+        return value
+    if _names_secret(name):
+        return MASK
+    return _masked_text(value) if isinstance(value, str) else value
+
+
+def _masked_words(argv: Iterable[str]) -> Iterator[str]:
+    secret_follows = False
+    for argument in argv:
+        flag, equals, value = argument.partition("=")
+        if secret_follows and not argument.startswith("--"):
+            yield MASK
+            secret_follows = False
+        elif equals and value and _names_secret(flag):
+            yield f"{flag}={MASK}"
+            secret_follows = False
+        else:
+            yield _masked_text(argument)
+            secret_follows = not equals and argument.startswith("-") and _names_secret(flag)
+
+
+def _masked_text(text: str) -> str:
+    return _KNOWN_TOKENS.sub(MASK, _USER_INFO.sub(MASK, text))
+
+
+def _names_secret(name: str) -> bool:
+    words = _WORDS.findall(name)
+    return bool(words) and words[-1].lower() in _SECRET_WORDS

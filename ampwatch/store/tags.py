@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampwatch.errors import RunError, RunInUseError
-from ampwatch.files import read_at_most, replace_file
+from ampwatch.errors import RunError, RunInUseError, reason_of
+from ampwatch.files import BAD_VALUES, read_at_most, replace_file
 from ampwatch.store import locks
 from ampwatch.store.run_info import RUN_FILE
 
@@ -24,7 +23,6 @@ MOST_TAGS = 50
 MOST_TAG_CHARACTERS = 60
 MOST_NOTE_CHARACTERS = 10_000
 _MAX_BYTES = 1 << 20
-_BAD_VALUES = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 _WAIT_S = 5.0  # for somebody else who is changing them
 
 
@@ -62,16 +60,17 @@ def edit_tags(
     if not (run_folder / RUN_FILE).is_file():
         raise RunError(f"{run_folder} is gone: it was deleted or moved.", path=run_folder)
     try:
-        lock = locks.hold(run_folder, wait_s=_WAIT_S)
-        try:
+        with locks.held(run_folder, wait_s=_WAIT_S):
             before = _load(run_folder)
             kept = [tag for tag in dict.fromkeys([*before.tags, *added]) if tag not in removed]
             text = before.note if note is None else _merged(before.note, note, note_seen)
-            after = RunTags(_few_enough(kept), _short_enough(text.strip()))
+            after = RunTags(tuple(kept), text.strip())
             if after != before:
-                replace_file(run_folder / TAGS_FILE, _to_json(after), durable=True)
-        finally:
-            os.close(lock)
+                _refuse_too_much(after)
+                facts = {"tags": kept, "note": after.note}
+                text = json.dumps(facts, indent=1, ensure_ascii=False)
+                data = text.encode("utf-8", "replace")
+                replace_file(run_folder / TAGS_FILE, data, durable=True)
     except RunInUseError:
         raise RunError(
             f"Somebody else is changing the tags of {run_folder.name}: try again.", path=run_folder
@@ -100,21 +99,11 @@ def _merged(now: str, wanted: str, seen: str) -> str:
     return f"{now}\n{wanted[len(seen) :].strip() if wanted.startswith(seen) else wanted}"
 
 
-def _few_enough(tags: list[str]) -> tuple[str, ...]:
-    if len(tags) > MOST_TAGS:
+def _refuse_too_much(tags: RunTags) -> None:
+    if len(tags.tags) > MOST_TAGS:
         raise RunError(f"A run has at most {MOST_TAGS} tags: remove some first.")
-    return tuple(tags)
-
-
-def _short_enough(note: str) -> str:
-    if len(note) > MOST_NOTE_CHARACTERS:
+    if len(tags.note) > MOST_NOTE_CHARACTERS:
         raise RunError(f"A note has at most {MOST_NOTE_CHARACTERS:,} letters: shorten it.")
-    return note
-
-
-def _to_json(tags: RunTags) -> bytes:
-    facts = {"tags": list(tags.tags), "note": tags.note}
-    return json.dumps(facts, indent=1, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _load(run_folder: Path) -> RunTags:
@@ -126,7 +115,7 @@ def _load(run_folder: Path) -> RunTags:
         return RunTags(tuple(tag[:MOST_TAG_CHARACTERS].strip() for tag in tags[:MOST_TAGS]), note)
     except FileNotFoundError:
         return RunTags()
-    except (OSError, *_BAD_VALUES) as problem:
+    except (OSError, *BAD_VALUES) as problem:
         raise RunError(
             f"{path} is damaged or cannot be read, so it is not changed: repair or delete it.",
             path=path,
@@ -134,9 +123,9 @@ def _load(run_folder: Path) -> RunTags:
 
 
 def _not_writable(run_folder: Path, problem: OSError) -> RunError:
-    reason = problem.strerror or str(problem)
     remedy = "make room on the disk" if problem.errno == errno.ENOSPC else "make it writable"
     return RunError(
-        f"{run_folder} cannot be written ({reason}), so its tags stay as they are: {remedy}.",
+        f"{run_folder} cannot be written ({reason_of(problem)}), so its tags stay as "
+        f"they are: {remedy}.",
         path=run_folder,
     )

@@ -15,7 +15,7 @@ from typing import NoReturn
 import numpy as np
 
 from ampwatch.codec import Batch, stream_head
-from ampwatch.errors import RunError
+from ampwatch.errors import RunError, reason_of
 from ampwatch.files import make_folder, make_run_folder, open_file, size_of
 from ampwatch.ranges import Ranges
 from ampwatch.rows import TABLES, Table
@@ -326,9 +326,8 @@ def _fate(lock: int) -> str:
 
 
 def _fail(folder: Path, problem: OSError) -> NoReturn:
-    reason = problem.strerror or str(problem)
     raise RunError(
-        f"{folder} cannot be written ({reason}), so rows are being lost: free some space, or "
-        f"choose another log_dir.",
+        f"{folder} cannot be written ({reason_of(problem)}), so rows are being lost: free "
+        "some space, or choose another log_dir.",
         path=folder,
     ) from problem

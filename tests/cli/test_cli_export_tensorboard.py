@@ -10,7 +10,7 @@ from written_runs import step_columns, write_run
 
 from ampwatch import cli, codec, open_run, store
 from ampwatch.importers import import_log
-from ampwatch.report.tensorboard_event_file import EventFile
+from ampwatch.report.tensorboard_event_files import EventFile
 from ampwatch.rows import Table
 
 tensorboard = pytest.importorskip("tensorboard", reason="no tensorboard here to read it back")

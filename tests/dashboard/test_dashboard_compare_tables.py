@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from compare_tables import figures
+from compare_tables import runs_html
 
 from ampwatch.report.comparison import BEST, END, Comparison
 
@@ -31,7 +31,7 @@ def rows(page):
 
 
 def table(comparison, order=None):
-    return figures(comparison, {name: at for at, name in enumerate(NAMES)}, set(), order)
+    return runs_html(comparison, {name: at for at, name in enumerate(NAMES)}, set(), order)
 
 
 @pytest.mark.parametrize(

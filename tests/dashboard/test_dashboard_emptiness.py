@@ -139,12 +139,12 @@ def test_a_run_whose_devices_were_not_sampled_says_so(folder):
 
 
 def test_a_folder_that_may_not_be_read_is_said(folder):
+    import run_list
+
     if os.geteuid() == 0:
         pytest.skip("root may read everything")
     folder.chmod(0)
     try:
-        import run_list
-
         assert "cannot be read" in run_list.current().problems[0]
     finally:
         folder.chmod(0o755)
@@ -193,7 +193,7 @@ def test_each_rank_has_its_devices(folder):
 def test_memory_is_drawn_in_the_unit_in_which_it_is_written(folder, used, said):
     """The peak above the chart, its axis and the report of the run: one number, one unit."""
     import memory_page
-    import run_list
+    import open_runs
 
     path = store.create_run(folder, store.RunInfo(id=fresh_id(str(used)), name=f"of {used}"))
     writer = store.RankWriter(path, 0)
@@ -205,7 +205,7 @@ def test_memory_is_drawn_in_the_unit_in_which_it_is_written(folder, used, said):
         })
     )  # fmt: skip
     writer.close()
-    (device,) = memory_page.devices(run_list.look(str(path)))
+    (device,) = memory_page.devices(open_runs.look_at(str(path)))
     written = bytes_text(used)
     assert memory_page._peak(device) == f"peak {written}"
     panel = next(memory_page._panels(device))

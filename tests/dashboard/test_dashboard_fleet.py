@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
+from address import FleetView, fleet_view_in
 from fleet_tables import Fleet, filters, findings_table, groups_table, runs_table, strip
-from fleet_view import FleetView, view_in
 
 from ampwatch.fleet.verdicts import RunVerdict
 
@@ -108,9 +108,9 @@ def test_no_finding_is_said():
      FleetView(group="optimizer.lr", only="ä=&#")],
 )  # fmt: skip
 def test_a_view_comes_back_from_the_address(view):
-    assert view_in(view.text()) == view
+    assert fleet_view_in(view.text()) == view
 
 
 @pytest.mark.parametrize("text", [None, "", "since=x", "%%%", "a=b&&&="])
 def test_a_damaged_address_shows_the_fleet_as_at_first(text):
-    assert view_in(text) == FleetView()
+    assert fleet_view_in(text) == FleetView()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from layer_dtypes import dtypes_html
-from layer_samples import Branch, is_within
+from layer_dtypes import Branch, dtypes_html, is_within
 
 
 @pytest.mark.parametrize("name", ["blocks.1", "blocks.1.mlp", "blocks.1.mlp.0"])

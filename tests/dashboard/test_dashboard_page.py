@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import run_list
+import received_runs
 import streamlit as st
 from page_driver import needs_components
 from streamlit.testing.v1 import AppTest
@@ -24,7 +24,7 @@ ENTRY = Path(__file__).parents[2] / "dashboard" / "streamlit_app.py"
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where the page looks for runs; the feed is off, and without a server nobody sends alerts."""
-    monkeypatch.setattr("alerts_page.sending", list)
+    monkeypatch.setattr("alerts_page.start_alerts", list)
     monkeypatch.setenv("AMPWATCH_DASHBOARD_DIRS", str(tmp_path))
     monkeypatch.setenv("AMPWATCH_ENDPOINT", "off")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
@@ -135,7 +135,7 @@ def test_a_taken_port_is_left_to_who_has_it_and_the_page_says_where_it_listens(
         monkeypatch.setenv("AMPWATCH_ENDPOINT", first.endpoint)
         st.cache_resource.clear()
         app = page()
-        run_list.feed().recorder.stop()
+        received_runs.feed().recorder.stop()
         st.cache_resource.clear()
     assert f"{first.endpoint} is taken" in html_of(app)
     assert "feed on 127.0.0.1:" in html_of(app)

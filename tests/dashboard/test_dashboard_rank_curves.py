@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from layer_samples import exponents
+from layer_chart_data import exponents
 from open_runs import OpenRuns
 from rank_curves import RankNumbers, column_of
 from step_curves import SCALE, TIME

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import received_runs
+import server_options
 from written_runs import write_run
 
 from ampwatch import store
@@ -19,7 +20,7 @@ from ampwatch.errors import AmpwatchError
 @pytest.fixture
 def state(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv(received_runs.KEEP, raising=False)
+    monkeypatch.delenv(server_options.KEEP_RECEIVED, raising=False)
     return tmp_path
 
 
@@ -34,14 +35,15 @@ def state(tmp_path, monkeypatch):
 )
 def test_they_are_kept_if_that_is_asked_for(state, monkeypatch, endpoint, setting, kept):
     if setting is not None:
-        monkeypatch.setenv(received_runs.KEEP, setting)
-    assert received_runs.are_kept(endpoint) == kept
+        monkeypatch.setenv(server_options.KEEP_RECEIVED, setting)
+    assert server_options.keeps_received_runs(endpoint) == kept
 
 
 HOLDING = """
 import sys, os
 sys.path.insert(0, sys.argv[1])
 import received_runs
+import server_options
 print(received_runs.folder_for_a_while(), flush=True)
 sys.stdin.read()
 if sys.argv[2] == "killed":

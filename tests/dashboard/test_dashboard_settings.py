@@ -37,7 +37,7 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("AMPWATCH_DASHBOARD_DIRS", str(tmp_path))
     monkeypatch.setenv("AMPWATCH_ENDPOINT", "off")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
-    monkeypatch.setattr("browser.html", lambda text, **_named: st.html(text))
+    monkeypatch.setattr("browser_component.html", lambda text, **_named: st.html(text))
     st.cache_resource.clear()
     return tmp_path
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import address
-import drawn_values
 import numpy as np
 import pytest
+import user_value_panels
 from address import Address
 from hypothesis import example, given
 from hypothesis import strategies as st
 from live_chart import picture_of
 from open_runs import OpenRuns
-from user_values import UserValues, grouped
+from user_value_curves import UserValues, grouped
 from written_runs import fresh_id, write_run
 
 from ampwatch import codec, store
@@ -112,7 +112,7 @@ def test_names_stand_in_groups_by_what_is_before_their_last_slash():
     }
 
 
-@given(st.lists(st.text(min_size=1, max_size=30), unique=True, max_size=drawn_values.MOST))
+@given(st.lists(st.text(min_size=1, max_size=30), unique=True, max_size=user_value_panels.MOST))
 @example(["-"])
 @example([])
 def test_any_choice_of_names_survives_the_address(names):
@@ -124,7 +124,7 @@ def test_any_choice_of_names_survives_the_address(names):
         values = Values()
 
     text = address.names_text(names)
-    kept = [name for name in drawn_values.chosen(Look(), text) if name in names]
+    kept = [name for name in user_value_panels.chosen(Look(), text) if name in names]
     assert kept == names
 
 
@@ -135,4 +135,4 @@ def test_without_a_choice_the_first_few_are_drawn(tmp_path, text, drawn):
         log(writer, [0, 1], name, [1.0, 2.0])
     writer.close()
     look = OpenRuns().look(str(path))
-    assert len(drawn_values.chosen(look, text)) == drawn
+    assert len(user_value_panels.chosen(look, text)) == drawn

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from ampwatch.rows import SCHEMAS, Table
-from ampwatch.store.public_columns import PUBLIC_NAMES
+from ampwatch.store.public_rows import PUBLIC_NAMES
 
 DEFAULTS = {"init_scale": 65536.0, "growth_factor": 2.0, "growth_interval": 2000}
 

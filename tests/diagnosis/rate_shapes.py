@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampwatch.diagnosis.learning_rate import RateState, Rows, Setup, advise, fold, rows_of
+from ampwatch.diagnosis.learning_rate import RateRows, RateState, Setup, advise, fold, rows_of
 
 
-def course(loss, *, seed=0, noise=0.0, ratio=1e-3, grad=1.0, lr=1e-3, base=None, **rest) -> Rows:
+def course(
+    loss, *, seed=0, noise=0.0, ratio=1e-3, grad=1.0, lr=1e-3, base=None, **rest
+) -> RateRows:
     """Rows of a training: an Adam's updates, weights of norm 10, everything in band."""
     rng = np.random.default_rng(seed)
     loss = np.asarray(loss, float)
@@ -32,7 +34,7 @@ def falling(count, start=2.3, end=0.3, speed=5.0):
 
 def diverging(
     good=60, bad=60, *, ratio=0.05, top=8.0, collapse=False, lr=0.1, seed=0, **rest
-) -> Rows:
+) -> RateRows:
     """Learns for a while, then its updates grow, the loss climbs, and perhaps the scale falls."""
     first = falling(good, 2.3, 1.2)
     climb = np.linspace(1.3, top, bad)
@@ -45,11 +47,11 @@ def diverging(
     return course(np.concatenate([first, climb]), seed=seed, noise=0.02, **columns)
 
 
-def look(rows: Rows, setup: Setup | None = None):
+def look(rows: RateRows, setup: Setup | None = None):
     """The advice on these rows."""
     return advise(fold(RateState(), rows, setup or Setup()))
 
 
-def action(rows: Rows, setup: Setup | None = None) -> str:
+def action(rows: RateRows, setup: Setup | None = None) -> str:
     """Only what to do."""
     return look(rows, setup).action.value

@@ -322,7 +322,7 @@ def test_what_is_remembered_does_not_grow_with_the_run():
         run = scaled_run(pattern, layers=layer_table(rows), events=event_table(events),
                          devices=device_table(devices))  # fmt: skip
         engine = Engine(block_rows=256, settled_rows=64).feed(run)
-        return len(pickle.dumps((engine._settled.case, engine._cards.settled)))
+        return len(pickle.dumps((engine._settled.case, engine._devices.settled)))
 
     small, large = size(8_000), size(32_000)
     assert large < small * 1.05

@@ -12,7 +12,7 @@ from hand_built import scaled_run
 import ampwatch.diagnosis.rules
 from ampwatch.diagnosis import Evidence, diagnose
 from ampwatch.diagnosis.evidence_text import _FORMS, evidence_text, label_of
-from ampwatch.diagnosis.learning_rate.signs import TABLE, Reading
+from ampwatch.diagnosis.learning_rate.signs import TABLE, SignReading
 
 RULES = Path(ampwatch.diagnosis.rules.__file__).parent
 _COMPARED = 4  # with its fourth argument a piece of evidence compares
@@ -79,7 +79,7 @@ def test_evidence_has_one_form(evidence, text):
 
 
 def test_the_signs_of_the_rate_say_what_they_are_held_against():
-    reading = Reading(1.0, 0.5, 0.03, 7)
+    reading = SignReading(1.0, 0.5, 0.03, 7)
     told = {entry.name: entry.compared(reading)[2] for entry in TABLE if entry.held}
     assert set(told.values()) == {"too much above", "small below", "before", "at first", "at best"}
     without = next(entry for entry in TABLE if not entry.held)

@@ -10,8 +10,8 @@ from hand_built import HandBuiltRun, Info, step_table
 from ampwatch.diagnosis import RULES, diagnose
 from ampwatch.diagnosis.engine import Engine
 from ampwatch.diagnosis.findings import Finding, Severity, Standing
-from ampwatch.diagnosis.overflow_culprits import innermost
-from ampwatch.diagnosis.registry import Seen
+from ampwatch.diagnosis.layer_history import innermost_layers
+from ampwatch.diagnosis.rule import Seen
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import restart_text
 
@@ -102,5 +102,5 @@ def test_what_a_record_shows_is_told_by_its_rows_and_not_by_who_wrote_them():
 
 
 def test_of_nested_layers_the_innermost_is_named():
-    assert innermost(["(root)", "a", "a.b", "ab"]) == ["a.b", "ab"]
-    assert innermost(["(root)"]) == ["(root)"]
+    assert innermost_layers(["(root)", "a", "a.b", "ab"]) == ["a.b", "ab"]
+    assert innermost_layers(["(root)"]) == ["(root)"]

@@ -7,7 +7,7 @@ import pytest
 from hand_built import HandBuiltRun, Info, event_table, scaled_run, step_table
 
 from ampwatch.diagnosis import Engine, diagnose
-from ampwatch.diagnosis.scale_levels import ScaleLevels
+from ampwatch.diagnosis.established_levels import EstablishedLevels
 
 
 def finding(run, code):
@@ -266,7 +266,7 @@ def test_a_log_whose_rate_never_rose_says_so():
 
 
 def test_a_level_that_stands_over_several_cells_is_in_each_and_odd_positions_are_in_the_first():
-    levels = ScaleLevels()
+    levels = EstablishedLevels()
     levels.establish(10, 40, 1040, 2.0**7, skips=3)
     assert levels.levels[0, :4].tolist() == [7, 7, 7, float("-inf")]
     assert levels.levels[1, :3].tolist() == [1015, 1031, 1040]

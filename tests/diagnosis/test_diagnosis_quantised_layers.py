@@ -206,7 +206,7 @@ def _unwatched(model, monkeypatch, folder):
 
 def test_a_report_shows_what_each_layer_multiplies_in(tmp_path):
     needs_torchao()
-    from ampwatch.report.html_sections import layers_table
+    from ampwatch.report.html_file import layers_table
 
     run = trained(tmp_path, float8(Language().bfloat16(), chosen=in_blocks))
     page = layers_table(run, None)

@@ -9,7 +9,7 @@ from rate_shapes import course, falling
 
 from ampwatch.diagnosis import diagnose
 from ampwatch.diagnosis.learning_rate import RateState, Setup, fold
-from ampwatch.diagnosis.learning_rate.onset import Sign, find_onset
+from ampwatch.diagnosis.learning_rate.onset import OnsetSign, find_onset
 
 SEEDS = range(3)
 
@@ -102,5 +102,5 @@ def test_a_loss_that_hardly_fell_hides_no_rise_that_came_after_it(seed):
     loss = np.concatenate([falling(700, 3.0, 2.4), np.linspace(2.6, 9.0, 100), np.full(500, 9.0)])
     onset = onset_of(course(loss, noise=0.05, seed=seed))
     assert onset is not None
-    assert onset.sign is Sign.SHIFT
+    assert onset.sign is OnsetSign.SHIFT
     assert 690 <= onset.row <= 760

@@ -10,7 +10,7 @@ from rate_shapes import action, course, diverging, falling
 from torch.optim.lr_scheduler import LambdaLR
 
 from ampwatch.diagnosis import diagnose
-from ampwatch.diagnosis.causes import link
+from ampwatch.diagnosis.causes import link_causes
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.findings import Finding, Severity
 from ampwatch.diagnosis.learning_rate import rows_of
@@ -65,11 +65,11 @@ def test_a_fall_whose_first_skip_came_before_the_rate_was_told_is_still_its_cour
     def seen(code, step):
         return Finding(code, code, Severity.ERROR, step, 200, (0,), None, "", "", "")
 
-    linked = link([seen("AMP103", 3), seen("AMP301", 13), seen("AMP203", 3)])
+    linked = link_causes([seen("AMP103", 3), seen("AMP301", 13), seen("AMP203", 3)])
     assert {f.code: f.because_of for f in linked} == {
         "AMP301": None, "AMP103": "AMP301", "AMP203": None
     }  # fmt: skip
-    assert link([seen("AMP103", 3), seen("AMP301", 40)])[0].because_of is None
+    assert link_causes([seen("AMP103", 3), seen("AMP301", 40)])[0].because_of is None
 
 
 def test_a_collapse_after_growing_updates_is_the_rate_and_the_fall_is_its_course():

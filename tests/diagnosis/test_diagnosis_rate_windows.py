@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ampwatch.diagnosis.learning_rate.bands import deviation
 from ampwatch.diagnosis.learning_rate.loss_shift import _levels, _trailing_windows
+from ampwatch.diagnosis.learning_rate.noise import robust_deviation
 
 
 @pytest.mark.parametrize("cell_rows", [16, 64, 1024])
@@ -21,7 +21,7 @@ def test_every_window_has_its_own_median_and_deviation(cell_rows: int) -> None:
     for here, median, width in zip(at, level, spread, strict=True):
         past = value[:here][(start[:here] >= start[here] - reach) | (np.arange(here) >= here - 5)]
         assert median == np.median(past)
-        assert width == pytest.approx(deviation(past), rel=1e-12)
+        assert width == pytest.approx(robust_deviation(past), rel=1e-12)
 
 
 def test_a_record_without_windows_has_no_levels() -> None:

@@ -31,7 +31,7 @@ def first(seed, **wanted):
 
 def performed(case, *, until=None):
     """The truth of a case, trained without a watch."""
-    from low_precision_cases import training
+    from low_precision_made_faults import training
     from low_precision_truth import Truth
 
     made = training(case)

@@ -20,7 +20,7 @@ from ampwatch.fleet import place_judging, publish, share_judging
 from ampwatch.fleet.chosen_runs import choice_of
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.place_judging import judge_place
-from ampwatch.fleet.run_table import list_published
+from ampwatch.fleet.runs_delta_table import list_published
 from ampwatch.fleet.share_judging import shares_of
 from ampwatch.fleet.verdicts import read_verdicts, rules_version, store_verdicts, tables_of
 from ampwatch.fleet.workers import LocalWorkers

@@ -25,7 +25,7 @@ from ampwatch.fleet.chosen_runs import choice_of
 from ampwatch.fleet.nearby_bytes import Extent, NearbyBytes
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.place_judging import judge_place
-from ampwatch.fleet.run_table import list_published
+from ampwatch.fleet.runs_delta_table import list_published
 from ampwatch.fleet.verdicts import read_verdicts
 from ampwatch.fleet.workers import LocalWorkers
 from ampwatch.rows import Table

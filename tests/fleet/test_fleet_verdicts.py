@@ -14,7 +14,7 @@ import ampwatch
 from ampwatch.fleet import keyed_table, publish
 from ampwatch.fleet.judging import findings_text, judge_run
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.run_table import list_published
+from ampwatch.fleet.runs_delta_table import list_published
 from ampwatch.fleet.verdicts import read_verdicts, rules_version, store_verdicts, tables_of
 
 

@@ -7,7 +7,7 @@ import torch
 from guarded_training import OPTIMIZERS, Training, same
 
 import ampwatch
-from ampwatch.probe import norms, readback
+from ampwatch.probe import norms, tensor_values
 
 BAD = {80, 91}
 FUSED = {
@@ -38,7 +38,7 @@ def waits(monkeypatch):
         meter._on_host = False
 
     item = torch.Tensor.item
-    monkeypatch.setattr(readback.Pack, "put", put)
+    monkeypatch.setattr(tensor_values.Pack, "put", put)
     monkeypatch.setattr(norms.GradientMeter, "look_again", look_again)
     monkeypatch.setattr(
         "ampwatch.guarding.device_verdict.waited_for",

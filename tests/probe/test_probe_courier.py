@@ -16,14 +16,14 @@ from loop_harness import Trainer, events
 
 from ampwatch import open_run
 from ampwatch.codec import decode
-from ampwatch.errors import RunError
+from ampwatch.errors import AmpwatchWarning, RunError
 from ampwatch.probe import courier as courier_module
 from ampwatch.probe.courier import Courier, MemoryLog
 from ampwatch.probe.models import survey
-from ampwatch.probe.own_failures import AmpwatchWarning, Guard
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, StepRecord
 from ampwatch.probe.row_maker import RowMaker
+from ampwatch.probe.tensor_values import Pack
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import RankWriter, RunInfo, compact, create_run, read_info
 

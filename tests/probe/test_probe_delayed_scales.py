@@ -16,7 +16,7 @@ from torch import nn
 
 import ampwatch
 from ampwatch.diagnosis import diagnose
-from ampwatch.probe.number_formats.transformer_engine import DelayedRoom
+from ampwatch.probe.library_formats import DelayedRoom
 
 END = {"input": 464.0, "weight": 464.0, "grad": 61440.0}
 TINY = {"input": 2.0**-10, "weight": 2.0**-10, "grad": 2.0**-17}

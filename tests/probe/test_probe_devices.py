@@ -17,8 +17,7 @@ import torch
 
 from ampwatch.codec import decode, encode
 from ampwatch.probe import devices
-from ampwatch.probe.devices import DeviceRow, DeviceSampler
-from ampwatch.probe.nvml import Card, Nvml, NvmlReader, Reading
+from ampwatch.probe.devices import Card, DeviceRow, DeviceSampler, Nvml, NvmlReader, Reading
 from ampwatch.rows import SCHEMAS, Table
 
 GIB = 1 << 30

@@ -27,7 +27,7 @@ from ampwatch.probe.exponent_histogram import (
     lowest_scales,
     underflow_shares,
 )
-from ampwatch.probe.tensors import SAMPLE_LIMIT, strided
+from ampwatch.probe.tensor_values import SAMPLE_LIMIT, strided
 from ampwatch.rows import EXPONENT_BINS, EXPONENT_LOWEST
 
 RANDOM = np.random.default_rng(0)

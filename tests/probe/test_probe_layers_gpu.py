@@ -13,7 +13,7 @@ from torch import nn
 
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.models import survey
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensor_values import Pack
 
 pytestmark = [
     pytest.mark.gpu,

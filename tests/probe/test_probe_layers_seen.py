@@ -19,14 +19,12 @@ from layers_harness import Strict, Watched, half_step
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from ampwatch.probe.layer_info import info_columns
+from ampwatch.probe.layer_figures import info_columns
 from ampwatch.probe.layer_observer import LayerObserver
-from ampwatch.probe.matrix_products import multiplier_of
-from ampwatch.probe.models import survey
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.models import multiplier_of, survey
 from ampwatch.probe.records import StepRecord
 from ampwatch.probe.row_maker import RowMaker
-from ampwatch.probe.tensors import tensors_in
+from ampwatch.probe.tensor_values import Pack, tensors_in
 from ampwatch.rows import SCHEMAS, Table
 
 ROWS = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))

@@ -15,8 +15,8 @@ from torch import nn, optim
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import ampwatch
+from ampwatch.errors import AmpwatchWarning
 from ampwatch.probe.hooks import remove_what_was_left
-from ampwatch.probe.own_failures import AmpwatchWarning
 
 STEPS = 4
 TRIALS = 4

@@ -17,9 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampwatch
-from ampwatch.errors import AttachError
+from ampwatch.errors import AmpwatchWarning, AttachError
 from ampwatch.probe import loop
-from ampwatch.probe.own_failures import AmpwatchWarning
 
 
 def test_each_update_closes_one_row(tmp_path):

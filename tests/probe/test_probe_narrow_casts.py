@@ -12,7 +12,7 @@ from torch import Tensor
 from ampwatch.probe import narrow_casts
 from ampwatch.probe.narrow_casts import SAMPLE_LIMIT, CastBatches, sample
 from ampwatch.probe.number_formats import NumberFormat
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensor_values import Pack
 from ampwatch.rows import WHAT_IF_FORMATS
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"

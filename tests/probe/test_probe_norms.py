@@ -13,7 +13,7 @@ from ampwatch.probe.norms import (
     gradient_versions,
     total_norm,
 )
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensor_values import Pack
 
 
 def with_gradients(*gradients):

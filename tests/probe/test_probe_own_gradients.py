@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import ampwatch
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.models import survey
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensor_values import Pack
 
 
 def model_of(*middle):

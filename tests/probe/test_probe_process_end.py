@@ -13,10 +13,10 @@ from pathlib import Path
 import children
 import pytest
 
-from ampwatch.probe import process_end
-from ampwatch.probe.process_end import reason
+from ampwatch.probe import fatal_exceptions
+from ampwatch.probe.fatal_exceptions import reason
 
-CHECKOUT = Path(process_end.__file__).parents[2]
+CHECKOUT = Path(fatal_exceptions.__file__).parents[2]
 
 # `watch()` is what a watch does at its beginning; `said` is a line for each end that was noticed.
 PREAMBLE = """
@@ -24,8 +24,8 @@ import os, sys, threading
 from pathlib import Path
 import torch
 from torch import nn
-from ampwatch.probe import process_end
-from ampwatch.probe.exception_report import describe
+from ampwatch.probe import fatal_exceptions
+from ampwatch.probe.fatal_exceptions import describe
 
 OUT = Path(sys.argv[1])
 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(8, 2))
@@ -35,13 +35,13 @@ def train():
     model(torch.zeros(2, 4))
 
 def watch():
-    reported_before = process_end.last_reported()
+    reported_before = fatal_exceptions.last_reported()
     def say():
-        error = process_end.ended_by(reported_before, names)
+        error = fatal_exceptions.ended_by(reported_before, names)
         words = error and describe(error, names)
         with OUT.open("a") as out:
             out.write(f"{words.exception}: {words.layer}\\n" if words else "well\\n")
-    return process_end.at_end(say)
+    return fatal_exceptions.at_end(say)
 """
 
 
@@ -123,7 +123,7 @@ courier = threading.Thread(target=stop.wait, daemon=True)
 courier.start()
 def last():
     OUT.write_text(f"{courier.is_alive()} {util._exiting}")
-process_end.at_end(last)
+fatal_exceptions.at_end(last)
 """
     said, _, _ = run(body)
     assert said == ["True False"]

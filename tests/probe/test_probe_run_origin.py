@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import ampwatch
-from ampwatch.probe import run_origin as module
-from ampwatch.probe.run_origin import origin
+from ampwatch.probe import run_identity as module
+from ampwatch.probe.run_identity import origin
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="no git here to compare with")
 

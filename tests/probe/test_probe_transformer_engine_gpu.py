@@ -1,7 +1,7 @@
 """Transformer Engine itself, on a GPU: formats of each recipe, shares, delayed scales, no waiting.
 
 Not run yet: written from the source of 2.20. Elsewhere stand-ins mirror it, in
-`test_probe_number_formats` and `test_probe_delayed_scales`.
+`test_probe_library_formats` and `test_probe_delayed_scales`.
 """
 
 from __future__ import annotations

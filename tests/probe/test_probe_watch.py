@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import ampwatch
-from ampwatch.probe.own_failures import AmpwatchWarning
+from ampwatch.errors import AmpwatchWarning
 
 LOOP = """
 import sys, torch, ampwatch

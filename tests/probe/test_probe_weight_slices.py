@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampwatch.probe.readback import Pack
+from ampwatch.probe.tensor_values import Pack
 from ampwatch.probe.update_norms import estimate, figures_of
 from ampwatch.probe.weight_slices import DeviceUpdate, HostUpdate, Slices, stride_of
 

@@ -14,9 +14,8 @@ import zmq
 from ampwatch import feed, store
 from ampwatch.codec import encode
 from ampwatch.feed.frames import Frame, Kind, pack, unpack
-from ampwatch.recorder.recorder_process import NewRows, Noted
+from ampwatch.recorder.recorder_messages import NewRows, Noted, RecorderStatus
 from ampwatch.recorder.recording_loop import Recording
-from ampwatch.recorder.status import RecorderStatus
 from ampwatch.rows import FORMAT, Table
 from ampwatch.store.index import RECORD_BYTES
 

@@ -12,8 +12,7 @@ from ampwatch.codec import encode
 from ampwatch.errors import RunError
 from ampwatch.rows import Table
 from ampwatch.store import RankWriter, RunInfo, compact, create_run, open_run
-from ampwatch.store.ordered_rows import View
-from ampwatch.store.public_columns import PUBLIC_NAMES
+from ampwatch.store.public_rows import PUBLIC_NAMES, View
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_a_graphed_model_trains_as_without_us_and_its_norms_are_told(tmp_path):
 
 
 def test_nothing_is_reduced_on_a_stream_that_is_captured():
-    from ampwatch.probe.tensors import measurable
+    from ampwatch.probe.tensor_values import measurable
 
     values, told = torch.randn(8, device="cuda"), []
     torch.cuda.synchronize()

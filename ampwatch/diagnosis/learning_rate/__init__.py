@@ -1,9 +1,9 @@
-"""Which learning rate to use instead: a state fed block by block, and pure advice on it.
+"""Which learning rate to use: a state folded block by block, and pure advice from it.
 
     rows -> fold -> RateState -> judge_rate -> Judgement -> advise -> Advice
 
-A state's size does not grow with the run, and the same rows give the same state however they were
-batched. `Case.rate` in the engine is one.
+The size of a state does not grow with the run, and the same rows give the same state in whatever
+batches they came. `Case.rate` is one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import comparable
 from ampwatch.diagnosis.learning_rate.rate_history import (
     Group,
+    RateRows,
     RateState,
-    Rows,
     Setup,
     fold,
     rows_of,
+    rows_of_block,
 )
 
 __all__ = [
     "Group",
     "Judgement",
+    "RateRows",
     "RateState",
-    "Rows",
     "Setup",
     "advise",
     "advise_together",
@@ -32,4 +33,5 @@ __all__ = [
     "fold",
     "judge_rate",
     "rows_of",
+    "rows_of_block",
 ]

@@ -12,15 +12,15 @@ import numpy as np
 from ampwatch.diagnosis.findings import Action, Advice
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
-from ampwatch.diagnosis.learning_rate.bands import noise_of, trailing_medians
-from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, times_text
+from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds, times_text
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
-from ampwatch.diagnosis.learning_rate.onset import Sign
+from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians
+from ampwatch.diagnosis.learning_rate.onset import OnsetSign
 from ampwatch.diagnosis.learning_rate.optimizer_family import Family
-from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
 from ampwatch.diagnosis.learning_rate.signs import is_born_zero
-from ampwatch.diagnosis.learning_rate.trouble import Leap, Scene, Warmup
+from ampwatch.diagnosis.learning_rate.trouble import LeapBefore, Trouble, Warmup
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.words import count_text
 
@@ -36,39 +36,41 @@ CONFIDENT, UNCERTAIN, FEW_STEPS_CONFIDENCE = 0.9, 0.6, 0.5
 
 
 def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
-    """What to do with the learning rate; pass `judgement` if the state has been judged already."""
+    """The advice on the learning rate; pass `judgement` if the state has been judged already."""
     seen = judge_rate(state) if judgement is None else judgement
-    scene, found = seen.scene, seen.attribution
-    if scene is None or found is None:
+    trouble, found = seen.trouble, seen.attribution
+    if trouble is None or found is None:
         return _calm(state, seen)
-    onset = scene.onset
+    onset = trouble.onset
     if found.cause is Cause.UNDECIDED:
-        return Advice(Action.UNKNOWN, _undecided(scene, found), current=seen.base)
+        return Advice(Action.UNKNOWN, _undecided(trouble, found), current=seen.base)
     coming_down = "The loss is coming down again as the record ends"
     if found.cause is Cause.OBJECTIVE:
-        because = f"{_began(scene)}, but {_in_band(found)}."
+        because = f"{_began(trouble)}, but {_in_band(found)}."
         return _keep(state, seen, f"{because} {coming_down}." if onset.descending else because)
     if found.cause is not Cause.RATE:
-        return _not_the_cause(seen, scene, found)
+        return _not_the_cause(seen, trouble, found)
     if onset.descending and not onset.is_slow:
-        because = f"{_trouble(scene, found)} {coming_down}: wait, and do not lower the rate yet."
+        because = (
+            f"{_trouble_text(trouble, found)} {coming_down}: wait, and do not lower the rate yet."
+        )
         return _keep(state, seen, because)
-    if scene.leap is not None:
-        advice = _go_back(state, scene.leap, scene, _trouble(scene, found))
+    if trouble.leap is not None:
+        advice = _go_back(state, trouble.leap, trouble, _trouble_text(trouble, found))
     # A warm-up that never ended has only shown that the rates before this one worked.
-    elif onset.early or scene.warmup is not None:
-        advice = _lower(state, seen, scene, _trouble(scene, found))
+    elif onset.early or trouble.warmup is not None:
+        advice = _lower(state, seen, trouble, _trouble_text(trouble, found))
     else:
-        advice = _late(state, seen, scene, _trouble(scene, found))
+        advice = _late(state, seen, trouble, _trouble_text(trouble, found))
     return dataclasses.replace(
         advice,
-        restart_from_step=scene.restart_step,
-        restart_checkpoint_step=scene.restart_checkpoint_step,
+        restart_from_step=trouble.restart_step,
+        restart_checkpoint_step=trouble.restart_checkpoint_step,
     )
 
 
 def _calm(state: RateState, seen: Judgement) -> Advice:
-    """The advice if there is no trouble: whether that proves anything."""
+    """The advice if there is no trouble: to keep the rate, to raise it, or that it is unknown."""
     if seen.alignment is not None and seen.alignment < constants.RAISE_ALIGNMENT and seen.base:
         return _raise(state, seen, seen.base)
     if not seen.accepted:
@@ -92,7 +94,7 @@ def _calm(state: RateState, seen: Judgement) -> Advice:
 
 
 def _doubt(state: RateState, idle: Attribution | None) -> str | None:
-    """Why the loss does not prove that the rate works: for that it must have come down."""
+    """Why a calm loss does not prove that the rate works; None if it does."""
     if idle is not None and idle.chance > CLEAR_LINE:
         return "the loss hardly fell"
     head, tail = known_of(state.head.of("loss")), known_of(state.tail.of("loss"))
@@ -108,13 +110,13 @@ def _doubt(state: RateState, idle: Attribution | None) -> str | None:
     course = np.concatenate([head, known_of(state.points.rows.of("loss")), tail])
     smooth = trailing_medians(course)
     best, final = float(smooth.min()), min(final, float(smooth[-1]))
-    lost = max(constants.RECOVERED_SHARE * (first - best), 2 * noise_of(course))
+    lost = max(constants.RECOVERED_SHARE * (first - best), 2 * loss_noise(course))
     return None if final <= best + lost else f"the loss is {final:.3g}, after {best:.3g}"
 
 
 @lru_cache(maxsize=4)  # from look to look the first rows are the same
-def _largest_first_update(rows: Rows) -> tuple[float, int] | None:
-    """The largest of the first updates divided by the weights it changed, and its step."""
+def _largest_first_update(rows: RateRows) -> tuple[float, int] | None:
+    """For the advice, the largest first update over the weights it changed, and its step."""
     early = rows.where(rows.accepted).part(0, constants.PROOF_STEPS)
     # Updates of matrices that start at zero (LoRA) exceed the weights, without harm.
     update = early.ratio if is_born_zero(rows) else np.fmax(early.ratio, early.of("max_ratio"))
@@ -157,27 +159,27 @@ def _keep(state: RateState, seen: Judgement, because: str) -> Advice:
     )
 
 
-def _began(scene: Scene) -> str:
-    return f"From step {scene.onset.step} {scene.onset.sign.value}"
+def _began(trouble: Trouble) -> str:
+    return f"From step {trouble.onset.step} {trouble.onset.sign.value}"
 
 
-def _undecided(scene: Scene, found: Attribution) -> str:
-    if scene.onset.sign is Sign.DOUBLED:
+def _undecided(trouble: Trouble, found: Attribution) -> str:
+    if trouble.onset.sign is OnsetSign.DOUBLED:
         return (
-            f"{_began(scene)}, and {count_text(scene.state.rows, 'step')} do not show whether "
+            f"{_began(trouble)}, and {count_text(trouble.state.rows, 'step')} do not show whether "
             "the rate is too high: if the loss does not come down soon, lower the rate."
         )
     if found.recorded:
         untold = "The updates compared with the weights, which would decide it, are not recorded."
         rest = "This is not enough to decide." if "updates" in found.recorded else untold
-        return f"{_began(scene)}. {found.told} {rest}"
+        return f"{_began(trouble)}. {found.told} {rest}"
     return (
-        f"{_began(scene)}; whether the rate is the cause is not recorded: updates, gradient "
+        f"{_began(trouble)}; whether the rate is the cause is not recorded: updates, gradient "
         "norms and activations are missing. Attach ampwatch with the model."
     )
 
 
-def _not_the_cause(seen: Judgement, scene: Scene, found: Attribution) -> Advice:
+def _not_the_cause(seen: Judgement, trouble: Trouble, found: Attribution) -> Advice:
     proofs = found.fact or "; ".join(row.told for row in found.proofs)
     told = f" ({proofs})" if proofs else ""
     rest = {
@@ -185,12 +187,12 @@ def _not_the_cause(seen: Judgement, scene: Scene, found: Attribution) -> Advice:
         Cause.DATA: "the updates before it were ordinary.",
         Cause.OPERATION: f"{_in_band(found)} until then.",
     }[found.cause]
-    because = f"At step {scene.onset.step} the cause is {found.cause.value}{told}: {rest}"
+    because = f"At step {trouble.onset.step} the cause is {found.cause.value}{told}: {rest}"
     return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
 
 
 def _in_band(found: Attribution) -> str:
-    """Which signals stayed as they were, and what that means; nothing about unrecorded ones."""
+    """Which recorded signals stayed in their band, and what that means, as part of the advice."""
     if not found.recorded:
         return "no recorded signal points to the rate"
     calm = "; ".join(row.told for row in found.calm[:2])
@@ -202,21 +204,21 @@ def _in_band(found: Attribution) -> str:
     return f"{words} point to another cause than the rate{against}{what}"
 
 
-def _trouble(scene: Scene, found: Attribution) -> str:
-    return f"{_began(scene)}, with {'; '.join(row.told for row in found.proofs[:2])}."
+def _trouble_text(trouble: Trouble, found: Attribution) -> str:
+    return f"{_began(trouble)}, with {'; '.join(row.told for row in found.proofs[:2])}."
 
 
-def _lower(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Advice:
-    """The early regime: the formula, but never more than the rate that was in force."""
-    found, bounds, base = scene.estimate, scene.bounds, seen.base
+def _lower(state: RateState, seen: Judgement, trouble: Trouble, trouble_text: str) -> Advice:
+    """The advice to lower a rate that failed early: the estimate, below any rate that failed."""
+    found, bounds, base = trouble.estimate, trouble.bounds, seen.base
     if base is None or found is None or bounds is None:
-        because = f"{trouble} The rate itself is not recorded: divide it by 4."
+        because = f"{trouble_text} The rate itself is not recorded: divide it by 4."
         return Advice(Action.LOWER, because, factor=0.25, confidence=FEW_STEPS_CONFIDENCE)
-    factor, warmup_steps, reasons = _division(found, bounds, scene, base)
+    factor, warmup_steps, reasons = _division(found, bounds, trouble, base)
     low, high = found.limits(base, bounds)
     return Advice(
         Action.LOWER,
-        " ".join([trouble, *reasons, *_notes(scene)]),
+        " ".join([trouble_text, *reasons, *_notes(trouble)]),
         current=base,
         recommended=base * factor,
         low=low,
@@ -225,14 +227,14 @@ def _lower(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Adv
         group=state.setup.lead_group,
         confidence=_confidence(found),
         warmup_steps=warmup_steps,
-        clip=scene.binding_clip,
+        clip=trouble.binding_clip,
     )
 
 
 def _division(
-    found: Estimate, bounds: Bounds, scene: Scene, base: float
+    found: Estimate, bounds: EstimateBounds, trouble: Trouble, base: float
 ) -> tuple[float, int | None, list[str]]:
-    """The factor for the rate, the steps of a stretched warm-up, and the reasons for both."""
+    """The advised factor for the rate, the steps of a longer warm-up, and the reasons for both."""
     margin = found.line.margin
     factor = 2.0 ** -(found.octaves + margin)
     divided = (
@@ -242,16 +244,16 @@ def _division(
     reasons = [divided]
     warmup_steps = None
     below = bounds.failed * 2.0**-constants.LEAST_OCTAVES
-    if scene.warmup is not None:
+    if trouble.warmup is not None:
         reasons.append(
-            f"The rate was still rising and had reached {scene.warmup.rate:.3g}: the advised "
+            f"The rate was still rising and had reached {trouble.warmup.rate:.3g}: the advised "
             "peak is below that."
         )
     elif below < factor * base:
         reasons.append(f"At {bounds.failed:.3g} it failed: the advised rate is below that.")
     factor = min(factor, below / base)
-    if scene.warmup is not None:
-        warmup_steps = _stretched(scene.warmup, factor)
+    if trouble.warmup is not None:
+        warmup_steps = _stretched(trouble.warmup, factor)
         if warmup_steps is not None:
             reasons.append(
                 f"A warm-up of about {warmup_steps:,} steps to the old peak would rise as slowly."
@@ -269,17 +271,17 @@ def _division(
     return factor, warmup_steps, reasons
 
 
-def _go_back(state: RateState, leap: Leap, scene: Scene, trouble: str) -> Advice:
-    """Back to the rate before a leap: it had worked, which no estimate beats."""
+def _go_back(state: RateState, leap: LeapBefore, trouble: Trouble, trouble_text: str) -> Advice:
+    """The advice to go back to the rate before a leap: it had worked, which no estimate beats."""
     before, after = f"{leap.trained:.3g}", f"{leap.rate:.3g}"
     since = "" if leap.step is None else f" at step {leap.step:,}"
     because = (
-        f"{trouble} The rate had just gone from {before} to {after}{since}: go back to {before}. "
-        "That is proven, no estimate: the steps before had trained at it."
+        f"{trouble_text} The rate had just gone from {before} to {after}{since}: go back to "
+        f"{before}. That is proven, no estimate: the steps before had trained at it."
     )
     return Advice(
         Action.LOWER,
-        " ".join([because, *_notes(scene)]),
+        " ".join([because, *_notes(trouble)]),
         current=leap.rate,
         recommended=leap.trained,
         low=leap.trained,
@@ -291,7 +293,7 @@ def _go_back(state: RateState, leap: Leap, scene: Scene, trouble: str) -> Advice
 
 
 def _stretched(warmup: Warmup, factor: float) -> int | None:
-    """The warm-up that rises as slowly to the old peak, to two digits; none if it is too long."""
+    """The steps of an advised warm-up that rises as slowly; None if it would be too long."""
     steps = math.ceil(warmup.steps / factor)
     if factor * LONGEST_STRETCH < 1 or steps > LONGEST_WARMUP:
         return None
@@ -299,11 +301,13 @@ def _stretched(warmup: Warmup, factor: float) -> int | None:
     return math.ceil(steps / unit) * unit
 
 
-def _late(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Advice:
-    """The rate worked for long: first a restart with other batches, then a small cut."""
-    restart = f"{trouble} The rate had worked for {count_text(seen.accepted, 'accepted step')}."
+def _late(state: RateState, seen: Judgement, trouble: Trouble, trouble_text: str) -> Advice:
+    """The advice for a rate that worked for long: other batches first, then a small cut."""
+    restart = (
+        f"{trouble_text} The rate had worked for {count_text(seen.accepted, 'accepted step')}."
+    )
     restarts = state.setup.restarts
-    if scene.onset.collapsed and not restarts:
+    if trouble.onset.collapsed and not restarts:
         because = (
             f"{restart} Restart before the drift at the same rate and skip the batches until "
             f"after the spike; if it spikes again, multiply the rate by {LATE_FACTOR}."
@@ -318,13 +322,13 @@ def _late(state: RateState, seen: Judgement, scene: Scene, trouble: str) -> Advi
     base = seen.base
     return Advice(
         Action.LOWER,
-        " ".join([because, *_notes(scene)]),
+        " ".join([because, *_notes(trouble)]),
         current=base,
         recommended=None if base is None else base * LATE_FACTOR,
         factor=LATE_FACTOR,
         group=None if base is None else state.setup.lead_group,
         confidence=UNCERTAIN,
-        clip=scene.binding_clip,
+        clip=trouble.binding_clip,
     )
 
 
@@ -335,15 +339,15 @@ def _confidence(found: Estimate) -> float:
     return UNCERTAIN if unknown or found.octaves > BEYOND_ONE_SHOT else CONFIDENT
 
 
-def _notes(scene: Scene) -> list[str]:
-    """What the advice is valid for, and other possible remedies."""
-    notes, setup = [], scene.state.setup
-    if scene.binding_clip is not None:
+def _notes(trouble: Trouble) -> list[str]:
+    """What the advice holds for, and other remedies, as sentences."""
+    notes, setup = [], trouble.state.setup
+    if trouble.binding_clip is not None:
         notes.append(
-            f"Clipping to {scene.binding_clip:.3g} was active in nearly every step, so it sets the "
-            "update together with the rate: a lower limit has the same effect as a lower rate."
+            f"Clipping to {trouble.binding_clip:.3g} was active in nearly every step, so it sets "
+            "the update together with the rate: a lower limit has the same effect as a lower rate."
         )
-    counts = [*micro_batches(scene.state.head)[:1], *micro_batches(scene.state.tail)[-1:]]
+    counts = [*micro_batches(trouble.state.head)[:1], *micro_batches(trouble.state.tail)[-1:]]
     if counts and counts[-1] > 1:
         notes.append(f"This is valid for {counts[-1]:.0f} micro-batches a step.")
     if counts and counts[0] != counts[-1]:
@@ -367,13 +371,13 @@ def _capital(text: str) -> str:
 
 
 def advise_together(states: Sequence[RateState]) -> Advice:
-    """One advice for all of these runs; where none of them failed by its rate, the last one's."""
+    """One advice from several runs; if none of them failed by its rate, the last run's own."""
     failed: list[tuple[float, float, Estimate, RateState]] = []  # where it failed, and the base
     worked = []
     for state in states:
         seen = judge_rate(state)
-        found = None if seen.scene is None else seen.scene.estimate
-        bounds = None if seen.scene is None else seen.scene.bounds
+        found = None if seen.trouble is None else seen.trouble.estimate
+        bounds = None if seen.trouble is None else seen.trouble.bounds
         if seen.base is not None and seen.onset is None and seen.sees_course and seen.accepted:
             worked.append(seen.base)
         elif seen.base is not None and seen.is_the_rate and found is not None:

@@ -1,8 +1,8 @@
-"""What caused a trouble: every recorded sign, weighed in one table.
+"""To what cause a trouble is attributed: every recorded sign, weighed in one table.
 
-A sign's points are its strength times its weight; of a group of signs only the strongest counts.
-Branches remain for facts only: trouble before the first update, and a record that shows no
-mechanism.
+The points of a sign are its strength times its weight; of a group of signs only the strongest
+counts. Only facts are decided by branches: trouble before the first update, and a record that shows
+no mechanism.
 """
 
 from __future__ import annotations
@@ -14,16 +14,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.onset import Sign
-from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
-from ampwatch.diagnosis.learning_rate.signs import BIAS, COURSE, FEWEST, TABLE, Entry, Reading
-from ampwatch.diagnosis.learning_rate.trouble import Scene
-from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.learning_rate.onset import OnsetSign
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
+from ampwatch.diagnosis.learning_rate.signs import (
+    BIAS,
+    COURSE,
+    FEWEST,
+    TABLE,
+    SignReading,
+    SignRow,
+)
+from ampwatch.diagnosis.learning_rate.trouble import Trouble
 
 
 class Cause(str, enum.Enum):
-    """What caused an onset."""
+    """What caused an onset of trouble."""
 
     RATE = "the learning rate"
     STATIC = "something that was there before the first update"
@@ -52,29 +59,29 @@ _MECHANISM = frozenset(("updates", "drift", "gradients", "weights"))
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One sign of this run, and what it adds for each cause."""
+class AttributionRow:
+    """One sign of this run in the weighed table, with the points it adds for each cause."""
 
-    entry: Entry
-    reading: Reading
+    entry: SignRow
+    reading: SignReading
 
     @property
     def group(self) -> str:
-        """The entry's."""
+        """The group of signs that this row belongs to."""
         return self.entry.group
 
     @property
     def points(self) -> tuple[float, ...]:
-        """For each of `WEIGHED`."""
+        """The points that the sign adds for each cause of `WEIGHED`."""
         return tuple(self.reading.strength * weight for weight in self.entry.weights)
 
     @property
     def says(self) -> float:
-        """How far it separates the causes."""
+        """How far the sign's points for the causes lie apart."""
         return max(self.points) - min(self.points)
 
     def speaks_for(self, cause: Cause) -> float:
-        """Its points for this cause, over the mean of the others."""
+        """The sign's points for this cause, less the mean of its points for the others."""
         own = self.points[WEIGHED.index(cause)]
         return own - (sum(self.points) - own) / (len(self.points) - 1)
 
@@ -93,30 +100,30 @@ class Attribution:
 
     cause: Cause
     chance: float = 0.0  # that it is the rate
-    table: tuple[Row, ...] = ()
+    table: tuple[AttributionRow, ...] = ()
     recorded: tuple[str, ...] = ()  # of the mechanism
     fact: str = ""  # that needs no weighing
 
     @property
-    def proofs(self) -> tuple[Row, ...]:
-        """The signs for the cause, the strongest first."""
+    def proofs(self) -> tuple[AttributionRow, ...]:
+        """The signs that speak for the attributed cause, the strongest first."""
         if self.cause not in WEIGHED:
             return ()
         told = [(row.speaks_for(self.cause), row) for row in self._rows if row.reading.strength > 0]
         return tuple(row for says, row in sorted(told, key=lambda one: -one[0]) if says > 0)
 
     @property
-    def calm(self) -> tuple[Row, ...]:
-        """The signs against the rate."""
+    def calm(self) -> tuple[AttributionRow, ...]:
+        """The signs that speak against the learning rate as the cause."""
         return tuple(row for row in self._rows if row.speaks_for(Cause.RATE) < 0)
 
     @property
-    def _rows(self) -> tuple[Row, ...]:
+    def _rows(self) -> tuple[AttributionRow, ...]:
         return tuple(row for row in self.table if row.group != COURSE)
 
     @property
     def told(self) -> str:
-        """The probability, from the weighed signs, that the rate is the cause."""
+        """The sentence with the probability that the rate is the cause."""
         sure = 100 * min(max(self.chance, _LEAST_SURE), 1.0 - _LEAST_SURE)
         return (
             f"{len(self.table)} signs were weighed: the rate is the cause with a probability of "
@@ -124,13 +131,13 @@ class Attribution:
         )
 
 
-def attribute(scene: Scene) -> Attribution:
-    """What caused this onset."""
-    onset = scene.onset
-    if onset.hard and not len(scene.accepted):
-        return _static(scene.state, scene.after)
-    table = weigh(readings(scene))
-    recorded = recorded_mechanism(scene.before, scene.after)
+def attribute(trouble: Trouble) -> Attribution:
+    """Attribute a trouble to its cause, by weighing all signs."""
+    onset = trouble.onset
+    if onset.hard and not len(trouble.accepted):
+        return _static(trouble.state, trouble.after)
+    table = weigh_signs(readings(trouble))
+    recorded = recorded_mechanism(trouble.before, trouble.after)
     chances = chances_of(table)
     # A loss alone never leads to "lower", unless it had risen and numbers then left their format.
     lines = dict.fromkeys(_MECHANISM, 0.0) | ({"loss": _RISEN} if onset.collapsed else {})
@@ -138,7 +145,7 @@ def attribute(scene: Scene) -> Attribution:
     cause = WEIGHED[1 + int(np.argmax(chances[1:]))]
     if driven and chances[0] > LOWER_LINE:
         cause = Cause.RATE
-    elif not recorded or onset.sign is Sign.DOUBLED:  # too little of it for another cause
+    elif not recorded or onset.sign is OnsetSign.DOUBLED:  # too little of it for another cause
         cause = Cause.UNDECIDED
     elif cause is Cause.OBJECTIVE and ("updates" not in recorded or chances[0] > CLEAR_LINE):
         cause = (
@@ -147,37 +154,37 @@ def attribute(scene: Scene) -> Attribution:
     return Attribution(cause, chances[0], table, recorded)
 
 
-def readings(scene: Scene) -> dict[Entry, Reading]:
-    """Every sign that this record can show."""
-    found = {entry: entry.measure(scene) for entry in TABLE}
+def readings(trouble: Trouble) -> dict[SignRow, SignReading]:
+    """The reading of every sign that this trouble's record can show."""
+    found = {entry: entry.measure(trouble) for entry in TABLE}
     return {entry: reading for entry, reading in found.items() if reading is not None}
 
 
-def weigh(found: dict[Entry, Reading]) -> tuple[Row, ...]:
-    """The table: the strongest sign of each group, the strongest first."""
-    strongest: dict[str, Row] = {}
-    for row in (Row(entry, reading) for entry, reading in found.items()):
+def weigh_signs(found: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]:
+    """Weigh the readings of signs: one row for each group, its strongest sign."""
+    strongest: dict[str, AttributionRow] = {}
+    for row in (AttributionRow(entry, reading) for entry, reading in found.items()):
         most = strongest.get(row.group)
         if row.says >= _SAYS_NOTHING and (most is None or row.says > most.says):
             strongest[row.group] = row
     return tuple(sorted(strongest.values(), key=lambda row: -row.says))
 
 
-def chances_of(table: Iterable[Row]) -> tuple[float, ...]:
-    """How likely each cause of `WEIGHED` is."""
+def chances_of(table: Iterable[AttributionRow]) -> tuple[float, ...]:
+    """The probability of each cause of `WEIGHED`, from the weighed rows."""
     total = [sum(points) for points in zip(BIAS, *(row.points for row in table), strict=True)]
     powers = [math.exp(points - max(total)) for points in total]
     return tuple(power / sum(powers) for power in powers)
 
 
 def weights_text() -> str:
-    """The general table, for a page: what an octave of each sign adds for the rate."""
-    rows = (Row(entry, Reading(1.0, 1.0, 0.0, 0)) for entry in TABLE)
+    """The weights of all signs as text for a page: points for the rate in each octave."""
+    rows = (AttributionRow(entry, SignReading(1.0, 1.0, 0.0, 0)) for entry in TABLE)
     return "; ".join(f"{row.entry.name} {row.speaks_for(Cause.RATE):+.1f}" for row in rows)
 
 
-def _static(state: RateState, after: Rows) -> Attribution:
-    """Nothing was learnt before it: the rate had no effect yet."""
+def _static(state: RateState, after: RateRows) -> Attribution:
+    """Attribute a trouble before any step was accepted: the rate had no effect yet."""
     bad = after.of("forward_bad") > 0
     if bad.any():
         step = after.of("step")[int(np.argmax(bad))]
@@ -190,15 +197,15 @@ def _static(state: RateState, after: Rows) -> Attribution:
     return Attribution(Cause.UNDECIDED)
 
 
-_RECORDED: dict[str, Callable[[Rows], tuple[Floats, ...]]] = {
+_RECORDED: dict[str, Callable[[RateRows], tuple[Floats, ...]]] = {
     "updates": lambda rows: (rows.ratio, rows.of("max_ratio")),
     "gradients": lambda rows: (rows.of("grad_norm"),),
     "activations": lambda rows: (rows.of("act_amax"),),
 }
 
 
-def recorded_mechanism(before: Rows, after: Rows) -> tuple[str, ...]:
-    """Which parts of the mechanism were recorded at all.
+def recorded_mechanism(before: RateRows, after: RateRows) -> tuple[str, ...]:
+    """Which recorded signals allow attribution to the rate: updates, gradients, activations.
 
     The size of an update is judged by the weights it changes, not by itself.
     """

@@ -1,4 +1,4 @@
-"""What earlier runs that are alike have shown of a rate, as it bounds the advice to lower one.
+"""How rates that earlier, alike runs tried bound the advice to lower a rate.
 
 The interval ends below a rate that failed and begins near one that held. The advised rate stays
 below the one that failed, and is no lower than a quarter of the one that held. Measured on sweeps
@@ -26,7 +26,7 @@ BELOW_HELD = 2.0
 
 @dataclass(frozen=True, slots=True)
 class TriedRate:
-    """One earlier run's rate, and what came of it."""
+    """The rate of one earlier run, and whether it held."""
 
     rate: float
     steps: int  # that it held: until it ended, or failed
@@ -35,14 +35,14 @@ class TriedRate:
 
 @dataclass(frozen=True, slots=True)
 class EarlierRates:
-    """The highest rate that held and the lowest that failed, as far as they are known."""
+    """The highest earlier rate that held and the lowest that failed, as far as known."""
 
     held: TriedRate | None = None
     failed: TriedRate | None = None
 
     @property
     def told(self) -> str:
-        """What they showed, in words."""
+        """What the earlier rates showed, in words."""
         held, failed = self.held, self.failed
         parts = []
         if held is not None:
@@ -53,10 +53,10 @@ class EarlierRates:
 
 
 def rates_below(tried: Iterable[TriedRate], rate: float, steps: int) -> EarlierRates | None:
-    """What was tried below a rate that failed after so many steps; None if it tells nothing.
+    """Which earlier rates below a failed one held or failed; None if they show nothing.
 
-    A run that ended sooner proves nothing. Where one failed at a rate that another held, neither is
-    believed.
+    A run that ended sooner proves nothing. If one failed at a rate that another held, neither is
+    used.
     """
     below = [one for one in tried if 0 < one.rate < rate]
     held = max(
@@ -70,7 +70,7 @@ def rates_below(tried: Iterable[TriedRate], rate: float, steps: int) -> EarlierR
 
 
 def bounded(advice: Advice, tried: Iterable[TriedRate], steps: int) -> Advice:
-    """The advice with what earlier runs have shown; `steps`: how far this run had come."""
+    """The advice with its interval bounded by earlier rates; `steps` is how far this run came."""
     current, at = advice.current, advice.recommended
     if advice.action is not Action.LOWER or not advice.has_interval or not current or not at:
         return advice
@@ -101,7 +101,7 @@ def bounded(advice: Advice, tried: Iterable[TriedRate], steps: int) -> Advice:
 
 
 def _interval(advice: Advice, known: EarlierRates, current: float) -> tuple[float, float]:
-    """The interval within what was shown; one that lies apart from that moves as it is."""
+    """The advised interval cut at the earlier rates that held and failed."""
     assert advice.low is not None
     assert advice.high is not None
     width = advice.high / advice.low

@@ -1,10 +1,10 @@
-"""How far a rate that failed lies above the highest stable one: the fitted formula.
+"""How far a rate that failed lies above the highest stable one: a fitted formula.
 
-What decides is how far the first updates move the weights, at the base rate and in the optimizer's
-steady state; what happened later is already the trouble's doing. The lines are fitted by
+It uses how far the first updates move the weights, at the base rate and in the optimizer's steady
+state; later updates are already part of the trouble. The lines are fitted by
 `benchmarks/learning_rate_fit.py` to 147 unstable runs of small trainings: treat them as a start.
-Within one training the octaves grow one to one with the update, and over all of them by 0.5 to 0.8:
-the flatter lines left the highest rates too high.
+Within one training the octaves grow one to one with the update, over all of them by 0.5 to 0.8; the
+flatter lines left the highest rates too high.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate.constants import BELOW_FAILED, LEAST_OCTAVES
 from ampwatch.diagnosis.learning_rate.optimizer_family import Family, family_of
-from ampwatch.diagnosis.learning_rate.rate_history import Group, Rows, Setup
-from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.learning_rate.rate_history import Group, RateRows, Setup
 
 SLOPE = 0.75
 
 
 class Line(NamedTuple):
-    """What is known of one family of optimizers, in octaves."""
+    """The fitted line of one family of optimizers, in octaves."""
 
     offset: float
     margin: float  # how much deeper to cut: the limit lies above the advised rate in 49 of 50 runs
@@ -49,14 +49,14 @@ MOST_OCTAVES_LEARNING = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Two rates of the leading group, between which its limit lies."""
+class EstimateBounds:
+    """Two known rates between which the estimate must lie: one failed, one may have worked."""
 
     failed: float
     worked: float | None = None
 
     def capped(self, low: float, high: float) -> tuple[float, float]:
-        """This interval without the rates that are known to fail or to work."""
+        """Cut an estimated interval at the rates that are known to have failed or worked."""
         ceiling = self.failed * 2.0**-BELOW_FAILED
         if self.worked is not None and high <= self.worked:
             return self.worked, ceiling  # the facts overrule an interval below them
@@ -64,13 +64,13 @@ class Bounds:
         return min(max(low, self.worked or 0.0), high), high
 
     def octaves_below(self, base: float) -> float:
-        """By how many octaves the rate that failed stood below the base rate."""
+        """By how many octaves the rate that failed lies below the base rate."""
         return max(0.0, math.log2(base / self.failed))
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """log2 of base rate over highest stable rate, how wide that is, and how it came about."""
+    """How many octaves the base rate lies above the highest stable one, as estimated."""
 
     octaves: float
     line: Line
@@ -80,15 +80,15 @@ class Estimate:
     arithmetic: str
     fitted: float  # the octaves that the first updates alone tell; below 0 under the limit
 
-    def limits(self, base: float, bounds: Bounds) -> tuple[float, float]:
-        """The 90 % interval of the highest stable rate, within what the record shows."""
+    def limits(self, base: float, bounds: EstimateBounds) -> tuple[float, float]:
+        """The 90 % interval of the estimated highest stable rate, within the bounds."""
         octaves = max(self.octaves, bounds.octaves_below(base) + LEAST_OCTAVES)
         low, high = octaves + self.line.above, octaves - self.line.below
         return bounds.capped(base * 2.0**-low, base * 2.0**-high)
 
     @property
     def of_one_that_learns(self) -> Estimate:
-        """The same for a run that still learns, which no rate far over the limit allows."""
+        """The estimate for a run that still learns, whose rate cannot be far too high."""
         most = MOST_OCTAVES_LEARNING
         if self.octaves <= most:
             return self
@@ -96,8 +96,11 @@ class Estimate:
         return replace(self, octaves=most, arithmetic=f"{self.arithmetic}; {note}")
 
 
-def estimate(rows: Rows, base: float, setup: Setup, *, broke: bool) -> Estimate:
-    """The estimate from the accepted steps before the onset; `broke`: numbers left their format."""
+def estimate(rows: RateRows, base: float, setup: Setup, *, broke: bool) -> Estimate:
+    """Estimate how far the rate is too high, from the accepted steps before the onset.
+
+    `broke` says that numbers left their format.
+    """
     update, family = update_at_base(rows, base, setup), family_of(rows, setup)
     line = BLIND if update is None else LINES[family]
     fitted = line.offset if update is None else line.offset + SLOPE * math.log2(update)
@@ -124,14 +127,14 @@ def _arithmetic(update: float | None, family: Family, octaves: float, *, is_leas
 
 
 def times_text(octaves: float) -> str:
-    """2.5 as "5.7 times"."""
+    """An estimate's octaves as a factor in words: 2.5 is "5.7 times"."""
     return f"{2.0**octaves:.2g} times"
 
 
-def update_at_base(rows: Rows, base: float, setup: Setup) -> float | None:
-    """The first updates over the weights, as they would be at the base rate in the steady state.
+def update_at_base(rows: RateRows, base: float, setup: Setup) -> float | None:
+    """The first updates over the weights, as the estimate needs them: at the base rate.
 
-    The optimizer's own decay of the weights is no answer to a gradient: its part, which stands
+    The optimizer's own decay of the weights does not answer a gradient: its part, which stands
     about at right angles to the rest, is subtracted.
     """
     decay = max((g.weight_decay for g in setup.groups if g.decoupled), default=0.0)
@@ -144,10 +147,10 @@ def update_at_base(rows: Rows, base: float, setup: Setup) -> float | None:
 
 
 def _of_steady_state(setup: Setup, steps: int) -> Floats:
-    """How much of its steady update an optimizer makes at each of its first steps.
+    """For the estimate, the share of its steady update that each first step makes.
 
-    Momentum has to gather first; a mean of squares that begins at zero (RMSprop) divides by too
-    little. Adam corrects both by itself.
+    Momentum first has to build up; a mean of squares that begins at zero (RMSprop) divides by too
+    little. Adam corrects both itself.
     """
     group = setup.groups[0] if setup.groups else Group()
     age = np.arange(1, steps + 1)

@@ -1,4 +1,4 @@
-"""The judgement of a state: onset, cause, estimate. Rules and advice both use it."""
+"""The judgement of a run's learning rate: onset, cause, alignment. Rules and advice both use it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ampwatch.diagnosis.learning_rate.attribution import (
     attribute,
     recorded_mechanism,
 )
-from ampwatch.diagnosis.learning_rate.onset import Onset, Sign, find_onset
+from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
 from ampwatch.diagnosis.learning_rate.rate_history import RateState
-from ampwatch.diagnosis.learning_rate.trouble import Scene, Warmup, base_rate
+from ampwatch.diagnosis.learning_rate.trouble import Trouble, Warmup, lasting_trouble
 from ampwatch.diagnosis.learning_rate.update_alignment import alignment_at_the_end
 from ampwatch.diagnosis.medians import known_of
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Everything that is known about the rate at the end of the record."""
+    """What is known about the learning rate at the end of the record."""
 
     base: float | None
     accepted: int
@@ -29,51 +29,43 @@ class Judgement:
     alignment: float | None
     sees_course: bool  # losses or skips that could have shown trouble
     sees_mechanism: bool  # updates or gradients that could have shown its cause
-    scene: Scene | None = None  # of the trouble that lasts
+    trouble: Trouble | None = None  # of the trouble that lasts
     attribution: Attribution | None = None  # also for a loss that hardly fell, which is no trouble
 
     @property
     def onset(self) -> Onset | None:
-        """Where the trouble began, or None."""
-        return None if self.scene is None else self.scene.onset
+        """Where the judged trouble began; None without trouble."""
+        return None if self.trouble is None else self.trouble.onset
 
     @property
     def warmup(self) -> Warmup | None:
-        """The warm-up, if the rate was still rising then."""
-        return None if self.scene is None else self.scene.warmup
+        """The warm-up in which the judged trouble began; None if the rate was not rising."""
+        return None if self.trouble is None else self.trouble.warmup
 
     @property
     def is_the_rate(self) -> bool:
-        """Whether there is lasting trouble whose cause is the rate."""
+        """Whether the judgement finds lasting trouble whose cause is the rate."""
         return self.attribution is not None and self.attribution.cause is Cause.RATE
 
 
 def judge_rate(state: RateState) -> Judgement:
-    """Judge the state; everything else is wording."""
-    scene = scene_of(state)
-    found = None if scene is None else attribute(scene)
-    is_idle = scene is not None and scene.onset.sign is Sign.IDLE
+    """Judge the learning rate of a run: its trouble, the cause, the alignment of updates."""
+    trouble = lasting_trouble(state)
+    found = None if trouble is None else attribute(trouble)
+    is_idle = trouble is not None and trouble.onset.sign is OnsetSign.IDLE
     if is_idle and found is not None and found.cause is not Cause.RATE:
-        scene = None  # a flat loss alone is no trouble
+        trouble = None  # a flat loss alone is no trouble
     steps = known_of(state.tail.of("step"))[-1:]
     head = state.head
     sees = np.isfinite(head.of("loss")).any() or np.isfinite(head.of("scale")).any()
-    in_head = scene is not None and scene.onset.row < len(head)
+    in_head = trouble is not None and trouble.onset.row < len(head)
     return Judgement(
-        base=base_rate(state),
-        accepted=len(scene.accepted) if scene is not None and in_head else state.accepted,
+        base=state.base_rate,
+        accepted=len(trouble.accepted) if trouble is not None and in_head else state.accepted,
         last_step=int(steps[0]) if len(steps) else None,
         alignment=alignment_at_the_end(state),
         sees_course=bool(sees),
         sees_mechanism=bool(recorded_mechanism(head, state.tail)),
-        scene=scene,
+        trouble=trouble,
         attribution=found,
     )
-
-
-def scene_of(state: RateState) -> Scene | None:
-    """The trouble that lasts to the end of the record."""
-    if state.setup.several_optimizers:  # whose losses are no one course, and outputs no data
-        state = state.without("loss", "input_amax")
-    onset = find_onset(state)
-    return None if onset is None else Scene(state, onset)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.bands import never_zero
-from ampwatch.diagnosis.learning_rate.rate_history import Points
+from ampwatch.diagnosis.learning_rate.noise import nonzero_deviation
+from ampwatch.diagnosis.learning_rate.rate_history import RatePoints
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.signals import Floats, Integers
 
 WINDOW_SHARE = 0.02  # of the run, or a hundred steps: the recent past
 CREPT_SHARE = 0.5  # share of all progress that a creeping loss has to give back
@@ -23,8 +23,8 @@ HALF_BACK = 0.5  # if less of a climb is left, the way back is nearly done, what
 MEDIAN_POINTS = 3  # whose median is no single high or low point
 
 
-def find_shift(course: Points) -> tuple[int, bool] | None:
-    """The first point from which on the loss stays above its band, and whether it falls."""
+def find_shift(course: RatePoints) -> tuple[int, bool] | None:
+    """The first point from which the loss stays above its band, and whether it is falling."""
     loss = course.rows.of("loss")
     known = np.flatnonzero(np.isfinite(loss))
     if len(known) < 6:
@@ -51,14 +51,14 @@ def find_shift(course: Points) -> tuple[int, bool] | None:
         first, was = crept
     else:
         return None
-    return int(known[first]), falls(value[first:], was)
+    return int(known[first]), loss_falls_back(value[first:], was)
 
 
 def _crept(value: Floats, begin: Integers, level: Floats, band: Floats) -> tuple[int, float] | None:
-    """The point since which the loss has been above its best band, and that band's level.
+    """The point from which a slowly climbing loss has stayed above its best band, and that level.
 
-    The recent past follows a slow climb, but the best does not. The climb has to give back most of
-    what the run had gained or, if it had gained nothing, more than noise can.
+    The band of the recent past follows a slow climb, but the best band does not. The climb has to
+    give back most of what the run had gained or, without any gain, more than noise can.
     """
     if not len(level):
         return None
@@ -73,17 +73,17 @@ def _crept(value: Floats, begin: Integers, level: Floats, band: Floats) -> tuple
         return None
     final = median(after[-MEDIAN_POINTS:])
     is_left = final - was > constants.RECOVERED_SHARE * (float(after.max()) - was)
-    return (first, was) if is_left and not wanders(value[:first], after) else None
+    return (first, was) if is_left and not loss_wanders(value[:first], after) else None
 
 
-def wanders(before: Floats, after: Floats) -> bool:
-    """Whether a loss has gone up and down by as much before: a reward, one of a pair."""
+def loss_wanders(before: Floats, after: Floats) -> bool:
+    """Whether the loss went up and down as far before its shift: a reward, or one of a pair."""
     climb = float(after.max() - before.min())
     return max(_highest_rise(before), _highest_rise(-after)) > HALF_BACK * climb
 
 
 def _highest_rise(values: Floats) -> float:
-    """The largest rise above any earlier value, without single points."""
+    """The largest rise of the loss above any earlier value, not counting single points."""
     part = max(MEDIAN_POINTS, len(values) // WANDER_PARTS)
     if len(values) < part:
         return 0.0
@@ -92,9 +92,9 @@ def _highest_rise(values: Floats) -> float:
 
 
 def _trailing_windows(start: Integers) -> tuple[Integers, Integers]:
-    """The points that have a past and a successor, and the starts of their trailing windows.
+    """For each point of the loss the start of the window just before it.
 
-    A window contains at least five points.
+    Points without a window of five points before them or without a successor are left out.
     """
     total = int(start[-1]) + constants.POINT_STEPS
     window = max(constants.WINDOW_STEPS, int(WINDOW_SHARE * total))
@@ -103,26 +103,28 @@ def _trailing_windows(start: Integers) -> tuple[Integers, Integers]:
 
 
 def _levels(value: Floats, begin: Integers, end: Integers) -> tuple[Floats, Floats]:
-    """The median and the robust deviation of each window of these values."""
+    """The median and the robust deviation of the loss in each window."""
     size = end - begin
     columns = np.arange(size.max(initial=1))
     at = np.minimum(begin[:, None] + columns, len(value) - 1)
     windows = np.where(columns < size[:, None], value[at], np.inf)
     level = _medians_of(windows, size)
-    return level, never_zero(1.4826 * _medians_of(np.abs(windows - level[:, None]), size), level)
+    return level, nonzero_deviation(
+        1.4826 * _medians_of(np.abs(windows - level[:, None]), size), level
+    )
 
 
 def _medians_of(windows: Floats, size: Integers) -> Floats:
-    """Each row's median over its first `size` values; the rest is infinity."""
+    """The median of the loss in each window, over its first `size` values."""
     ordered, row = np.sort(windows, axis=1), np.arange(len(size))
     return np.asarray((ordered[row, (size - 1) // 2] + ordered[row, size // 2]) / 2)
 
 
-def falls(after: Floats, level: float) -> bool:
-    """Whether the loss is coming back to this level: by more than its noise, and most of the way.
+def loss_falls_back(after: Floats, level: float) -> bool:
+    """Whether a shifted loss is coming back to this level, by more than noise and most of the way.
 
     A single high point is no top, and a plateau that sinks a little is no descent: half of the
-    climb was given back, or all of it will be within as long again.
+    climb has to be given back, or all of it within as long again at this pace.
     """
     if len(after) < 2 * MEDIAN_POINTS:
         top, last = float(after.max()), median(after[-2:])

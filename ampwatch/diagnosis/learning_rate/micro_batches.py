@@ -1,8 +1,8 @@
 """Makes losses comparable that were summed over a changing number of micro-batches.
 
-A step's loss is the sum over its micro-batches. If a loop divides each by their number, the sums
-are alike whatever the number; if not, they grow with it. The changes of the number show which: by
-how much of each change the loss changes.
+The loss of a step is the sum over its micro-batches. If a loop divides each by their number, the
+sums are alike whatever the number is; if not, they grow with it. Which it is shows when the number
+changes: by how much of the change the loss changes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
+from ampwatch.diagnosis.column_arrays import Floats, Mask
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.signals import Floats, Mask
 
 # The share of a change that shows in the loss: all of it in plain sums, none in divided ones.
 # Values between are neither, as far as the record shows.
@@ -24,7 +24,7 @@ _MOST = 1e6  # larger numbers are not credible
 
 
 def comparable(state: RateState) -> RateState:
-    """The state with comparable losses; unchanged if the number never changes."""
+    """The state with losses that can be compared, whatever the number of micro-batches."""
     parts = (state.head, state.tail, state.points.rows)
     counts = np.concatenate([rows.of("micro_batches") for rows in parts])
     known = counts[_known(counts)]
@@ -42,13 +42,13 @@ def comparable(state: RateState) -> RateState:
     )
 
 
-def micro_batches(rows: Rows) -> Floats:
-    """The number of micro-batches of each row that has a credible one."""
+def micro_batches(rows: RateRows) -> Floats:
+    """The number of micro-batches of each row whose number is credible."""
     counts = rows.of("micro_batches")
     return counts[_known(counts)]
 
 
-def _a_micro_batch(rows: Rows) -> Floats:
+def _a_micro_batch(rows: RateRows) -> Floats:
     count = rows.of("micro_batches")
     return rows.of("loss") / np.where(_known(count), count, 1.0)
 
@@ -58,7 +58,7 @@ def _known(count: Floats) -> Mask:
 
 
 def _share_found_again(state: RateState) -> float | None:
-    """The slope of the losses' jumps over those of the number; None if either is unknown."""
+    """How much of each change in the number of micro-batches shows in the loss; None if unknown."""
     pairs = [pair for rows in (state.head, state.tail) for pair in _leaps(rows)]
     pairs = pairs or list(_leaps(state.points.rows))
     if not pairs:
@@ -67,8 +67,8 @@ def _share_found_again(state: RateState) -> float | None:
     return float((count * loss).sum() / (count * count).sum())
 
 
-def _leaps(rows: Rows) -> Iterator[tuple[float, float]]:
-    """Where the number changes: the logarithm of its change and of the loss's."""
+def _leaps(rows: RateRows) -> Iterator[tuple[float, float]]:
+    """For each change in the number of micro-batches its logarithm, and the loss's change."""
     count, loss = rows.of("micro_batches"), rows.of("loss")
     keep = _known(count) & (loss > 0)
     count, loss = count[keep], loss[keep]

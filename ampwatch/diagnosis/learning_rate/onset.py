@@ -1,7 +1,7 @@
-"""When the trouble began, and whether the run recovered.
+"""The onset: when a trouble began that still lasts at the end of the record.
 
-From random weights the tests compare with the first loss. Later, and in a resumed run, they can
-only compare with the recent past. Nothing that the run recovered from is an onset.
+In a run from random weights the tests compare with the first loss. Later, and in a resumed run,
+they can only compare with the recent past. Nothing that the run recovered from is an onset.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.bands import calm_noise, noise_of, trailing_medians
-from ampwatch.diagnosis.learning_rate.loss_shift import falls, find_shift
-from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
+from ampwatch.diagnosis.learning_rate.loss_shift import find_shift, loss_falls_back
+from ampwatch.diagnosis.learning_rate.noise import calmest_noise, loss_noise, trailing_medians
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
 from ampwatch.diagnosis.medians import known_of, median
-from ampwatch.diagnosis.signals import Floats, Integers, Mask
 
 SKIPS_IN_A_ROW = 3
 COLLAPSED_SHARE = 1 / 3  # of the last 30 steps: what is left of a run that fell
@@ -40,8 +40,8 @@ STALLED, STALLED_PROGRESS = (
 BEYOND_WEIGHTS = 1.0
 
 
-class Sign(str, enum.Enum):
-    """The sign by which an onset was found."""
+class OnsetSign(str, enum.Enum):
+    """The sign by which an onset of trouble was found."""
 
     NOT_FINITE = "the loss was not finite"
     SKIPS = "three steps in a row were skipped"
@@ -55,9 +55,9 @@ class Sign(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """Where trouble began that still lasts at the end of the record."""
+    """Where a trouble began that lasts to the end of the record."""
 
-    sign: Sign
+    sign: OnsetSign
     row: int  # position in the run
     step: int
     early: bool  # the rate had not yet been shown to work
@@ -66,17 +66,17 @@ class Onset:
 
     @property
     def hard(self) -> bool:
-        """Whether numbers left their format, which never happens in a healthy run."""
-        return self.collapsed or self.sign is Sign.NOT_FINITE
+        """Whether the onset shows numbers that left their format, which healthy runs never do."""
+        return self.collapsed or self.sign is OnsetSign.NOT_FINITE
 
     @property
     def is_slow(self) -> bool:
-        """Whether the run still learns, only less than it could; no descent after a climb."""
-        return self.sign is Sign.IDLE and self.descending
+        """Whether the onset is only slow learning, not a climb of the loss."""
+        return self.sign is OnsetSign.IDLE and self.descending
 
 
 def find_onset(state: RateState) -> Onset | None:
-    """The onset of what is still wrong at the end of the record."""
+    """Find the onset of a trouble that lasts to the end of the record; None if there is none."""
     collapsed, rows = _is_collapsed(state), state.head
     is_new = state.is_whole or state.accepted < constants.EARLY_STEPS
     signs = list(_hard_signs(rows)) if is_new and collapsed else []
@@ -86,17 +86,17 @@ def find_onset(state: RateState) -> Onset | None:
         signs += _soft_signs(state, start, collapsed=collapsed) if is_new else _climbs(state, start)
     elif is_new and not len(loss):
         signs += _beyond_weights(rows)
-    at, sign = min(signs, default=(0, Sign.IDLE))
-    if sign is Sign.IDLE:  # and no later trouble is hidden by it
+    at, sign = min(signs, default=(0, OnsetSign.IDLE))
+    if sign is OnsetSign.IDLE:  # and no later trouble is hidden by it
         late = _late(state, collapsed=collapsed)
         if late is not None or not signs:
             return late
     if is_new:
         descending = _comes_down(loss, known_of(rows.part(at).of("loss")))
-        descending |= sign is Sign.IDLE and _still_learns(loss)
+        descending |= sign is OnsetSign.IDLE and _still_learns(loss)
     else:
         since = state.points.rows.of("loss")[state.points.start >= at]
-        descending = falls(known_of(since), float(loss[0]))
+        descending = loss_falls_back(known_of(since), float(loss[0]))
     return Onset(
         sign, at, _step(rows, at), early=True, collapsed=collapsed,
         descending=descending and not collapsed,
@@ -106,7 +106,7 @@ def find_onset(state: RateState) -> Onset | None:
 def _is_collapsed(state: RateState) -> bool:
     """Whether the record ends in skips or in losses that are not finite; a search does not count.
 
-    While nothing was accepted the scale may still be searching, unless no scale can be meant.
+    Before any step is accepted the scale may still be searching, unless no scale can help.
     """
     if state.setup.stopped:
         return True
@@ -125,10 +125,10 @@ def _is_collapsed(state: RateState) -> bool:
 
 
 def _share_of_steps(step: Floats, bad: Mask) -> float:
-    """How many of the steps these rows stand for are bad.
+    """The share of steps that are bad, where a log's rows stand for different numbers of steps.
 
-    A log with a line for each n-th step has one for every overflow between them, too: there the
-    share of the rows says nothing.
+    A log that prints every n-th step also prints each overflow between them: the share of its rows
+    is not the share of the steps.
     """
     if bad.any() and len(good := step[~bad]) > 2:
         apart, since = median(np.diff(good)), median(np.diff(step, prepend=step[0])[bad])
@@ -137,27 +137,27 @@ def _share_of_steps(step: Floats, bad: Mask) -> float:
     return float(bad.mean())
 
 
-def _hard_signs(rows: Rows) -> Iterator[tuple[int, Sign]]:
+def _hard_signs(rows: RateRows) -> Iterator[tuple[int, OnsetSign]]:
     begin = int(np.argmax(rows.accepted))  # what came before was a search
     bad = np.flatnonzero(rows.of("loss_bad")[begin:] > 0)
     if len(bad):
-        yield begin + int(bad[0]), Sign.NOT_FINITE
+        yield begin + int(bad[0]), OnsetSign.NOT_FINITE
     streak = _first_streak(rows.of("skipped")[begin:] > 0, SKIPS_IN_A_ROW)
     if streak is not None:
-        yield begin + streak, Sign.SKIPS
+        yield begin + streak, OnsetSign.SKIPS
 
 
-def _beyond_weights(rows: Rows) -> Iterator[tuple[int, Sign]]:
-    """A first update that replaces most of the network, if no loss is recorded."""
+def _beyond_weights(rows: RateRows) -> Iterator[tuple[int, OnsetSign]]:
+    """An onset without any loss: a first update that replaces most of the network."""
     first = np.flatnonzero(rows.accepted & np.isfinite(rows.ratio))[: constants.PROOF_STEPS]
     large = first[rows.ratio[first] > BEYOND_WEIGHTS]
     if len(large):  # trouble begins after the update, which the rate itself made
-        yield min(int(large[0]) + 1, len(rows) - 1), Sign.BEYOND
+        yield min(int(large[0]) + 1, len(rows) - 1), OnsetSign.BEYOND
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """The first losses, all positive, for comparison with later ones."""
+    """The first losses, all positive, with which an onset compares later ones."""
 
     at: Integers  # rows
     smooth: Floats
@@ -170,7 +170,7 @@ class _Start:
 
     @property
     def line(self) -> float:
-        """Above it the loss has climbed."""
+        """The loss above which an onset is a climb."""
         return max(CLIMB * self.first, self.first + self.wide)
 
     @property
@@ -179,27 +179,29 @@ class _Start:
 
 
 @lru_cache(maxsize=4)  # from look to look the first rows are the same
-def _start(rows: Rows) -> _Start | None:
+def _start(rows: RateRows) -> _Start | None:
     everything = known_of(rows.of("loss"))
     at = np.flatnonzero(np.isfinite(rows.part(0, constants.SCRATCH_STEPS).of("loss")))
     if len(at) < constants.POINT_STEPS // 2 or float(everything.min()) <= 0:
         return None
-    wide = constants.ROBUST_DEVIATIONS * MEDIAN_NOISE * calm_noise(everything)
+    wide = constants.ROBUST_DEVIATIONS * MEDIAN_NOISE * calmest_noise(everything)
     return _Start(at, trailing_medians(everything[: len(at)]), everything, wide)
 
 
-def _climbs(state: RateState, start: _Start) -> Iterator[tuple[int, Sign]]:
-    """A climb in the first steps of a long run that no later part of it has undercut."""
+def _climbs(state: RateState, start: _Start) -> Iterator[tuple[int, OnsetSign]]:
+    """An onset in the first steps of a long run that no later loss has undercut."""
     climbed = np.flatnonzero(start.smooth > start.line)
     if len(climbed):
         begin = int(start.at[climbed[0]])
         since = known_of(state.points.rows.of("loss")[state.points.start >= begin])
         if len(since) and float(since.min()) > start.line:
-            yield begin, Sign.CLIMB
+            yield begin, OnsetSign.CLIMB
 
 
-def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator[tuple[int, Sign]]:
-    """The tests against the first loss, if it is no better at the end.
+def _soft_signs(
+    state: RateState, start: _Start, *, collapsed: bool
+) -> Iterator[tuple[int, OnsetSign]]:
+    """Onsets that show against the first loss, if the loss is no better at the end.
 
     A run that continues from a checkpoint may stay level; it may not climb from where it began.
     """
@@ -207,13 +209,13 @@ def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator
     found = []
     climbed = np.flatnonzero(smooth > start.line)
     if len(climbed) and final > first + start.wide:
-        found.append((climbed[0], Sign.CLIMB))
+        found.append((climbed[0], OnsetSign.CLIMB))
     best = np.minimum.accumulate(smooth)
     progress, back = first - best, smooth - best
     gone = back > np.maximum(RELAPSE_SHARE * progress, start.wide)
     relapsed = np.flatnonzero(gone & (progress > RELAPSE_PROGRESS * first))[:1]
     lost = np.maximum(constants.RECOVERED_SHARE * progress[relapsed], start.wide)
-    found += [(at, Sign.RELAPSE) for at in relapsed[final > best[relapsed] + lost]]
+    found += [(at, OnsetSign.RELAPSE) for at in relapsed[final > best[relapsed] + lost]]
     if not (found or collapsed or state.setup.resumed):
         steps, ends = len(loss), median(loss[-constants.MEDIAN_STEPS :])
         left = (LITTLE_LEARNT if steps >= LITTLE_STEPS else constants.NO_LEARNING) * first
@@ -222,15 +224,15 @@ def _soft_signs(state: RateState, start: _Start, *, collapsed: bool) -> Iterator
         )  # the higher the jump, the fewer steps are needed
         enough = steps * octaves >= constants.SUSTAINED_STEPS and steps >= constants.MEDIAN_STEPS
         if enough and steps < LITTLE_STEPS and ends >= DOUBLED * first:
-            found.append((int(np.argmax(smooth > CLIMB * first)), Sign.DOUBLED))
+            found.append((int(np.argmax(smooth > CLIMB * first)), OnsetSign.DOUBLED))
         elif steps >= constants.NO_LEARNING_STEPS and final >= left:
-            found.append((1, Sign.IDLE))
+            found.append((1, OnsetSign.IDLE))
     for at, sign in found:
         yield int(start.at[at]), sign
 
 
 def _still_learns(loss: Floats) -> bool:
-    """Whether a loss that hardly fell has fallen nevertheless, and did not stop early."""
+    """Whether a loss that hardly fell has still fallen, and did not stop early."""
     first, final = float(loss[0]), median(loss[-constants.FINAL_STEPS :])
     quarter = median(loss[len(loss) // 4 :][: constants.FINAL_STEPS])
     gains = quarter - final >= STALLED_PROGRESS * first or final < STALLED * first
@@ -238,12 +240,12 @@ def _still_learns(loss: Floats) -> bool:
 
 
 def _comes_down(loss: Floats, after: Floats) -> bool:
-    """Whether the loss falls again at the end and is below where it began."""
+    """Whether the loss after the onset is falling again, and lies below where it began."""
     third = len(after) // 3
     if third < constants.POINT_STEPS:
         return False
     before_last, last = median(after[third : 2 * third]), median(after[-third:])
-    falls_on = before_last - last > 3 * noise_of(after) / np.sqrt(third)
+    falls_on = before_last - last > 3 * loss_noise(after) / np.sqrt(third)
     return bool(falls_on and last < constants.NO_LEARNING * loss[0])
 
 
@@ -251,11 +253,11 @@ def _late(state: RateState, *, collapsed: bool) -> Onset | None:
     course, shift = state.points, find_shift(state.points)
     if shift is not None:
         at, descending = shift
-        row, step, sign = int(course.start[at]), _step(course.rows, at), Sign.SHIFT
+        row, step, sign = int(course.start[at]), _step(course.rows, at), OnsetSign.SHIFT
     elif collapsed:
         tail, descending = state.tail, False
         at, sign = min(
-            _hard_signs(tail), default=(max(0, len(tail) - constants.FINAL_STEPS), Sign.SKIPS)
+            _hard_signs(tail), default=(max(0, len(tail) - constants.FINAL_STEPS), OnsetSign.SKIPS)
         )
         row, step = state.rows - len(tail) + at, _step(tail, at)
     else:
@@ -264,7 +266,7 @@ def _late(state: RateState, *, collapsed: bool) -> Onset | None:
 
 
 def _is_early(state: RateState, row: int) -> bool:
-    """Whether the rate had not yet been shown to work."""
+    """Whether an onset comes before the rate had been shown to work."""
     return row < constants.EARLY_STEPS and not state.setup.resumed
 
 
@@ -275,6 +277,6 @@ def _first_streak(mask: Mask, length: int) -> int | None:
     return int(np.argmax(windows)) if windows.any() else None
 
 
-def _step(rows: Rows, at: int) -> int:
+def _step(rows: RateRows, at: int) -> int:
     value = rows.of("step")[at] if at < len(rows) else np.nan
     return int(value) if np.isfinite(value) else at

@@ -1,4 +1,4 @@
-"""Which family an optimizer belongs to, judged by what it does, not by its name.
+"""The family of an optimizer, judged by what it does and not by its name.
 
 A *plain* optimizer (SGD, momentum) moves in proportion to the gradient; an *adaptive* one (Adam and
 similar, sign methods) moves each weight by about the rate, however large the gradient is.
@@ -10,24 +10,24 @@ import enum
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate.constants import FEW_STEPS
-from ampwatch.diagnosis.learning_rate.rate_history import Rows, Setup
-from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, Setup
 
 SAME_OCTAVES = 0.35  # an identity holds within this: the update norm is an estimate
 ADAPTIVE_SLOPE, PLAIN_SLOPE = 0.35, 0.65  # of log(update / rate) over log(gradient)
 
 
 class Family(str, enum.Enum):
-    """How an optimizer answers a gradient."""
+    """The family of an optimizer: how its updates depend on the gradient."""
 
     PLAIN = "plain"
     ADAPTIVE = "adaptive"
     UNKNOWN = "unknown"
 
 
-def family_of(rows: Rows, setup: Setup) -> Family:
-    """The family that these accepted steps show."""
+def family_of(rows: RateRows, setup: Setup) -> Family:
+    """The family of the optimizer that these accepted steps show."""
     move = _log2(rows.of("update_norm")) - _log2(rows.of("lr"))
     gradient = _log2(_felt(rows))
     known = np.isfinite(move) & np.isfinite(gradient)
@@ -41,14 +41,14 @@ def family_of(rows: Rows, setup: Setup) -> Family:
     return said if seen is None else seen
 
 
-def _felt(rows: Rows) -> Floats:
-    """The norm of the gradient that the optimizer received."""
+def _felt(rows: RateRows) -> Floats:
+    """The norm of the gradient that the optimizer received, after clipping."""
     applied = rows.of("applied_norm")
     return np.where(np.isnan(applied), rows.of("grad_norm"), applied)
 
 
 def _by_first_step(move: float, gradient: float, setup: Setup) -> Family | None:
-    """The first step is lr x gradient if plain, lr in each weight if adaptive."""
+    """The family by the first step: lr x gradient if plain, lr for each weight if adaptive."""
     plain = abs(move - gradient) < SAME_OCTAVES
     adaptive = False
     if setup.elements:
@@ -68,7 +68,7 @@ def _by_slope(move: Floats, gradient: Floats) -> Family | None:
 
 
 def _by_settings(setup: Setup) -> Family:
-    """If the steps do not show it, the group's settings: betas, or a momentum."""
+    """The family by the optimizer's settings: betas or eps, or a momentum."""
     kinds = {group.adaptive for group in setup.groups} - {None}
     if len(kinds) != 1:
         return Family.UNKNOWN

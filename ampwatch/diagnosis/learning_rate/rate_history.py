@@ -1,7 +1,8 @@
-"""What the advice remembers of a run: bounded, and independent of how rows were batched.
+"""What the advice on the learning rate remembers of a run, in a fixed size.
 
 The first and the last rows are kept as they are; between them, rows are merged into cells whose
-width doubles as the run grows. `fold` is the only way in, and pure.
+width doubles as the run grows. `fold` is the only way in, and pure. The result does not depend on
+how the rows were batched.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.column_arrays import Flags, Floats, Integers, Mask
 from ampwatch.diagnosis.doubling_windows import DoublingWindows
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.signals import Floats, Integers, Mask
+from ampwatch.diagnosis.medians import known_of, median
 
 # Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` tells a loss that was
 # recorded and was not finite.
@@ -25,11 +29,21 @@ COLUMNS = (
 )  # fmt: skip
 FLAGS = ("skipped", "loss_bad", "forward_bad")
 _AT = {name: position for position, name in enumerate(COLUMNS)}
+# Columns of a block that have the same name here, and those that have another.
+_SAME = (
+    "loss", "lr", "lr_base", "micro_batches", "scale", "grad_norm", "update_norm", "param_norm",
+    "input_amax",
+)  # fmt: skip
+_RENAMED = {
+    "applied_norm": "grad_norm_applied",
+    "max_ratio": "max_update_ratio",
+    "alignment": "update_alignment",
+}
 
 
 @dataclass(frozen=True, eq=False)  # no slots: cached_property keeps its values in __dict__
-class Rows:
-    """Steps in order, or cells of the history: a column of numbers for each name."""
+class RateRows:
+    """Steps of a run, or cells of its history, as the learning rate reads them: a column a name."""
 
     values: Floats = field(default_factory=lambda: np.zeros((0, len(COLUMNS))))
 
@@ -37,22 +51,22 @@ class Rows:
         return len(self.values)
 
     def of(self, name: str) -> Floats:
-        """One column."""
+        """One column of the rows, by name."""
         return self.values[:, _AT[name]]
 
-    def part(self, begin: int, end: int | None = None) -> Rows:
-        """Some of the rows, in order."""
-        return Rows(self.values[begin:end])
+    def part(self, begin: int, end: int | None = None) -> RateRows:
+        """The rows from `begin` to `end`."""
+        return RateRows(self.values[begin:end])
 
-    def where(self, mask: Mask) -> Rows:
+    def where(self, mask: Mask) -> RateRows:
         """The rows that the mask selects."""
-        return Rows(self.values[mask])
+        return RateRows(self.values[mask])
 
-    def with_column(self, name: str, column: Floats) -> Rows:
-        """The same rows with another column of this name."""
+    def with_column(self, name: str, column: Floats) -> RateRows:
+        """The rows with one column replaced."""
         values = self.values.copy()
         values[:, _AT[name]] = column
-        return Rows(values)
+        return RateRows(values)
 
     @cached_property
     def accepted(self) -> Mask:
@@ -66,16 +80,16 @@ class Rows:
 
     @cached_property
     def ratio(self) -> Floats:
-        """The update's norm over the weights'."""
+        """The norm of each row's update over the norm of the weights."""
         with np.errstate(all="ignore"):
             ratio = self.of("update_norm") / self.of("param_norm")
         return np.where(np.isfinite(ratio), ratio, np.nan)
 
 
-def rows_of(**columns: object) -> Rows:
-    """Rows made of columns, such as `step`; a missing column is absent, a missing flag is 0.
+def rows_of(**columns: object) -> RateRows:
+    """Make rows for the rate's history from columns; a missing column is absent, a missing flag 0.
 
-    Non-finite values count as absent; `loss_bad` marks such a loss.
+    Values that are not finite count as absent; `loss_bad` marks such a loss.
     """
     values = np.full((np.size(np.asarray(columns.get("step", ()))), len(COLUMNS)), np.nan)
     for name, given in columns.items():
@@ -83,12 +97,12 @@ def rows_of(**columns: object) -> Rows:
     values[~np.isfinite(values)] = np.nan
     for name in FLAGS:
         values[:, _AT[name]] = values[:, _AT[name]] > 0
-    return Rows(values)
+    return RateRows(values)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One parameter group of the optimizer."""
+    """One parameter group of the optimizer, as its settings describe it."""
 
     base: float | None = None
     weight_decay: float = 0.0
@@ -102,7 +116,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What events say: the optimizer's groups, checkpoints, resumes."""
+    """How the rate was set up: the optimizer's groups, checkpoints, resumes."""
 
     groups: tuple[Group, ...] = ()
     lead_group: int = 0  # the one whose update ratio is the largest
@@ -119,74 +133,108 @@ _NO_SUMS = DoublingWindows.empty(np.add, constants.MOST_CELLS, len(COLUMNS))
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
-    """The run in at most `MOST_CELLS` parts of equal width; the last one is still being filled."""
+class RateCells:
+    """The middle of a run in a fixed number of cells of equal width; the last is still filling."""
 
     sums: DoublingWindows = _NO_SUMS
     known: DoublingWindows = _NO_SUMS
 
     @property
     def cell_rows(self) -> int:
-        """How many rows a whole cell stands for."""
+        """How many rows of the run a whole cell stands for."""
         return self.sums.width * constants.CELL_ROWS
 
-    def first(self, count: int) -> Rows:
-        """The first cells: means of their parts' medians."""
+    def first(self, count: int) -> RateRows:
+        """The first cells as rows: means of the medians within."""
         known = self.known.values[:count]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return Rows(np.where(known > 0, self.sums.values[:count] / known, np.nan))
+            return RateRows(np.where(known > 0, self.sums.values[:count] / known, np.nan))
 
-    def with_rows(self, values: Floats) -> Cells:
-        """The cells with these rows, whose number is a multiple of `CELL_ROWS`."""
+    def with_rows(self, values: Floats) -> RateCells:
+        """The cells with more rows, whose number is a multiple of `CELL_ROWS`."""
         parts = _medians(values.reshape(-1, constants.CELL_ROWS, len(COLUMNS)))
         here = ~np.isnan(parts)
         sums = self.sums.with_next(np.where(here, parts, 0.0))
-        return Cells(sums, self.known.with_next(here))
+        return RateCells(sums, self.known.with_next(here))
 
-    def with_means(self, name: str, means: Floats) -> Cells:
-        """The same cells with other means of this column; nan is absent."""
+    def with_means(self, name: str, means: Floats) -> RateCells:
+        """The cells with one column's means replaced; nan is absent."""
         sums, known, at = self.sums.values.copy(), self.known.values.copy(), _AT[name]
         known[:, at] = np.where(np.isfinite(means), known[:, at], 0.0)
         sums[:, at] = np.where(np.isfinite(means), means, 0.0) * known[:, at]
-        return Cells(replace(self.sums, values=sums), replace(self.known, values=known))
+        return RateCells(replace(self.sums, values=sums), replace(self.known, values=known))
 
 
 @dataclass(frozen=True)  # no slots: cached_property keeps its value in __dict__
 class RateState:
-    """All that `advise` reads. A new one comes from `fold`; its size does not grow with the run."""
+    """All that the advice on the rate reads of a run; `fold` makes a new one of fixed size."""
 
     setup: Setup = field(default_factory=Setup)
     rows: int = 0
     accepted: int = 0
-    head: Rows = field(default_factory=Rows)
-    tail: Rows = field(default_factory=Rows)
-    cells: Cells = field(default_factory=Cells)  # of the rows that have left the tail
-    pending: Rows = field(default_factory=Rows)  # too few of those to be a part of a cell
+    head: RateRows = field(default_factory=RateRows)
+    tail: RateRows = field(default_factory=RateRows)
+    cells: RateCells = field(default_factory=RateCells)  # of the rows that have left the tail
+    pending: RateRows = field(default_factory=RateRows)  # too few of those to be a part of a cell
 
     @cached_property
-    def points(self) -> Points:
+    def points(self) -> RatePoints:
         """The whole run in few points."""
         return _points(self)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the first rows are all rows."""
+        """Whether the first rows are all rows of the run."""
         return len(self.head) == self.rows
 
-    def with_column(self, name: str, made: Callable[[Rows], Floats]) -> RateState:
-        """The same state with this column made anew in every part of it; nan is absent.
+    @property
+    def base_rate(self) -> float | None:
+        """The base rate of the leading group, by the last row that records it.
 
-        The history's cells hold sums: theirs is made of their means.
+        Rows hold the rate of the first group; the rate in the optimizer's settings may be the first
+        step of a warm-up.
+        """
+        for name in ("lr_base", "lr"):
+            known = known_of(self.tail.of(name))
+            if len(known) and known[-1] > 0:
+                return float(known[-1]) * self.lead_share
+        groups, lead = self.setup.groups, self.setup.lead_group
+        return groups[lead].base or None if 0 < lead < len(groups) else None
+
+    @property
+    def lead_share(self) -> float:
+        """The base rate of the leading group over that of the first group."""
+        groups, lead = self.setup.groups, self.setup.lead_group
+        if not 0 < lead < len(groups):
+            return 1.0
+        first, leading = groups[0].base, groups[lead].base
+        return leading / first if first and leading else 1.0
+
+    def loss_fell_on(self, first_step: int, end_step: int) -> bool:
+        """Whether the losses after `end_step` lie below all losses before `first_step`."""
+        parts = (self.head, self.points.rows, self.tail)
+        step = np.concatenate([rows.of("step") for rows in parts])
+        loss = np.concatenate([rows.of("loss") for rows in parts])
+        known = np.isfinite(loss)
+        before, after = loss[known & (step < first_step)], loss[known & (step > end_step)]
+        if not len(before) or len(after) < policy.LOSS_LINES:
+            return False
+        return bool(median(after[-policy.LOSS_LINES :]) < before.min())
+
+    def with_column(self, name: str, made: Callable[[RateRows], Floats]) -> RateState:
+        """The state with one column computed anew in all its parts; nan is absent.
+
+        The cells hold sums: their column is computed from their means.
         """
 
-        def of(rows: Rows) -> Rows:
+        def of(rows: RateRows) -> RateRows:
             return rows.with_column(name, made(rows))
 
         cells = self.cells.with_means(name, made(self.cells.first(constants.MOST_CELLS)))
         return replace(self, head=of(self.head), tail=of(self.tail), cells=cells)
 
     def without(self, *names: str) -> RateState:
-        """The same run as a record without these columns has it."""
+        """The state as if the record lacked these columns."""
         state = self
         for name in names:
             absent = 0.0 if name in FLAGS else np.nan
@@ -194,8 +242,8 @@ class RateState:
         return state
 
 
-def fold(state: RateState, rows: Rows, setup: Setup | None = None) -> RateState:
-    """The state after these rows too; `setup` replaces what events had told before."""
+def fold(state: RateState, rows: RateRows, setup: Setup | None = None) -> RateState:
+    """Fold more rows into the state of the rate; `setup` replaces the earlier setup."""
     room = constants.HEAD_ROWS - len(state.head)
     left = max(0, len(state.tail) + len(rows) - constants.TAIL_ROWS)
     kept, begin = state.tail.part(left), max(0, left - len(state.tail))
@@ -213,20 +261,20 @@ def fold(state: RateState, rows: Rows, setup: Setup | None = None) -> RateState:
         head=_joined(state.head, rows.part(0, room)) if room else state.head,
         tail=_joined(kept, rows.part(begin)),  # copies: a view would keep the whole batch alive
         cells=state.cells.with_rows(pending[:whole]) if whole else state.cells,
-        pending=Rows(pending[whole:].copy()),
+        pending=RateRows(pending[whole:].copy()),
     )
 
 
-def _filled(value: float, rows: Rows) -> Floats:
+def _filled(value: float, rows: RateRows) -> Floats:
     return np.full(len(rows), value)
 
 
-def _joined(first: Rows, second: Rows) -> Rows:
-    return Rows(np.concatenate([first.values, second.values]))
+def _joined(first: RateRows, second: RateRows) -> RateRows:
+    return RateRows(np.concatenate([first.values, second.values]))
 
 
 def _medians(parts: Floats) -> Floats:
-    """Each part's medians, absent values left out; flags become shares, the step is the first."""
+    """The medians of each part of rows for a cell; flags become shares, the step is the first."""
     ordered = np.sort(parts, axis=1)  # nan comes last
     known = (~np.isnan(ordered)).sum(axis=1)
     ends = (np.maximum(known - 1, 0) // 2, np.minimum(known // 2, parts.shape[1] - 1))
@@ -240,18 +288,18 @@ def _medians(parts: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class RatePoints:
     """The whole run in few points: the history's cells, then ten-step medians of the last rows.
 
     Skips and bad losses are shares of a point.
     """
 
-    rows: Rows
+    rows: RateRows
     start: Integers  # the row's position in the run at which a point begins
 
 
-def _points(state: RateState) -> Points:
-    """The run as points; at most one cell's rows before the last rows are left out."""
+def _points(state: RateState) -> RatePoints:
+    """The rate's history as points; less than one cell of rows before the last rows is left out."""
     width, size = state.cells.cell_rows, constants.POINT_STEPS
     tail = state.tail.values
     begin = state.rows - len(tail)
@@ -259,6 +307,34 @@ def _points(state: RateState) -> Points:
     late = len(tail) - count * size  # the points end with the record
     recent = _medians(tail[late : late + count * size].reshape(count, size, len(COLUMNS)))
     starts = [np.arange(whole) * width, begin + late + np.arange(count) * size]
-    return Points(
-        Rows(np.concatenate([state.cells.first(whole).values, recent])), np.concatenate(starts)
+    return RatePoints(
+        RateRows(np.concatenate([state.cells.first(whole).values, recent])), np.concatenate(starts)
     )
+
+
+def rows_of_block(block: Block, forward: Flags) -> RateRows:
+    """The rows of a block as the learning rate's history keeps them.
+
+    A step that the loop left out counts as skipped, with a loss that was not finite.
+    """
+    columns = block.columns
+    return rows_of(
+        step=block.step,
+        skipped=block.skipped | block.left_out,
+        loss_bad=(block.loss_known & ~np.isfinite(columns["loss"])) | block.left_out,
+        act_amax=_largest_activations(block),
+        forward_bad=forward == 0,
+        **{name: columns[name] for name in _SAME},
+        **{name: columns[source] for name, source in _RENAMED.items()},
+    )
+
+
+def _largest_activations(block: Block) -> Floats:
+    """The largest activation of each step of a block; -inf where it was not sampled."""
+    layers = block.layers
+    at, there = block.layer_entries
+    amax = layers.numbers["act_amax"]
+    keep = there & np.isfinite(amax)
+    result = np.full(len(block), -np.inf)
+    np.maximum.at(result, at[keep], amax[keep])
+    return result

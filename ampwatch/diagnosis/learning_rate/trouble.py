@@ -9,13 +9,13 @@ from functools import cached_property
 import numpy as np
 
 from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.bands import edge_of, noise_of, trailing_medians
-from ampwatch.diagnosis.learning_rate.estimate import Bounds, Estimate, estimate
-from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
-from ampwatch.diagnosis.learning_rate.rate_history import RateState, Rows
+from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds, estimate
+from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians, upper_edge
+from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign, find_onset
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
 from ampwatch.diagnosis.medians import known_of, median
-from ampwatch.diagnosis.signals import Floats
 from ampwatch.rows import LR_LEAP
 
 RISING_STEPS = 3
@@ -26,15 +26,15 @@ WORKED_SHARE = 0.2  # of the steps before the trouble, at a rate or above it: it
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """A rate that was still rising when trouble began."""
+    """A warm-up during which the trouble began."""
 
     rate: float  # in force at the onset
     steps: int  # from the first step to the peak, at the slope seen
 
 
 @dataclass(frozen=True, slots=True)
-class Leap:
-    """A rate that at least doubled from one step to the next; the leading group's."""
+class LeapBefore:
+    """A leap of the rate just before the trouble, in the leading group."""
 
     trained: float  # before it
     rate: float  # from it on
@@ -42,96 +42,96 @@ class Leap:
 
 
 @dataclass(frozen=True)  # no slots: cached_property keeps its values in __dict__
-class Scene:
-    """One trouble of one run."""
+class Trouble:
+    """One trouble of a run: its onset, the rows around it, and what follows from them."""
 
     state: RateState
     onset: Onset
 
     @cached_property
-    def _around(self) -> tuple[Rows, Rows]:
+    def _around(self) -> tuple[RateRows, RateRows]:
         return rows_around(self.state, self.onset)
 
     @property
-    def before(self) -> Rows:
-        """The rows before the trouble, as finely as they are kept."""
+    def before(self) -> RateRows:
+        """The rows before the trouble, in the finest form that is kept."""
         return self._around[0]
 
     @property
-    def after(self) -> Rows:
-        """The rows from the trouble on."""
+    def after(self) -> RateRows:
+        """The rows from the trouble's onset on."""
         return self._around[1]
 
     @cached_property
-    def accepted(self) -> Rows:
-        """The accepted steps before it."""
+    def accepted(self) -> RateRows:
+        """The accepted steps before the trouble."""
         return self.before.where(self.before.accepted)
 
     @cached_property
-    def learnt(self) -> Rows:
-        """The same, at least up to the first step that a rate moved."""
+    def learnt(self) -> RateRows:
+        """The accepted steps before the trouble, at least up to the first that a rate moved."""
         if self.accepted.moved.any():
             return self.accepted
         accepted = self.state.head.where(self.state.head.accepted)  # a schedule may begin at zero
         return accepted.part(0, int(np.argmax(accepted.moved)) + 1 if len(accepted) else 0)
 
     @cached_property
-    def around(self) -> Rows:
+    def around(self) -> RateRows:
         """The first accepted steps of the trouble; all of a slow one, which shows by its end."""
-        slow = self.onset.sign in (Sign.SHIFT, Sign.IDLE)
+        slow = self.onset.sign in (OnsetSign.SHIFT, OnsetSign.IDLE)
         rows = self.after.where(self.after.accepted)
         return rows if slow else rows.part(0, constants.SUSTAINED_STEPS)
 
     @cached_property
     def first_loss(self) -> float | None:
-        """The first loss, of a run whose losses are all positive."""
+        """The first loss of the run; None if it is unknown or not all losses are positive."""
         known = known_of(self.state.head.of("loss"))
         return float(known[0]) if len(known) and float(known.min()) > 0 else None
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """How far above the limit the first updates place the rate; None without a rate."""
-        base = base_rate(self.state)
+        """How far the first updates place the rate above its limit; None without a rate."""
+        base = self.state.base_rate
         if base is None:
             return None
-        recorded = base / lead_share(self.state)  # rows tell the first group's rate
+        recorded = base / self.state.lead_share  # rows tell the first group's rate
         found = estimate(self.learnt, recorded, self.state.setup, broke=self.onset.hard)
         return found.of_one_that_learns if self.onset.is_slow else found
 
     @cached_property
-    def bounds(self) -> Bounds | None:
-        """Limits from facts, as base rates: below a rate that failed, not below one that worked."""
-        base, failed, state = base_rate(self.state), self.failed_rate, self.state
+    def bounds(self) -> EstimateBounds | None:
+        """The rates of this trouble that are known to have failed and to have worked."""
+        base, failed, state = self.state.base_rate, self.failed_rate, self.state
         if base is None or failed is None:
             return None
-        known = known_of(self.accepted.of("lr") * lead_share(state))
+        known = known_of(self.accepted.of("lr") * state.lead_share)
         known = known[known > 0]
-        if self.onset.sign is Sign.IDLE or not len(known):
-            return Bounds(failed)
+        if self.onset.sign is OnsetSign.IDLE or not len(known):
+            return EstimateBounds(failed)
         # After a decay it failed at less than it had begun with: what it failed at has not worked.
         below = np.sort(known[known <= min(failed, known[-1]) * 2.0**-constants.LEAST_OCTAVES])
         enough = max(constants.WINDOW_STEPS, math.ceil(WORKED_SHARE * len(known)))
         in_rows = self.onset.row < len(state.head) or self.onset.row >= state.rows - len(state.tail)
         worked = float(below[-enough]) if in_rows and len(below) >= enough else None
-        return Bounds(failed, worked)
+        return EstimateBounds(failed, worked)
 
     @cached_property
     def failed_rate(self) -> float | None:
-        """The highest rate in force before the trouble, the leading group's: with it, it failed.
+        """The highest rate of the leading group before the trouble: with it, the run failed.
 
-        A warm-up never reached its base; a decay began at it. A loss that never fell has no
-        beginning: all that was tried has failed. Never above the base rate of the end.
+        A warm-up never reached its base rate; a decay began at it. If the loss never fell, every
+        rate tried has failed. It is never above the base rate at the end.
         """
-        base, state = base_rate(self.state), self.state
-        idle = self.onset.sign is Sign.IDLE
+        base, state = self.state.base_rate, self.state
+        idle = self.onset.sign is OnsetSign.IDLE
         parts = (state.head, state.points.rows, state.tail) if idle else (self.accepted,)
         highest = max(known_of(rows.of("lr")).max(initial=0.0) for rows in parts)
-        return min(base, float(highest) * lead_share(state)) if base and highest else base
+        return min(base, float(highest) * state.lead_share) if base and highest else base
 
     @cached_property
     def warmup(self) -> Warmup | None:
-        """Whether the rate was still on its way up to the base; the leading group's."""
-        base, rate, share = base_rate(self.state), self.before.of("lr"), lead_share(self.state)
+        """The warm-up in which the trouble began; None if the leading rate was not rising."""
+        base, rate, share = self.state.base_rate, self.before.of("lr"), self.state.lead_share
         known = np.flatnonzero(np.isfinite(rate) & (rate > 0))
         if base is None or not is_rising(rate[known]):
             return None
@@ -142,11 +142,11 @@ class Scene:
         return Warmup(now * share, math.ceil(known[-1] + 1 + (base / share - now) / slope))
 
     @cached_property
-    def leap(self) -> Leap | None:
-        """Where the rate at least doubled at once and trouble followed, after it had trained.
+    def leap(self) -> LeapBefore | None:
+        """The leap of the rate that the trouble followed, after training at a lower rate.
 
-        It goes back to the highest rate at which a good part of the steps before had trained: a
-        proof, no estimate.
+        That lower rate is the highest at which a good part of the steps before had trained: it is
+        proven, not estimated.
         """
         rates = np.concatenate([self.before.of("lr"), self.after.of("lr")[:1]])
         known = np.flatnonzero(np.isfinite(rates) & (rates > 0))
@@ -160,13 +160,13 @@ class Scene:
         if len(past) < enough or values[leaps[-1] :].min() < LR_LEAP * past[-enough]:
             return None
         steps = np.concatenate([self.before.of("step"), self.after.of("step")[:1]])
-        share, at = lead_share(self.state), known[leaps[-1]]
+        share, at = self.state.lead_share, known[leaps[-1]]
         step = int(steps[at]) if np.isfinite(steps[at]) else None
-        return Leap(float(past[-enough]) * share, float(rates[at]) * share, step)
+        return LeapBefore(float(past[-enough]) * share, float(rates[at]) * share, step)
 
     @cached_property
     def binding_clip(self) -> float | None:
-        """The norm to which clipping reduced nearly every gradient, if it did."""
+        """The norm to which clipping cut nearly every gradient before the trouble; else None."""
         before, after = self.learnt.of("grad_norm"), self.learnt.of("applied_norm")
         known = np.isfinite(before) & np.isfinite(after) & (before > 0)
         if known.sum() < constants.FEW_STEPS:
@@ -176,7 +176,7 @@ class Scene:
 
     @cached_property
     def restart_step(self) -> int | None:
-        """The last accepted step before gradients, updates or activations left their band."""
+        """The last accepted step before signals left their band: where to restart."""
         good = self.accepted.where(np.isfinite(self.accepted.of("step")))
         if not len(good):
             first = self.state.head.of("step")[:1]
@@ -190,7 +190,7 @@ class Scene:
 
     @property
     def restart_checkpoint_step(self) -> int | None:
-        """The last saved step that is not after the one to restart from."""
+        """The last checkpoint that is not after the step to restart from."""
         ideal = self.restart_step
         saved = [
             step for step in self.state.setup.saved_steps if ideal is not None and step <= ideal
@@ -198,8 +198,8 @@ class Scene:
         return max(saved, default=None)
 
 
-def rows_around(state: RateState, onset: Onset) -> tuple[Rows, Rows]:
-    """The rows before an onset and from it on, as finely as they are kept."""
+def rows_around(state: RateState, onset: Onset) -> tuple[RateRows, RateRows]:
+    """The rows before a trouble's onset and from it on, in the finest form that is kept."""
     rows, at = state.head, onset.row
     if at >= len(rows):
         rows, at = state.tail, onset.row - (state.rows - len(state.tail))
@@ -209,41 +209,19 @@ def rows_around(state: RateState, onset: Onset) -> tuple[Rows, Rows]:
 
 
 def is_rising(rates: Floats) -> bool:
-    """Whether the last of these rates each exceeded the one before."""
+    """Whether the rate was rising just before the trouble: each of the last few is higher."""
     recent = rates[-RISING_STEPS:]
     return len(recent) == RISING_STEPS and bool((np.diff(recent) > 0).all())
 
 
-def base_rate(state: RateState) -> float | None:
-    """The base rate of the leading group, as the last row that knows it says.
-
-    Rows tell the first group's; what the optimizer began with may be the first step of a warm-up.
-    """
-    for name in ("lr_base", "lr"):
-        known = known_of(state.tail.of(name))
-        if len(known) and known[-1] > 0:
-            return float(known[-1]) * lead_share(state)
-    groups, lead = state.setup.groups, state.setup.lead_group
-    return groups[lead].base or None if 0 < lead < len(groups) else None
-
-
-def lead_share(state: RateState) -> float:
-    """The leading group's base rate over the first group's."""
-    groups, lead = state.setup.groups, state.setup.lead_group
-    if not 0 < lead < len(groups):
-        return 1.0
-    first, leading = groups[0].base, groups[lead].base
-    return leading / first if first and leading else 1.0
-
-
 def _best_end(loss: Floats) -> int:
-    """The last position at which the loss was still about as good as it ever was."""
+    """The last position before the trouble at which the loss was about as good as ever."""
     known = np.flatnonzero(np.isfinite(loss))
     if len(known) < constants.POINT_STEPS:
         return len(loss) - 1
     smooth = trailing_medians(loss[known])
     best = float(smooth.min())
-    near = best + max(constants.NEAR_BEST * (float(smooth[0]) - best), noise_of(loss[known]))
+    near = best + max(constants.NEAR_BEST * (float(smooth[0]) - best), loss_noise(loss[known]))
     last = int(np.flatnonzero(smooth <= near)[-1])
     if last == len(known) - 1:
         return len(loss) - 1
@@ -253,11 +231,19 @@ def _best_end(loss: Floats) -> int:
 
 
 def _calm_end(values: Floats) -> int:
-    """The last position before the values leave the band of earlier ones for good."""
+    """The last position before the trouble at which values lay within their earlier band."""
     known = np.flatnonzero(np.isfinite(values))
     if len(known) < constants.POINT_STEPS:
         return len(values) - 1
     past = values[known[: max(5, len(known) - 2 * constants.POINT_STEPS)]]
-    inside = np.flatnonzero(values[known] <= edge_of(past[-constants.WINDOW_STEPS :]))
+    inside = np.flatnonzero(values[known] <= upper_edge(past[-constants.WINDOW_STEPS :]))
     is_left = len(inside) and inside[-1] < len(known) - 1
     return int(known[inside[-1]]) if is_left else len(values) - 1
+
+
+def lasting_trouble(state: RateState) -> Trouble | None:
+    """The trouble that lasts to the end of the record; None if there is none."""
+    if state.setup.several_optimizers:  # whose losses are no one course, and outputs no data
+        state = state.without("loss", "input_amax")
+    onset = find_onset(state)
+    return None if onset is None else Trouble(state, onset)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.rate_history import Group, RateState, Rows
+from ampwatch.diagnosis.learning_rate.rate_history import Group, RateRows, RateState
 from ampwatch.diagnosis.learning_rate.trouble import PEAK_SHARE
 from ampwatch.diagnosis.medians import known_of, median
-from ampwatch.diagnosis.signals import Floats
 
 DECAY_SHARE = (
     0.1  # share of an update; above it, weight decay makes updates alike whatever the gradients are
@@ -24,7 +24,7 @@ DECAY_SHARE = (
 
 
 def alignment_at_the_end(state: RateState) -> float | None:
-    """The median over the last steps at the full rate, once there are enough.
+    """How gradients align with updates in the last steps at the full rate, as a median.
 
     None if it means nothing: with several optimizers, or if the run learns well as it is.
     """
@@ -37,8 +37,8 @@ def alignment_at_the_end(state: RateState) -> float | None:
     return median(known) if len(known) == constants.RAISE_STEPS else None
 
 
-def alignment_after(rows: Rows, group: Group) -> Floats:
-    """One value for each row; nan without earlier rows, or if weight decay is the update."""
+def alignment_after(rows: RateRows, group: Group) -> Floats:
+    """How the gradient after each update aligns with it; nan if unknown or mostly decay."""
     result = np.full(len(rows), np.nan)
     fade = group.fade
     if fade is None or len(rows) < 3:
@@ -56,8 +56,8 @@ def alignment_after(rows: Rows, group: Group) -> Floats:
     return result
 
 
-def _learns(rows: Rows) -> bool:
-    """Whether the loss falls in these rows by as much as learning does."""
+def _learns(rows: RateRows) -> bool:
+    """Whether the loss still falls, so that the alignment of updates means nothing."""
     known, part = known_of(rows.of("loss")), constants.FINAL_STEPS
     if len(known) < constants.NO_LEARNING_STEPS:
         return False

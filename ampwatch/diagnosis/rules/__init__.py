@@ -1,4 +1,4 @@
-"""The rules, by code: every one that a module of this folder holds. A new one needs no other line.
+"""All rules, by code: every one that a module of this folder holds. A new one needs no other line.
 
 The modules are found by name, and not imported one by one, so that none can be forgotten.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from ampwatch.diagnosis.registry import Rule
+from ampwatch.diagnosis.rule import Rule
 
 _MODULES = [
     importlib.import_module(f"{__name__}.{at.name}") for at in pkgutil.iter_modules(__path__)

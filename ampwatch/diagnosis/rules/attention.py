@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampwatch.diagnosis.attention_scores import Score, ScoreHistory
+from ampwatch.diagnosis.attention_scores import AttentionScore, AttentionScoreHistory
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
 
 # Attention scores that grow: over thousands of steps, in a row of windows each higher than the one
 # before, four times higher in all. The growth after a start slows down before that.
@@ -40,7 +40,7 @@ SCORE_OCTAVES = 2.0
     Ties(explained_by=RATE, cures=("float32", "bfloat16")),
 )
 def attention_logit_growth(case: Case) -> Iterator[Seen]:
-    """Scores that have grown for long and will exceed the format's range."""
+    """Attention scores that have grown for long and will exceed the range of half precision."""
     drift = _first_due(case.scores)
     if drift is None:
         return
@@ -72,17 +72,17 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
 
 @dataclass(frozen=True, slots=True)
 class _Drift:
-    """One attention's scores on their way up."""
+    """How far one attention's scores have risen, and when they reach the format's end."""
 
-    score: Score
+    score: AttentionScore
     begin: int  # the window
     octaves: float  # risen since
     left: float  # below the format's end
     steps_left: float
 
 
-def _first_due(course: ScoreHistory) -> _Drift | None:
-    """The attention that is due first, if any is."""
+def _first_due(course: AttentionScoreHistory) -> _Drift | None:
+    """The attention whose scores will exceed the format's range first; None if none will."""
     if not course.scores:
         return None
     levels = course.levels()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, CastSamples
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.quantised_layers import leave_out
 from ampwatch.diagnosis.words import count_text, list_text
 
@@ -24,12 +24,12 @@ FLUSHED_SHARE, FLUSHED_SHARE_OF_FP4 = 0.2, 0.4
 
 
 def most_cut(form: str) -> float:
-    """The share that a format may cut off in a healthy run."""
+    """The share of values that casts to this format may cut off in a healthy run."""
     return CUT_SHARE_OF_BLOCKS if "block" in form else CUT_SHARE
 
 
 def most_flushed(form: str) -> float:
-    """The share that a format may flush to zero in a healthy run."""
+    """The share of values that casts to this format may flush to zero in a healthy run."""
     return FLUSHED_SHARE_OF_FP4 if "fp4" in form else FLUSHED_SHARE
 
 
@@ -58,7 +58,7 @@ _ROLE_NAMES = {"input": "input", "weight": "weight", "grad": "output gradient"}
     Ties(explained_by=("AMP706", "AMP703")),
 )
 def fp8_saturation(case: Case) -> Iterator[Seen]:
-    """Operands with values beyond the largest number of their format."""
+    """Operands whose cast below 16 bits cuts off their largest values."""
     worst = _worst(case, lambda one: one.cut, most_cut)
     if worst is None:
         return
@@ -98,7 +98,7 @@ def fp8_saturation(case: Case) -> Iterator[Seen]:
     Ties(explained_by=("AMP706",)),
 )
 def fp8_underflow(case: Case) -> Iterator[Seen]:
-    """Operands of which a large share becomes zero."""
+    """Operands whose cast below 16 bits flushes a large share to zero."""
     worst = _worst(case, lambda one: one.flushed, most_flushed)
     if worst is None:
         return
@@ -118,14 +118,14 @@ def fp8_underflow(case: Case) -> Iterator[Seen]:
     )
 
 
-class _Worst:
-    """The layer and role that lose most, and how many others lose too much."""
+class _WorstCast:
+    """The operand that loses most in its casts, and the other layers that lose too much."""
 
     def __init__(self, case: Case, key: tuple[str, str], values: Sequence[float], limit: float):
         samples = case.casts.operands[key]
         self.layer, role = key
         self.what = _ROLE_NAMES[role]
-        self.form = _form(case, *key)
+        self.form = _cast_format(case, *key)
         self.limit = limit
         over = [step for step, share in zip(samples.steps, values, strict=True) if share > limit]
         self.over, self.samples = len(over), len(samples.steps)
@@ -135,7 +135,7 @@ class _Worst:
 
     @property
     def others_text(self) -> str:
-        """A sentence on other layers with the same problem."""
+        """A sentence on other layers whose casts lose too much."""
         others = self.layers[1:]
         return f" The same holds for {list_text(others)}." if others else ""
 
@@ -144,10 +144,10 @@ def _worst(
     case: Case,
     values_of: Callable[[CastSamples], tuple[float, ...]],
     limit_of: Callable[[str], float],
-) -> _Worst | None:
+) -> _WorstCast | None:
     losing = {}
     for key, samples in case.casts.operands.items():
-        limit = limit_of(_form(case, *key))
+        limit = limit_of(_cast_format(case, *key))
         values = values_of(samples)
         if is_lasting([share > limit for share in values]):
             losing[key] = statistics.median(values) / limit
@@ -155,20 +155,20 @@ def _worst(
         return None
     ranked = sorted(losing, key=lambda key: -losing[key])
     first = ranked[0]
-    worst = _Worst(
-        case, first, values_of(case.casts.operands[first]), limit_of(_form(case, *first))
+    worst = _WorstCast(
+        case, first, values_of(case.casts.operands[first]), limit_of(_cast_format(case, *first))
     )
     worst.layers = list(dict.fromkeys(layer for layer, _ in ranked))
     return worst
 
 
 def is_lasting(over: Sequence[bool]) -> bool:
-    """In most of the samples, in enough of them, and in the last."""
+    """Whether casts went wrong in most of the samples, in enough of them, and in the last."""
     count = sum(over)
     return count >= LEAST_SAMPLES and 2 * count > len(over) and over[-1]
 
 
-def _form(case: Case, layer: str, role: str) -> str:
-    """The format of a layer's role, as its latest sample says."""
+def _cast_format(case: Case, layer: str, role: str) -> str:
+    """The format to which casts bring a layer's operand, by its latest sample."""
     known = case.precision.layers.get(layer)
     return (None if known is None else known.formats[ROLES.index(role)]) or "its format"

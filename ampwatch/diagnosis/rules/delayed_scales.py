@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, Scales
+from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, CastScales
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.cast_losses import LEAST_SAMPLES, is_lasting
 from ampwatch.diagnosis.words import count_text, list_text
 
@@ -47,14 +47,14 @@ FIRST_SCALE = 1.0
     Ties(explained_by=("AMP706",)),
 )
 def stale_scale(case: Case) -> Iterator[Seen]:
-    """A delayed scale that the newest maximum does not fit, or that is not the one it should be."""
+    """Delayed scales that are too small, that a resume lost, or that differ between ranks."""
     yield from _outgrown(case)
     yield from _lost_at_resume(case)
     yield from _apart(case)
 
 
 def _outgrown(case: Case) -> Iterator[Seen]:
-    """The newest maximum does not fit."""
+    """Delayed scales that the newest maximum has outgrown."""
     found = {
         name: values
         for name, (_, values) in case.casts.staleness.items()
@@ -78,7 +78,7 @@ def _outgrown(case: Case) -> Iterator[Seen]:
 
 
 def _lost_at_resume(case: Case) -> Iterator[Seen]:
-    """Scales that began anew, though the training went on."""
+    """Delayed scales that began anew when the training was resumed."""
     found = {
         name: (first, case.casts.scales[name][-1])
         for name, first in case.casts.after_resume.items()
@@ -107,14 +107,14 @@ def _lost_at_resume(case: Case) -> Iterator[Seen]:
     )
 
 
-def _is_new(scales: Scales) -> bool:
-    """Whether all of them are those of a layer that has seen no maximum yet."""
+def _is_new(scales: CastScales) -> bool:
+    """Whether these delayed scales are those of a layer that has seen no maximum yet."""
     told = [one for one in (*scales.least, *scales.largest) if not math.isnan(one)]
     return bool(told) and all(one == FIRST_SCALE for one in told)
 
 
 def _apart(case: Case) -> Iterator[Seen]:
-    """Ranks with different scales for one layer."""
+    """Delayed scales that differ between ranks for one layer."""
     found = {
         name: max(map(_times_apart, known))
         for name, known in case.casts.scales.items()
@@ -146,12 +146,12 @@ def _apart(case: Case) -> Iterator[Seen]:
     )
 
 
-def _times_apart(scales: Scales) -> float:
+def _times_apart(scales: CastScales) -> float:
     return max(_ratio(scales, at) for at in range(len(ROLES)))
 
 
-def _ratio(scales: Scales, at: int) -> float:
-    """The largest over the least; 1 where a role has none."""
+def _ratio(scales: CastScales, at: int) -> float:
+    """The largest delayed scale of the ranks over the least; 1 where an operand has none."""
     least, largest = scales.least[at], scales.largest[at]
     return largest / least if least > 0 and math.isfinite(largest) else 1.0
 
@@ -175,7 +175,7 @@ def _ratio(scales: Scales, at: int) -> float:
     Ties(explained_by=("AMP207", "AMP203", "AMP204", "AMP209", "AMP211")),
 )
 def scale_frozen(case: Case) -> Iterator[Seen]:
-    """Maxima that are not finite, so that their scale stays."""
+    """Delayed scales that stay as they are because the newest maximum is not finite."""
     found = [
         name
         for name, (_, values) in case.casts.staleness.items()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.device_history import MEMORY_LIMIT, Card
+from ampwatch.diagnosis.device_history import MEMORY_LIMIT, OneDeviceHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import bytes_text, count_text, list_text, percent_text
 
 # The 95th percentile below 70 %: SageMaker Debugger's LowGPUUtilization rule. Seconds in which
@@ -38,16 +38,16 @@ UNUSED_UTILISATION, USED_UTILISATION, UNUSED_MEMORY = 0.05, 0.3, 0.1
     ),
 )
 def memory_growth(case: Case) -> Iterator[Seen]:
-    """Memory that is kept and grows."""
-    grown = [(card, growth) for card in case.devices if (growth := card.growth()) is not None]
+    """Device memory that is kept from step to step and grows."""
+    grown = [(device, growth) for device in case.devices if (growth := device.growth()) is not None]
     if not grown:
         return
-    card, growth = max(grown, key=lambda pair: pair[1].bytes_per_hour)
+    device, growth = max(grown, key=lambda pair: pair[1].bytes_per_hour)
     yield Seen(
-        severity=Severity.WARNING if growth.fills_card else Severity.INFO,
+        severity=Severity.WARNING if growth.fills_device else Severity.INFO,
         at=case.scale,
         ranks=_ranks([one for one, _ in grown]),
-        summary=f"Memory on {_where(case, card)} keeps growing: "
+        summary=f"Memory on {_where(case, device)} keeps growing: "
         f"{bytes_text(growth.bytes_per_hour)} an hour.",
         cause=f"The minimum of allocated memory rose from {bytes_text(growth.first_bytes)} to "
         f"{bytes_text(growth.last_bytes)}, and the peak rose with it: tensors are kept beyond "
@@ -77,18 +77,20 @@ def memory_growth(case: Case) -> Iterator[Seen]:
     ),
 )
 def memory_near_limit(case: Case) -> Iterator[Seen]:
-    """A peak near the end of the card that still rises."""
-    near = [(card, share) for card in case.devices if (share := card.limit_share()) is not None]
+    """Device memory whose peak is near the limit and still rising."""
+    near = [
+        (device, share) for device in case.devices if (share := device.limit_share()) is not None
+    ]
     if not near:
         return
-    card, share = max(near, key=lambda pair: pair[1])
+    device, share = max(near, key=lambda pair: pair[1])
     yield Seen(
         at=case.scale,
         ranks=_ranks([one for one, _ in near]),
-        summary=f"{_where(case, card)} uses {percent_text(min(share, 1.0))} of its memory, and the "
-        "peak still rises.",
-        cause=f"The peak is {bytes_text(float(card.peak_bytes.whole[-1]))} of "
-        f"{bytes_text(card.total_bytes)}, part of which other processes or the driver hold.",
+        summary=f"{_where(case, device)} uses {percent_text(min(share, 1.0))} of its memory, and "
+        "the peak still rises.",
+        cause=f"The peak is {bytes_text(float(device.peak_bytes.whole[-1]))} of "
+        f"{bytes_text(device.total_bytes)}, part of which other processes or the driver hold.",
         evidence=(_now(case, "peak_share", share, MEMORY_LIMIT, "threshold"),),
     )
 
@@ -112,19 +114,19 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
     Ties(explained_by=("AMP508",)),
 )
 def gpu_idle(case: Case) -> Iterator[Seen]:
-    """GPUs that wait."""
-    idle = _waiting_cards(case)
+    """Devices that wait: even in their busiest seconds kernels do not run all the time."""
+    idle = _waiting_devices(case)
     if not idle:
         return
-    card = min(idle, key=_busiest)
+    device = min(idle, key=_busiest)
     yield Seen(
         at=case.scale,
         ranks=_ranks(idle),
-        summary=f"{_where(case, card)} is often idle: kernels run in "
-        f"{100 * card.utilisation_at(0.5, busy=True):.0f} % of a typical second.",
-        cause=f"In its busiest seconds it is {100 * _busiest(card):.0f} %: the GPU waits for "
+        summary=f"{_where(case, device)} is often idle: kernels run in "
+        f"{100 * device.utilisation_at(0.5, busy=True):.0f} % of a typical second.",
+        cause=f"In its busiest seconds it is {100 * _busiest(device):.0f} %: the GPU waits for "
         "data, for the CPU or for copies.",
-        evidence=(_now(case, "utilisation", _busiest(card), IDLE_UTILISATION, "threshold"),),
+        evidence=(_now(case, "utilisation", _busiest(device), IDLE_UTILISATION, "threshold"),),
     )
 
 
@@ -145,8 +147,8 @@ def gpu_idle(case: Case) -> Iterator[Seen]:
     ),
 )
 def host_bound(case: Case) -> Iterator[Seen]:
-    """Products too small to be worth their launch, on a GPU that waits."""
-    idle = _waiting_cards(case)
+    """Devices that wait for the CPU, because most matrix products are too small."""
+    idle = _waiting_devices(case)
     work = [one.flops for one in case.precision.products.values() if one.flops is not None]
     small = sum(flops < LAUNCH_FLOPS for flops in work)
     if not idle or not work or small < LAUNCH_SHARE * len(work):
@@ -179,21 +181,21 @@ def host_bound(case: Case) -> Iterator[Seen]:
     ),
 )
 def device_idle(case: Case) -> Iterator[Seen]:
-    """A card that holds memory and does nothing, beside one that works."""
-    told = [card for card in case.devices if card.seconds_used() >= IDLE_SAMPLES]
-    busy = [card for card in told if card.utilisation_at(0.5) >= USED_UTILISATION]
-    most = max((card.reserved_bytes for card in busy), default=0.0)
+    """A device that holds memory and computes nothing, beside one that works."""
+    told = [device for device in case.devices if device.seconds_used() >= IDLE_SAMPLES]
+    busy = [device for device in told if device.utilisation_at(0.5) >= USED_UTILISATION]
+    most = max((device.reserved_bytes for device in busy), default=0.0)
     idle = [
-        card
-        for card in told
-        if card.reserved_bytes >= UNUSED_MEMORY * most
-        and card.utilisation_at(IDLE_QUANTILE) <= UNUSED_UTILISATION
+        device
+        for device in told
+        if device.reserved_bytes >= UNUSED_MEMORY * most
+        and device.utilisation_at(IDLE_QUANTILE) <= UNUSED_UTILISATION
     ]
     if not busy or not idle:
         return
     kernels = idle[0].utilisation_at(IDLE_QUANTILE)
-    names = list_text([_where(case, card) for card in idle])
-    works = list_text([_where(case, card) for card in busy])
+    names = list_text([_where(case, device) for device in idle])
+    works = list_text([_where(case, device) for device in busy])
     yield Seen(
         at=case.scale,
         ranks=_ranks(idle),
@@ -207,11 +209,11 @@ def device_idle(case: Case) -> Iterator[Seen]:
     )
 
 
-def _waiting_cards(case: Case) -> list[Card]:
+def _waiting_devices(case: Case) -> list[OneDeviceHistory]:
     return [
-        card
-        for card in case.devices
-        if card.seconds_used(busy=True) >= IDLE_SAMPLES and _busiest(card) < IDLE_UTILISATION
+        device
+        for device in case.devices
+        if device.seconds_used(busy=True) >= IDLE_SAMPLES and _busiest(device) < IDLE_UTILISATION
     ]
 
 
@@ -219,13 +221,15 @@ def _now(case: Case, signal: str, value: float, against: float, against_is: str)
     return Evidence(signal, case.scale.last_step, value, against, against_is)
 
 
-def _busiest(card: Card) -> float:
-    return card.utilisation_at(IDLE_QUANTILE, busy=True)
+def _busiest(device: OneDeviceHistory) -> float:
+    return device.utilisation_at(IDLE_QUANTILE, busy=True)
 
 
-def _where(case: Case, card: Card) -> str:
-    return card.device if len(case.record.ranks) == 1 else f"{card.device} of rank {card.rank}"
+def _where(case: Case, device: OneDeviceHistory) -> str:
+    return (
+        device.device if len(case.record.ranks) == 1 else f"{device.device} of rank {device.rank}"
+    )
 
 
-def _ranks(cards: Sequence[Card]) -> tuple[int, ...]:
-    return tuple(sorted({card.rank for card in cards}))
+def _ranks(devices: Sequence[OneDeviceHistory]) -> tuple[int, ...]:
+    return tuple(sorted({device.rank for device in devices}))

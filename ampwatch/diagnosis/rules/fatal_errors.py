@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.event import Event, positive_number
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.signals import Event, positive
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.words import bytes_text
 
 # Cached memory in pieces too small for any allocation: a tenth of the card is more than any one
@@ -35,8 +35,8 @@ FRAGMENTED_SHARE = 0.1
     Ties(excludes_rate=always),
 )
 def dtype_mismatch(case: Case) -> Iterator[Seen]:
-    """An exception about mixed data types."""
-    for event in case.ledger.fatal:
+    """A fatal error about mixed data types."""
+    for event in case.events.fatal:
         if is_about_dtypes(_message(event)):
             yield _ended_by(event, "Training ended by a mixed-dtype error")
 
@@ -62,7 +62,7 @@ _HALF = frozenset({"half", "float16", "bfloat16"})
 
 
 def is_about_dtypes(message: str) -> bool:
-    """Whether an error message is about data types."""
+    """Whether the message of a fatal error is about data types."""
     if any(mark in message for mark in _DTYPE_MARKS):
         return True
     named = {name.lower() for name in _FORMATS.findall(message)}
@@ -86,19 +86,19 @@ def is_about_dtypes(message: str) -> bool:
     Ties(explained_by=("AMP503", "AMP504"), excludes_rate=always),
 )
 def out_of_memory(case: Case) -> Iterator[Seen]:
-    """The device's memory ended training."""
-    for event in case.ledger.fatal:
+    """A fatal error because the device ran out of memory."""
+    for event in case.events.fatal:
         if event.detail.get("out_of_memory") or "out of memory" in _message(event):
             seen = _ended_by(event, "Training ran out of memory")
             yield replace(seen, cause=" ".join((seen.cause, *_memory_then(event))))
 
 
 def _memory_then(event: Event) -> Iterator[str]:
-    """How much of each card the process held when memory ran out, and how much was fragmented."""
+    """How much memory each device held at the out-of-memory error, and how much was fragmented."""
     rows = event.detail.get("memory")
     for row in rows if isinstance(rows, list) else ():
         held, total, split = (
-            positive(row.get(name)) if isinstance(row, dict) else None
+            positive_number(row.get(name)) if isinstance(row, dict) else None
             for name in ("allocated_bytes", "total_bytes", "inactive_split_bytes")
         )
         if held is None or total is None:

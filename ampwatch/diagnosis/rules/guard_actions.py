@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.guard_history import GuardHistory
-from ampwatch.diagnosis.registry import NOT_FINITE, RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import NOT_FINITE, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import count_text, share_text
 
 # One bad batch in a hundred is a matter of the data; a single step is none, however short the run.
@@ -35,7 +35,7 @@ _OFTEN_SHARE, _ALONE = 0.01, 1
     Ties(explained_by=("AMP209", *NOT_FINITE, "AMP211", *RATE)),
 )
 def guard_acts(case: Case) -> Iterator[Seen]:
-    """A guard acted, or would have."""
+    """Actions of a guard, or those that a dry run would have taken."""
     seen = case.guard
     acted = seen.left_out.joined(seen.lowered).joined(seen.stopped)
     times = acted.joined(seen.would).joined(seen.capped)

@@ -1,18 +1,15 @@
-"""AMP205 and AMP208: layers close to their format's limit, and layers that no loss scale suits."""
+"""AMP205: layers close to the limit of their format."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import LOW_HEADROOM_OCTAVES, TREND_SAMPLES, LayerHistory
-from ampwatch.diagnosis.registry import RATE, Page, Seen, Ties, rule
-from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 
 # Close to the limit: in most samples of a layer, and in at least this many.
 LOW_HEADROOM_SAMPLES = 5
@@ -20,8 +17,6 @@ LOW_HEADROOM_SAMPLES = 5
 # steps, by at least an octave in all, and hardly ever falling back.
 HEADROOM_HORIZON_STEPS = 500
 TREND_STEPS, TREND_OCTAVES, TREND_FALLING_SHARE = 100, 1.0, 0.8
-# Scale windows that do not overlap in most of at least so many judged samples.
-CONFLICT_SAMPLES = 5
 
 
 @rule(
@@ -44,7 +39,7 @@ CONFLICT_SAMPLES = 5
     Ties(explained_by=("AMP210",)),
 )
 def low_headroom(case: Case) -> Iterator[Seen]:
-    """A layer close to the limit of its format, or due to reach it."""
+    """A layer with little headroom below the limit of its format, or due to lose it."""
     layers = case.layers
     at = _nearest(layers)
     summary, cause = ".", "Its largest activation stays that close in most samples."
@@ -68,7 +63,7 @@ def low_headroom(case: Case) -> Iterator[Seen]:
 
 
 def _nearest(layers: LayerHistory) -> int | None:
-    """The layer closest to its format's limit, if it still is."""
+    """The layer with the least headroom, if it still is close to its format's limit."""
     close = (layers.headrooms >= LOW_HEADROOM_SAMPLES) & (2 * layers.near > layers.headrooms)
     last = np.where(close, layers.trend_values[:, -1], np.inf)
     close &= last <= LOW_HEADROOM_OCTAVES
@@ -76,7 +71,7 @@ def _nearest(layers: LayerHistory) -> int | None:
 
 
 def _first_due(layers: LayerHistory) -> tuple[int, float] | None:
-    """The layer that reaches its format's limit first, and in how many steps."""
+    """The layer whose headroom will be used up first, and in how many steps."""
     steps, values = layers.trend_steps, layers.trend_values
     with np.errstate(all="ignore"):  # nan where a layer has fewer samples
         span, lost = steps[:, -1] - steps[:, 0], values[:, 0] - values[:, -1]
@@ -90,73 +85,3 @@ def _first_due(layers: LayerHistory) -> tuple[int, float] | None:
         return None
     first = int(np.argmin(np.where(due, left, np.inf)))
     return first, float(left[first])
-
-
-@rule(
-    "AMP208",
-    "no-scale-fits",
-    Severity.WARNING,
-    Page(
-        meaning="No loss scale suits all layers: one loses its gradients to underflow below a "
-        "scale at which another already overflows.",
-        looks="A layer loses most of its gradients, and the lowest scale that would keep them "
-        "is above the highest that another layer (or itself) tolerates, in most of "
-        f"{CONFLICT_SAMPLES} samples or more; or it loses them at the highest scale that "
-        "does not overflow.",
-        not_to_confuse="AMP201, where a higher scale would help.",
-        do="Run one of the two layers in float32, rescale its loss or its output, or use bf16.",
-        example="an embedding that needs 2^20 beside a head that tolerates 2^14.",
-    ),
-    Ties(explained_by=RATE, cures=("float32", "bfloat16")),
-)
-def no_scale_fits(case: Case) -> Iterator[Seen]:
-    """Layers whose scale windows do not overlap."""
-    layers = case.layers
-    first, last = layers.first_conflict, layers.last_conflict
-    often = 2 * layers.conflicts > layers.window_steps >= CONFLICT_SAMPLES
-    if first is None or last is None or not often:
-        yield from _lost_at_the_ceiling(case)
-        return
-    pair = last.needs_layer != last.tolerates_layer
-    yield Seen(
-        first_step=first.step,
-        last_step=last.step,
-        layer=last.needs_layer,
-        summary=f"No loss scale suits layer {last.needs_layer}"
-        + (
-            f" and layer {last.tolerates_layer} at once."
-            if pair
-            else ": its gradients span too wide a range."
-        ),
-        cause=f"Layer {last.needs_layer} needs {_power(last.needs)} or more, "
-        f"{f'layer {last.tolerates_layer}' if pair else 'and'} tolerates "
-        f"{_power(last.tolerates)} at most, in {layers.conflicts} of "
-        f"{count_text(layers.window_steps, 'sample')}.",
-        action=f"Run layer {last.tolerates_layer} in float32, or use bf16.",
-        evidence=(Evidence("scale_low", last.step, last.needs, last.tolerates, "largest usable"),),
-    )
-
-
-def _lost_at_the_ceiling(case: Case) -> Iterator[Seen]:
-    """Gradients that only a higher scale would keep, at the highest that does not overflow."""
-    layers, scale = case.layers, case.scale
-    lost = layers.losing_layers()
-    capped = case.teeth.episodes > 0 or scale.startup_skips > 0
-    if not len(lost) or not capped or case.is_searching or case.standing_fall is not None:
-        return
-    worst, share = layers.loses_most(lost)
-    name, final = layers.names[worst], scale_text(case.final_scale)
-    last = int(layers.last_step[worst])
-    yield Seen(
-        first_step=int(layers.first_step[worst]),
-        last_step=last,
-        layer=name,
-        summary=f"No loss scale suits {name} and the rest: at {final} it still loses gradients.",
-        cause="A higher scale overflows, as the skips show, and at this one most of its gradients "
-        "are below half precision's smallest normal number.",
-        evidence=(Evidence("underflow_share", last, share, policy.UNDERFLOW_SHARE, "threshold"),),
-    )
-
-
-def _power(scale: float) -> str:
-    return scale_text(2.0 ** round(math.log2(scale))) if scale > 0 else scale_text(scale)

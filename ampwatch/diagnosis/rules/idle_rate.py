@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.number_history import DEAD_RATE
-from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.finiteness_history import DEAD_RATE
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.words import count_text
 
 # A log whose rates are all next to zero: reported from three lines on, an error from twenty.
@@ -45,8 +45,8 @@ STUCK_STEPS, STUCK_RUNNING = 300, 10_000
     Ties(excludes_rate=always),
 )
 def rate_never_rose(case: Case) -> Iterator[Seen]:
-    """A rate that is zero throughout, or stays where its warm-up began."""
-    if is_stuck(case):
+    """A learning rate that is zero throughout, or stays where its warm-up began."""
+    if rate_is_stuck(case):
         yield _stuck(case)
         return
     numbers, scale = case.numbers, case.scale
@@ -67,8 +67,8 @@ def rate_never_rose(case: Case) -> Iterator[Seen]:
     )
 
 
-def is_stuck(case: Case) -> bool:
-    """Whether a schedule's rate has not moved from a start far below its base rate."""
+def rate_is_stuck(case: Case) -> bool:
+    """Whether a schedule's rate never moved from a start far below its base rate."""
     setup, first = case.setup, case.setup.first_rate
     if first.rate is None or first.moved or first.share >= FIRST_SHARE:
         return False

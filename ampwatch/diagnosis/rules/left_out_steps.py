@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import NOT_FINITE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import NOT_FINITE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, share_text
 
@@ -39,7 +39,7 @@ _PAUSES_SHARE = 1 / 3
     Ties(explained_by=("AMP209", *NOT_FINITE, "AMP211", "AMP206")),
 )
 def loop_skips_steps(case: Case) -> Iterator[Seen]:
-    """The loop itself leaves steps out."""
+    """Steps that the loop itself leaves out."""
     seen, steps = case.unskipped.left_out, case.numbers.steps
     unmoved = _unmoved(case)
     told = case.unskipped.skipped if case.loop_tells_skips else Times()
@@ -61,7 +61,7 @@ def loop_skips_steps(case: Case) -> Iterator[Seen]:
 
 
 def _unmoved(case: Case) -> Times:
-    """Steps that moved no weight although others did, or whose gradients were not finite.
+    """Steps that the loop left out without saying so: no weight moved, though others did.
 
     If they are many and their gradients are finite, they belong to gradient accumulation.
     """
@@ -72,7 +72,7 @@ def _unmoved(case: Case) -> Times:
 
 
 def _how(case: Case, seen: Times, unmoved: Times, told: Times) -> list[str]:
-    """How it shows that they were left out."""
+    """How it shows that the loop left steps out, as parts of a sentence."""
     how = []
     if seen.count:
         how.append("the values were not finite and the loop made no optimizer step")
@@ -97,8 +97,8 @@ def _summary(case: Case, left_out: Times) -> str:
     return f"The training loop itself left out {count_text(left_out.count, 'step')}."
 
 
-def ending_text(case: Case, times: Times, what: str = "the forward pass") -> str:
-    """A sentence on how the loop ended with this trouble; empty if it went on."""
+def left_out_ending(case: Case, times: Times, what: str = "the forward pass") -> str:
+    """The sentence that the loop left out the last steps; empty if it went on."""
     running = case.unskipped.left_out_last
     first, last = running.first_step, times.last_step
     if first is None or last is None or last < first:

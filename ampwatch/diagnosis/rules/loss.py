@@ -9,20 +9,20 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.learning_rate import Rows, constants
+from ampwatch.diagnosis.learning_rate import RateRows, constants
 from ampwatch.diagnosis.learning_rate.attribution import Cause
-from ampwatch.diagnosis.learning_rate.bands import trailing_medians
-from ampwatch.diagnosis.learning_rate.loss_shift import wanders
-from ampwatch.diagnosis.learning_rate.onset import Onset, Sign
+from ampwatch.diagnosis.learning_rate.loss_shift import loss_wanders
+from ampwatch.diagnosis.learning_rate.noise import trailing_medians
+from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
 from ampwatch.diagnosis.learning_rate.trouble import rows_around
-from ampwatch.diagnosis.loss_band import ROUNDED, WINDOW, left_band
-from ampwatch.diagnosis.loss_rise import GREW, OUT_OF_BAND, SHORT, TELLING, Kind, Rise
-from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, Octave
+from ampwatch.diagnosis.loss_band import ROUNDED, WINDOW, has_left_band
+from ampwatch.diagnosis.loss_rise import GREW, OUT_OF_BAND, SHORT, TELLING, LossRise, RiseKind
+from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.outlying_inputs import APART_STEPS, INPUT_TIMES
-from ampwatch.diagnosis.registry import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
-from ampwatch.diagnosis.signals import Floats
+from ampwatch.diagnosis.rule import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.words import count_text, share_text
 from ampwatch.rows import LR_LEAP
 
@@ -70,7 +70,7 @@ _EACH_SHARE, _DATA_SHARE, _DATA_SPIKES = 1 / 15, 1 / 10, 16
     Ties(cures=("clip",)),
 )
 def bad_batch(case: Case) -> Iterator[Seen]:
-    """Isolated batches that stand out."""
+    """Isolated batches that stand out by their input or by a jump of the loss."""
     if case.judgement.is_the_rate:
         return
     inputs, leaps = case.batches, _leaps(case)
@@ -92,8 +92,8 @@ def bad_batch(case: Case) -> Iterator[Seen]:
 
 
 def _leaps(case: Case) -> Seen | None:
-    """Single steps whose loss jumped and was back at the next one."""
-    leaps = case.rises.of(Kind.LEAP).apart
+    """Single steps whose loss jumped and was back at the next one: bad batches."""
+    leaps = case.rises.of(RiseKind.LEAP).apart
     grown, first = 2 * leaps.grown > leaps.count, leaps.first
     if first is None or (leaps.count > _most(case) and not grown):
         return None
@@ -119,7 +119,7 @@ def _batches(count: int) -> str:
 
 
 def _most(case: Case) -> float:
-    """More rises than this are normal for such data."""
+    """How many rises of the loss are normal for data like these."""
     return max(_FEW, MIXED_SHARE * case.scale.steps)
 
 
@@ -167,9 +167,11 @@ def recoverable_spike(case: Case) -> Iterator[Seen]:
 
 
 def _spikes(case: Case) -> Seen | None:
-    """Spikes of the loss that came back into its band."""
-    leaps = case.rises.of(Kind.LEAP)
-    spikes, met = (case.rises.of(kind).apart_beside(leaps) for kind in (Kind.SPIKE, Kind.SKIPPED))
+    """Spikes of the loss that came back by themselves."""
+    leaps = case.rises.of(RiseKind.LEAP)
+    spikes, met = (
+        case.rises.of(kind).apart_beside(leaps) for kind in (RiseKind.SPIKE, RiseKind.SKIPPED)
+    )
     both = spikes + met
     if both.first is None or max(both.count, leaps.apart.count) > _most(case):
         return None
@@ -193,7 +195,7 @@ def _spikes(case: Case) -> Seen | None:
     )
 
 
-def _is_habit(case: Case, spikes: Octave) -> bool:
+def _is_habit(case: Case, spikes: SpikeOctave) -> bool:
     record = case.scale.steps
     begins = (case.scale.last_step or 0) - LATE_SHARE * record
     if sum(spike.first_step >= begins for spike in spikes.last) >= LATE_SPIKES:
@@ -213,7 +215,7 @@ def _is_habit(case: Case, spikes: Octave) -> bool:
 
 
 def _burst(case: Case) -> Seen:
-    """Bursts of skips, after which steps are accepted again."""
+    """Bursts of skips from which the run recovered, reported like a spike of the loss."""
     scale, bursts = case.scale, case.scale.spikes
     octaves = bursts.deepest_octaves
     depth = f", by {octaves:.0f} octaves at most," if octaves else ""
@@ -254,7 +256,7 @@ def _burst(case: Case) -> Seen:
     Ties(explained_by=(*NOT_ITS_GRADIENTS, *RATE, "AMP306"), cures=("clip",)),
 )
 def diverging_without_overflow(case: Case) -> Iterator[Seen]:
-    """A loss that diverges while the scale is steady."""
+    """A loss that diverges or does not come back while the loss scale is steady."""
     if case.standing_fall is None:
         seen = _diverged(case) or _not_back(case) or _never_back(case)
         if seen is not None:
@@ -262,7 +264,7 @@ def diverging_without_overflow(case: Case) -> Iterator[Seen]:
 
 
 def _diverged(case: Case) -> Seen | None:
-    """A loss far above its start, because of the rate."""
+    """A loss far above its first value because of the learning rate."""
     judged = case.judgement
     onset = judged.onset
     if onset is None or not judged.is_the_rate or onset.collapsed or onset.descending:
@@ -282,8 +284,8 @@ def _diverged(case: Case) -> Seen | None:
     )
 
 
-def standing_rise(case: Case) -> Rise | None:
-    """A rise of the loss that has not come back, and that no larger batch or fall explains."""
+def rise_that_stands(case: Case) -> LossRise | None:
+    """The rise of the loss that has not come back, unless a larger batch or a fall explains it."""
     rise = case.rises.standing
     if rise is None or case.standing_fall is not None:
         return None
@@ -293,8 +295,8 @@ def standing_rise(case: Case) -> Rise | None:
 
 
 def _not_back(case: Case) -> Seen | None:
-    """A rise of the loss out of its recent band that has not come back by the end."""
-    rise = standing_rise(case)
+    """A loss that rose out of its recent band and has not come back by the end."""
+    rise = rise_that_stands(case)
     if rise is None:
         return None
     above = "it has been above every earlier value"
@@ -302,9 +304,9 @@ def _not_back(case: Case) -> Seen | None:
 
 
 def _never_back(case: Case) -> Seen | None:
-    """The same for a loss that climbed slowly, or from the start.
+    """A loss that climbed slowly or from the start and has not come back by the end.
 
-    `standing_rise` compares with the losses just before it; the onset, with the best of the run.
+    `rise_that_stands` compares with the losses just before it; the onset, with the best of the run.
     """
     onset, found = case.judgement.onset, case.judgement.attribution
     if onset is None or found is None or found.cause is Cause.RATE:
@@ -320,23 +322,23 @@ def _never_back(case: Case) -> Seen | None:
         return None
     if _has_been_up(case, onset):
         return None
-    grew = _grew(before, after) or (bool(grown & {"gradients", "drift"}) or None)
+    grew = _norms_grew(before, after) or (bool(grown & {"gradients", "drift"}) or None)
     # Without gradients a loss may wander; no data make it far worse than all before for good.
     moves = any(np.isfinite(before.of(name)).any() for name in ("grad_norm", "update_norm"))
     is_far = above > _FAR or (moves and above > _WIDE and now >= _DOUBLE * level > 0)
-    climbed = onset.sign is Sign.CLIMB and not found.recorded
-    if not grew and (_stayed(before, after) or not (climbed or is_far)):
+    climbed = onset.sign is OnsetSign.CLIMB and not found.recorded
+    if not grew and (_gradients_stayed(before, after) or not (climbed or is_far)):
         return None
     return _standing(case, onset.step, onset.sign.value, level, now, grew=bool(grew))
 
 
 # Other batches, or more of them in a step, change what the loss means.
 _NOT_ITS_OWN = {"input", "batch"}
-_TURNED = {Sign.SHIFT, Sign.CLIMB, Sign.RELAPSE}
+_TURNED = {OnsetSign.SHIFT, OnsetSign.CLIMB, OnsetSign.RELAPSE}
 
 
 def _above_its_past(case: Case, onset: Onset, now: float) -> float:
-    """How far the loss stands above all that it had been, in what that was wide."""
+    """How far the loss stands above all earlier losses, in units of their range."""
     points, head = case.rate.points, case.rate.head.part(0, onset.row)
     early = trailing_medians(known_of(head.of("loss")))[constants.MEDIAN_STEPS // 2 :]
     known = np.concatenate([early, known_of(points.rows.of("loss")[points.start < onset.row])])
@@ -347,37 +349,37 @@ def _above_its_past(case: Case, onset: Onset, now: float) -> float:
 
 
 def _has_been_up(case: Case, onset: Onset) -> bool:
-    """Whether the loss has risen as far before and come down: the order of the data does that."""
+    """Whether the loss has risen as far before and come down, as the order of data can cause."""
     points = case.rate.points
     loss = points.rows.of("loss")
     before, after = (
         known_of(loss[at]) for at in (points.start < onset.row, points.start >= onset.row)
     )
-    return bool(len(before) and len(after)) and wanders(before, after)
+    return bool(len(before) and len(after)) and loss_wanders(before, after)
 
 
-def _ends(before: Rows, after: Rows, name: str) -> Iterator[bool | None]:
-    """Whether a column left its band, right after the onset and at the end."""
+def _left_with_loss(before: RateRows, after: RateRows, name: str) -> Iterator[bool | None]:
+    """Whether a norm left its band with the loss: right after the onset, and at the end."""
     past, since = (rows.of(name) for rows in (before, after))
     for now in (since[:_END_ROWS], since[-_END_ROWS:]):
         least = max(2, len(now) // 2)
-        yield left_band(past[-WINDOW:], now, least, times=GREW, deviations=OUT_OF_BAND)
+        yield has_left_band(past[-WINDOW:], now, least, times=GREW, deviations=OUT_OF_BAND)
 
 
-def _grew(before: Rows, after: Rows) -> bool:
-    """Whether gradients went with it, or updates as no rate makes them."""
+def _norms_grew(before: RateRows, after: RateRows) -> bool:
+    """Whether gradients rose with the loss, or updates by more than the rate explains."""
     raised = _is_raised(before, after)
     names = ("grad_norm",) if raised else ("grad_norm", "update_norm")
-    return any(one is True for name in names for one in _ends(before, after, name))
+    return any(one is True for name in names for one in _left_with_loss(before, after, name))
 
 
-def _stayed(before: Rows, after: Rows) -> bool:
-    """Whether gradients are known to have stayed as they were."""
-    return all(one is False for one in _ends(before, after, "grad_norm"))
+def _gradients_stayed(before: RateRows, after: RateRows) -> bool:
+    """Whether gradients are known to have stayed in their band while the loss rose."""
+    return all(one is False for one in _left_with_loss(before, after, "grad_norm"))
 
 
-def _is_raised(before: Rows, after: Rows) -> bool:
-    """Whether the rate was raised with it: after a warm restart the loss falls with the rate."""
+def _is_raised(before: RateRows, after: RateRows) -> bool:
+    """Whether the rate was raised when the loss rose: after a warm restart both fall again."""
     low, high = (_median(rows.of("lr"), constants.WINDOW_STEPS) for rows in (before, after))
     return high >= LR_LEAP * low
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Seen, Ties, codes, rule
-from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
 from ampwatch.diagnosis.words import count_text, list_text
 from ampwatch.rows import EventKind
 
@@ -27,7 +27,7 @@ from ampwatch.rows import EventKind
     ),
 )
 def incomplete_data(case: Case) -> Iterator[Seen]:
-    """What could not be judged, and why."""
+    """What could not be judged because the record lacks it."""
     missing = [*case.record.notes, *_blind_spots(case), *_foreign_spots(case)]
     if missing:
         yield Seen(
@@ -52,16 +52,16 @@ def _blind_spots(case: Case) -> Iterator[str]:
 
 
 def _lacks_layers(case: Case) -> bool:
-    """Whether a layer was to be named and none was watched."""
+    """Whether a layer should be named, and the record has none."""
     unexplained = case.scale.unexplained_skips > policy.STORM_FREE_SKIPS
     return not case.numbers.sees_forward and (case.numbers.any_bad_loss or unexplained)
 
 
 def _bounded_layers(case: Case) -> list[str]:
-    """The layers that a finding names though no overflow's own data did."""
+    """Layers that a finding names although the record only bounds where the overflow began."""
     named = case.scale.culprits.layers.values()
     often = [one for one in named if one.times.count >= policy.BACKWARD_OVERFLOWS]
-    return sorted({one.layer for one in (*often, *case.ledger.forward.values()) if one.is_bound})
+    return sorted({one.layer for one in (*often, *case.events.forward.values()) if one.is_bound})
 
 
 _NAMES = {"loss": "loss", "lr": "learning rate", "grad_norm": "gradient norm"}
@@ -81,7 +81,7 @@ _READINGS = {
 
 
 def _foreign_spots(case: Case) -> Iterator[str]:
-    """What another program's log leaves out, and how what it has is to be read."""
+    """What another program's log lacks, and how its columns are to be read."""
     if case.observed.loop or not case.numbers.steps:
         return
     lacking = [name for column, name in _NAMES.items() if column not in case.numbers.told]
@@ -99,7 +99,7 @@ def _foreign_spots(case: Case) -> Iterator[str]:
 
 
 def _not_in_such_a_log(case: Case) -> str:
-    """What a foreign log never has; that of an inspector has what casts do to layers."""
+    """The sentence on what is missing from the record of any other program's log."""
     if case.casts.operands or case.casts.staleness:
         return "Of layers it has only what their casts do; updates and memory are not in it."
     unnamed = ", so no layer can be named" * _lacks_layers(case)
@@ -128,10 +128,10 @@ def _or(names: Sequence[str]) -> str:
     ),
 )
 def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
-    """The record ends by an exception or without an end mark."""
+    """A record that ends with an exception or has no end mark."""
     last = case.scale.last_step
-    if case.ledger.fatal:
-        yield _ended_by(case.ledger.fatal[-1])
+    if case.events.fatal:
+        yield _ended_by(case.events.fatal[-1])
     elif not case.record.clean_end and case.observed.loop:  # others write no end mark
         yield Seen(
             first_step=last,
@@ -143,7 +143,7 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
 
 
 def _ended_by(event: Event) -> Seen:
-    """How an exception ended it: which, in which layer, at which of the user's lines."""
+    """The exception with which the record ends: its type, layer and line of the user's code."""
     text = " ".join(str(event.detail.get("message", "")).split())[:200]
     place = str(event.detail.get("user_frame") or "").rpartition("/")[2]
     summary = f"The run ended by {event.exception}"
@@ -173,13 +173,13 @@ def _ended_by(event: Event) -> Seen:
     ),
 )
 def telemetry_gap(case: Case) -> Iterator[Seen]:
-    """Rows that were lost, as the record says."""
-    gaps, ledger = case.ledger.of(EventKind.GAP), case.ledger
-    told = " ".join(sorted(ledger.gap_reasons))
+    """Rows missing from the record, as its `gap` events say."""
+    gaps, events = case.events.of(EventKind.GAP), case.events
+    told = " ".join(sorted(events.gap_reasons))
     if gaps.count:
         yield Seen(
             at=gaps,
-            ranks=tuple(sorted(ledger.gap_ranks)),
+            ranks=tuple(sorted(events.gap_ranks)),
             summary=f"{count_text(gaps.count, 'gap')} in the record.",
             cause=told or "Rows were lost between the probe and the log.",
             evidence=(Evidence("gaps", gaps.last_step, float(gaps.count)),),

@@ -13,11 +13,11 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Integers
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.learning_rate import Rows
+from ampwatch.diagnosis.learning_rate import RateRows
 from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.registry import Page, Seen, Ties, rule
-from ampwatch.diagnosis.signals import Integers
+from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 
 # Endings of the record, each about two thirds of the one before, so that one of them begins where
 # the rise does: in a shorter one too few points are left to tell it from noise.
@@ -64,7 +64,7 @@ def gradient_norm_drift(case: Case) -> Iterator[Seen]:
 
 
 def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
-    """Since which step a norm rose in every part of the record's ending, from where to where."""
+    """The step since which the norm rose in every part of the record's ending, and how far."""
     rows, total = case.rate.points, case.rate.rows
     begin = (1.0 - part) * total
     is_early = begin * _steps_a_row(case) < policy.DRIFT_EARLY_STEPS
@@ -91,7 +91,7 @@ def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
 
 
 def _is_beyond(case: Case, part: float, last: float) -> bool:
-    """Whether the norm is above all windows of the stretch before, of twice the length."""
+    """Whether the norm drifted above everything in twice the stretch before."""
     points, total = case.rate.points, case.rate.rows
     since = (1.0 - 3 * part) * total
     before = np.flatnonzero((points.start >= since) & (points.start < (1.0 - part) * total))
@@ -101,7 +101,7 @@ def _is_beyond(case: Case, part: float, last: float) -> bool:
 
 
 def _is_early_learning(case: Case, windows: list[Integers]) -> bool:
-    """Whether the run is young and its last losses are the lowest: then a rise does no harm."""
+    """Whether the norm's drift is harmless: the run is young and its last losses the lowest."""
     if case.rate.accepted * _steps_a_row(case) >= policy.DRIFT_EARLY_STEPS:
         return False
     loss = case.rate.points.rows.of("loss")
@@ -111,9 +111,9 @@ def _is_early_learning(case: Case, windows: list[Integers]) -> bool:
 
 
 def _steps_a_row(case: Case) -> float:
-    """How many steps a row represents; programs print one in ten, or fewer."""
+    """How many steps a row of the record stands for; programs print one in ten, or fewer."""
     return 1.0 if case.observed.every_step else max(10.0, case.scale.steps / case.scale.entries)
 
 
-def _median(rows: Rows, at: Integers) -> float:
+def _median(rows: RateRows, at: Integers) -> float:
     return median_of_known(rows.of("grad_norm")[at])

@@ -9,9 +9,9 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.code_to_paste import float32_island, with_lines
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.layer_history import UNDERFLOW_SAMPLES
-from ampwatch.diagnosis.overflow_culprits import ROOT, Named
-from ampwatch.diagnosis.registry import (
+from ampwatch.diagnosis.layer_history import ROOT, UNDERFLOW_SAMPLES
+from ampwatch.diagnosis.overflow_culprits import LayerOverflows
+from ampwatch.diagnosis.rule import (
     MIXED,
     RATE,
     Page,
@@ -22,7 +22,7 @@ from ampwatch.diagnosis.registry import (
     codes,
     rule,
 )
-from ampwatch.diagnosis.rules.left_out_steps import ending_text
+from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
 from ampwatch.diagnosis.rules.scale_growth import DEFAULT_SCALE, START_HIGHER
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import (
@@ -70,7 +70,7 @@ _OUTPUTS = {
     ),
 )
 def gradient_underflow(case: Case) -> Iterator[Seen]:
-    """A layer loses its small gradients, in most of its samples."""
+    """A layer that loses its small gradients to underflow in most of its samples."""
     layers = case.layers
     lost = layers.losing_layers()
     # A run that collapsed before its scale was established loses gradients because of that.
@@ -95,7 +95,7 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
 
 
 def _keep_gradients(case: Case) -> str | None:
-    """How to keep small gradients, as far as the scale shows it."""
+    """What to do so that small gradients do not underflow, as far as the scale shows it."""
     final = case.final_scale
     if case.standing_fall is not None:
         return "Fix the cause of the scale drop first."
@@ -129,7 +129,7 @@ def _keep_gradients(case: Case) -> str | None:
     ),
 )
 def backward_overflow(case: Case) -> Iterator[Seen]:
-    """The same layer overflows again and again in the backward pass."""
+    """A layer that overflows again and again in the backward pass."""
     named = case.scale.culprits.layers
     if not named:
         return
@@ -182,8 +182,8 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
     ),
 )
 def forward_overflow(case: Case) -> Iterator[Seen]:
-    """A layer's activations exceed the range of fp16."""
-    named, unnamed = list(case.ledger.forward.values()), case.ledger.unnamed_forward
+    """A layer whose activations overflow in the forward pass."""
+    named, unnamed = list(case.events.forward.values()), case.events.unnamed_forward
     if not named:
         if unnamed.count:
             yield _somewhere(case, unnamed)
@@ -202,7 +202,7 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
         summary=f"{_who(first)} {_is_first(first)} whose output {what}"
         f"{alone_text(case.lone_rank)}{standing.ending}.",
         cause=f"Its inputs and weights are finite, its output is not: {why}, and the loss scale "
-        f"cannot help in the forward pass.{ending_text(case, times)}",
+        f"cannot help in the forward pass.{left_out_ending(case, times)}",
         action=_forward_action(case, first),
         if_healed=_healed(case),
         evidence=(
@@ -215,14 +215,14 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
 
 
 def _somewhere(case: Case, times: Times) -> Seen:
-    """A non-finite forward pass that the loop caught, and whose layer no sample names."""
+    """A forward overflow that the loop caught, in a layer that no sample names."""
     standing = case.standing(times)
     return Seen(
         standing=standing,
         at=times,
         summary="The model's output is not finite"
         f" {steps_text(times.first_step, times.last_step)}{standing.ending}.",
-        cause="The record does not show in which layer it began." + ending_text(case, times),
+        cause="The record does not show in which layer it began." + left_out_ending(case, times),
         action="Attach with layer_every=1 and run to that step again: the record then names the "
         "layer.",
         if_healed=_healed(case),
@@ -236,8 +236,8 @@ _ISLAND_USE = (
 )
 
 
-def _forward_action(case: Case, first: Named) -> str:
-    """What to do; this depends on whether the run had worked before."""
+def _forward_action(case: Case, first: LayerOverflows) -> str:
+    """What to do about a forward overflow, depending on whether the run had worked before."""
     start, layer = case.scale.first_accepted_step, first.layer
     if first.layer == ROOT and first.own_code is not None:
         return (
@@ -245,7 +245,7 @@ def _forward_action(case: Case, first: Named) -> str:
             "precision, and a fully masked row is nan), exp() without subtracting the "
             "maximum, a product of queries and keys, a division. Compute it in float32."
         )
-    island = float32_island(layer, case.ledger.models)
+    island = float32_island(layer, case.events.models)
     if start is None or (first.times.first_step or 0) <= start:
         return with_lines(
             f"Use bf16, or run {layer} in float32 (paste these lines after the model is created).",
@@ -269,8 +269,8 @@ def _healed(case: Case) -> str:
     )
 
 
-def _who(first: Named) -> str:
-    """The layer; for a container the place in its own code, if the layers around it show that."""
+def _who(first: LayerOverflows) -> str:
+    """The layer that overflowed; for a container the place in its own code, if known."""
     if first.own_code is None:
         return f"Layer {first.layer}"
     after, before = first.own_code
@@ -279,7 +279,7 @@ def _who(first: Named) -> str:
 
 
 def _grown(case: Case) -> str:
-    """What may have made the activations grow."""
+    """What may have made activations grow until they overflowed."""
     outlier = case.batches.first
     if case.lone_rank is not None:
         return f"rank {case.lone_rank}'s batches (the other ranks' outputs are finite)"
@@ -290,6 +290,6 @@ def _grown(case: Case) -> str:
     return "the learning rate, and what was loaded or changed before,"
 
 
-def _is_first(named: Named) -> str:
-    """`is the first`, or less if the record only bounds the layer."""
+def _is_first(named: LayerOverflows) -> str:
+    """How a finding says that a layer is the first to overflow: surely, or as far as recorded."""
     return "is, as far as the record shows, the first" if named.is_bound else "is the first"

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.established_levels import RecordEnding
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import (
+from ampwatch.diagnosis.rule import (
     NOT_FINITE,
     NOT_ITS_GRADIENTS,
     RATE,
@@ -18,7 +19,6 @@ from ampwatch.diagnosis.registry import (
     codes,
     rule,
 )
-from ampwatch.diagnosis.scale_levels import Ending
 from ampwatch.diagnosis.words import count_text, share_text
 
 # A storm that begins late shows in the last part of the record. Over eight growth intervals or
@@ -58,19 +58,19 @@ STORM_ERROR_SHARE = 0.5
     ),
 )
 def overflow_storm(case: Case) -> Iterator[Seen]:
-    """More skips than growth explains."""
+    """Steps skipped more often than the growth of the loss scale explains: a storm."""
     scale, loose = case.scale, case.loose
     if scale.first_accepted is None or not loose.skips or case.loop_tells_skips:
         return
     recent = len(scale.recent_skips)
     full = scale.steps - scale.first_accepted >= policy.STORM_WINDOW_STEPS
     most = full and recent > STORM_ERROR_SHARE * policy.STORM_WINDOW_STEPS
-    crowd = _crowd(case, most=most)
+    crowd = _storm_part(case, most=most)
     if crowd is None:
         return
     quiet = max(policy.STORM_WINDOW_STEPS, policy.RECENT_SHARE * scale.steps)
     calm = full and scale.steps - loose.last_position > quiet and not recent
-    wasted, allowed = share_text(scale.skips, scale.steps), _allowed(case, crowd.steps)
+    wasted, allowed = share_text(scale.skips, scale.steps), _skips_allowed(case, crowd.steps)
     is_late = loose.first_position < scale.steps - crowd.steps
     late = f" in the last {crowd.steps:,} steps" if is_late else ""
     began = (scale.last_step or 0) - crowd.steps + 1 if is_late else loose.first_step
@@ -91,8 +91,8 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
     )  # fmt: skip
 
 
-def _crowd(case: Case, *, most: bool) -> Ending | None:
-    """The whole record, or the last part of it, with more skips than growth explains.
+def _storm_part(case: Case, *, most: bool) -> RecordEnding | None:
+    """The part of the record, or all of it, with more skips than growth explains.
 
     Bursts do not count: a burst is a spike or a fall, which has a finding of its own.
     """
@@ -101,20 +101,22 @@ def _crowd(case: Case, *, most: bool) -> Ending | None:
     since = scale.steps - scale.first_accepted
     if 2 * loose.episodes > loose.skips:  # isolated ones are counted from the first of them
         since = scale.steps - loose.first_position
-    endings = [Ending(since, loose.skips, loose.lone_skips)]
+    endings = [RecordEnding(since, loose.skips, loose.lone_skips)]
     if case.standing_fall is None:  # after a fall skips are part of it
         least = STORM_INTERVALS * scale.scaler.growth_interval
         endings += scale.recent_levels.endings(scale.steps, least)
     crowded = [
         one
         for one in endings
-        if one.loose_skips > _allowed(case, one.steps)
+        if one.loose_skips > _skips_allowed(case, one.steps)
         and (2 * one.lone_skips > one.loose_skips or most)
     ]
-    return max(crowded, key=lambda one: one.loose_skips / _allowed(case, one.steps), default=None)
+    return max(
+        crowded, key=lambda one: one.loose_skips / _skips_allowed(case, one.steps), default=None
+    )
 
 
-def _allowed(case: Case, steps: int) -> float:
-    """The skips that growth, and a loss summed over more micro-batches, cause in so many steps."""
+def _skips_allowed(case: Case, steps: int) -> float:
+    """How many skips in so many steps are no storm: those that growth causes, and a few."""
     growths = case.scale.scaler.skips_by_growth(steps)
     return policy.STORM_FREE_SKIPS + growths + case.scale.accumulation_octaves

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.code_to_paste import with_lines
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.precision_history import Precision
-from ampwatch.diagnosis.registry import Page, Seen, rule
-from ampwatch.diagnosis.rules.precision import PRECISION_SAMPLES
+from ampwatch.diagnosis.precision_history import LayerPrecision
+from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rules.half_precision import PRECISION_SAMPLES
 from ampwatch.diagnosis.words import count_text, list_text
 
 # Names under which models keep the layer that makes the logits.
@@ -50,7 +50,7 @@ _NARROW = re.compile(r"fp8|float8|fp4|float4")
     ),
 )
 def sensitive_layer_quantised(case: Case) -> Iterator[Seen]:
-    """A head, first layer, router or embedding in a narrow format."""
+    """A head, first layer, router or embedding that runs below 16 bits."""
     layers = case.precision.layers
     found = {name: why for name, why in _sensitive(layers).items() if layers[name].is_quantised}
     if not found:
@@ -73,8 +73,8 @@ def sensitive_layer_quantised(case: Case) -> Iterator[Seen]:
 _MOST_TOLD = 3
 
 
-def _sensitive(layers: Mapping[str, Precision]) -> dict[str, str]:
-    """Layers that are usually kept in bf16, and what each is; the head first."""
+def _sensitive(layers: Mapping[str, LayerPrecision]) -> dict[str, str]:
+    """The layers that should not be quantised, and what each is; the head first."""
     ran = sorted((n for n, one in layers.items() if one.order >= 0), key=lambda n: layers[n].order)
     products = [name for name in ran if layers[name].flops or layers[name].is_quantised]
     found: dict[str, str] = {}
@@ -94,7 +94,7 @@ def _sensitive(layers: Mapping[str, Precision]) -> dict[str, str]:
 
 
 def _is_in_row(name: str, products: list[str]) -> bool:
-    """Whether the layer is part of a repeated block: `blocks.11.mlp.fc2`."""
+    """Whether a layer is in a repeated block (`blocks.11.mlp.fc2`) and so fit to be quantised."""
     parts = name.split(".")
     for at, part in enumerate(parts[:-1]):
         if part.isdigit():
@@ -105,8 +105,8 @@ def _is_in_row(name: str, products: list[str]) -> bool:
     return False
 
 
-def _ends_block(name: str, products: list[str], layers: Mapping[str, Precision]) -> bool:
-    """Whether the last product is the end of a block, not a head.
+def _ends_block(name: str, products: list[str], layers: Mapping[str, LayerPrecision]) -> bool:
+    """Whether the last matrix product ends a block: then it is no head and may be quantised.
 
     Blocks may differ, such as attention and a feed-forward part. But then the output of the last
     product is as wide as other layers' inputs; a head's output is as wide as the number of classes.
@@ -118,7 +118,7 @@ def _ends_block(name: str, products: list[str], layers: Mapping[str, Precision])
 
 
 def _is_of_numbered(name: str, products: list[str]) -> bool:
-    """Whether it is in one of several numbered modules: `layers.3.down` with `layers.2.out`."""
+    """Whether a layer is in a numbered module (`layers.3.down`) and so fit to be quantised."""
     parts = name.split(".")
     for at, part in enumerate(parts[:-1]):
         before = "".join(f"{one}." for one in parts[:at])
@@ -134,8 +134,8 @@ def _is_head(name: str) -> bool:
     return at is not None and not any(part.isdigit() for part in parts[:at])
 
 
-def _is_router(name: str, layers: Mapping[str, Precision]) -> bool:
-    """By its name, if it is narrow or has experts beside it: an MLP may have a wide gate."""
+def _is_router(name: str, layers: Mapping[str, LayerPrecision]) -> bool:
+    """Whether a layer is a router, not to be quantised: narrow, or with experts beside it."""
     *parents, last = name.split(".")
     outputs, inputs = layers[name].sides[:2] or (1, 0)
     experts = ".".join([*parents, "experts"])
@@ -145,12 +145,12 @@ def _is_router(name: str, layers: Mapping[str, Precision]) -> bool:
     )
 
 
-def _format_of(one: Precision) -> str:
+def _format_of(one: LayerPrecision) -> str:
     return next(text for text in one.formats if text)
 
 
-def leave_out(layers: Mapping[str, Precision], names: list[str]) -> str:
-    """The lines that exclude these layers, for the library that converted them."""
+def leave_out(layers: Mapping[str, LayerPrecision], names: list[str]) -> str:
+    """The action that leaves layers out of a quantisation, with code for their library."""
     kinds = {layers[name].kind for name in names}
     kept = "{" + ", ".join(repr(name) for name in names) + "}"
     if any("Float8Linear" in kind for kind in kinds):
@@ -198,7 +198,7 @@ quantize_(
     ),
 )
 def quantisation_matched_nothing(case: Case) -> Iterator[Seen]:
-    """A narrow format was requested, and no layer runs in one."""
+    """A format below 16 bits was asked for, and no layer is quantised."""
     products = case.precision.products
     if not products or any(one.is_quantised for one in case.precision.layers.values()):
         return
@@ -218,8 +218,8 @@ def quantisation_matched_nothing(case: Case) -> Iterator[Seen]:
 
 
 def _asked(case: Case) -> str | None:
-    """What asked for a narrow format, as the beginning of a sentence."""
-    detail = {} if case.ledger.started is None else case.ledger.started.detail
+    """What asked for a quantisation, as the beginning of a sentence; None if nothing did."""
+    detail = {} if case.events.started is None else case.events.started.detail
     conversions = detail.get("conversions")
     if isinstance(conversions, list) and conversions:
         return f"{conversions[0]} was called"

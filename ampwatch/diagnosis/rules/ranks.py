@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity, Standing
-from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
 
@@ -42,7 +42,7 @@ SAME_LOSSES = policy.NO_ACCIDENT_STEPS
     Ties(excludes_rate=always),
 )
 def ranks_disagree(case: Case) -> Iterator[Seen]:
-    """Scales or skips that differ between ranks."""
+    """Ranks whose loss scales or skips differ."""
     differ, ranks = case.ranks.differ, case.ranks.differing
     if differ.count < RANKS_DIFFER:
         return
@@ -76,7 +76,7 @@ def _different_starts(case: Case) -> dict[int, float]:
 
 
 def _started_apart(case: Case, starts: dict[int, float]) -> Seen:
-    """Scalers that were not alike to begin with: no overflow flag would make them so."""
+    """Ranks whose scalers began with different scales."""
     differ = case.ranks.differ
     scales = list_text([scale_text(scale) for scale in sorted(set(starts.values()))])
     each = list_text([f"rank {rank} at {scale_text(scale)}" for rank, scale in starts.items()], 8)
@@ -115,7 +115,7 @@ def _started_apart(case: Case, starts: dict[int, float]) -> Seen:
     Ties(explained_by=("AMP209", "AMP203", "AMP204"), excludes_rate=always),
 )
 def one_rank_overflows(case: Case) -> Iterator[Seen]:
-    """Overflows that one rank brings to all."""
+    """A rank that alone causes overflows, for which all ranks skip."""
     joint = case.scale.culprits.joint
     for rank, one in sorted(joint.alone.items()):
         times = one.times
@@ -172,7 +172,7 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
     Ties(excludes_rate=always),
 )
 def rank_silent(case: Case) -> Iterator[Seen]:
-    """A rank whose rows stop while others' go on."""
+    """A rank whose rows stop while other ranks go on."""
     course = case.ranks
     if not course.others or math.isnan(course.last_time_ns):
         return
@@ -207,8 +207,8 @@ _LOST_PEER = (
 
 
 def _disappeared(case: Case, signs: Sequence[_Sign]) -> Iterator[Seen]:
-    """Ranks with neither an end nor an error, after which another lost its connection."""
-    course, fatal = case.ranks, case.ledger.fatal
+    """Ranks that recorded neither an end nor an error before another lost its connection."""
+    course, fatal = case.ranks, case.events.fatal
     lost = [e for e in fatal if any(w in str(e.detail.get("message", "")) for w in _LOST_PEER)]
     told = {event.rank for event in fatal}
     gone = [s for s in signs if not course.is_gone(s.rank) and s.rank not in told]
@@ -270,7 +270,7 @@ def _signs_of_life(case: Case) -> list[_Sign]:
     Ties(excludes_rate=always, shown_late=True),
 )
 def reduction_overflow(case: Case) -> Iterator[Seen]:
-    """Finite gradients whose sum is not."""
+    """Finite gradients on all ranks whose sum overflows."""
     joint, times = case.scale.culprits.joint, case.scale.culprits.joint.joining
     # The scale may still come to where the sum fits.
     searching = case.is_searching and case.scale.startup_skips < policy.STARTUP_BLIND_SKIPS
@@ -297,7 +297,7 @@ def reduction_overflow(case: Case) -> Iterator[Seen]:
 
 
 def _standing(case: Case, times: Times) -> Standing:
-    """It also stands if the time since then is no longer than its usual gaps allow."""
+    """How the trouble of a rank stands; it goes on if its usual gaps are longer than the last."""
     standing = case.standing(times)
     if standing is Standing.STANDS or times.first_step is None or times.last_step is None:
         return standing
@@ -321,7 +321,7 @@ def _standing(case: Case, times: Times) -> Standing:
     ),
 )
 def ranks_see_same_data(case: Case) -> Iterator[Seen]:
-    """Bit-identical losses on all ranks."""
+    """Ranks whose losses are identical to the bit: they see the same data."""
     others = case.ranks.others.values()
     compared = min((facts.compared for facts in others), default=0)
     differ = any(facts.same_losses < facts.compared for facts in others)

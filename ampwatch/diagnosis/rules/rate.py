@@ -10,7 +10,7 @@ from ampwatch.diagnosis.findings import Action, Advice, Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
 from ampwatch.diagnosis.learning_rate.onset import CLIMB, Onset
-from ampwatch.diagnosis.registry import FROM_THE_FIRST_SKIP, MIXED, Page, Seen, Ties, codes, rule
+from ampwatch.diagnosis.rule import FROM_THE_FIRST_SKIP, MIXED, Page, Seen, Ties, codes, rule
 from ampwatch.diagnosis.words import go_back_text, restart_text
 
 
@@ -45,7 +45,7 @@ from ampwatch.diagnosis.words import go_back_text, restart_text
     ),
 )
 def learning_rate_too_high(case: Case) -> Iterator[Seen]:
-    """The rate causes trouble that lasts, and was not rising any more."""
+    """A learning rate that causes lasting trouble and was no longer rising."""
     seen, onset = case.judgement, case.judgement.onset
     advice = case.rate_advice
     if advice.action is Action.LOWER and seen.warmup is None and onset is not None:
@@ -68,7 +68,7 @@ def learning_rate_too_high(case: Case) -> Iterator[Seen]:
     Ties(explained_by=("AMP404", "AMP209"), groundless_beside=MIXED, late_to=FROM_THE_FIRST_SKIP),
 )
 def warmup_too_steep(case: Case) -> Iterator[Seen]:
-    """The same, while the rate was rising."""
+    """A learning rate that caused lasting trouble while it was still rising."""
     seen, onset = case.judgement, case.judgement.onset
     advice = case.rate_advice
     if advice.action is Action.LOWER and seen.warmup is not None and onset is not None:
@@ -104,7 +104,7 @@ def warmup_too_steep(case: Case) -> Iterator[Seen]:
     ),
 )
 def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
-    """A healthy run whose steps are short."""
+    """A learning rate so low that the gradient still points the same way after an update."""
     seen = case.judgement
     advice = case.rate_advice
     if advice.action is not Action.RAISE or seen.alignment is None:
@@ -114,7 +114,7 @@ def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
         last_step=seen.last_step,
         summary="The learning rate could be higher.",
         cause=advice.because,
-        action=how_to_change(advice),
+        action=how_to_change_rate(advice),
         evidence=(
             Evidence(
                 "next_gradient",
@@ -138,7 +138,7 @@ def _seen(seen: Judgement, onset: Onset, advice: Advice, severity: Severity, sum
         summary=summary,
         # The advice has the arithmetic.
         cause=f"{sign[0].upper()}{sign[1:]}, with {told}. {seen.attribution.told}",
-        action=how_to_change(advice),
+        action=how_to_change_rate(advice),
         evidence=tuple(
             Evidence(row.entry.signal, row.reading.step, *row.entry.compared(row.reading))
             for row in proofs
@@ -146,16 +146,16 @@ def _seen(seen: Judgement, onset: Onset, advice: Advice, severity: Severity, sum
     )
 
 
-def weighed(case: Case) -> list[str]:
-    """A run's table of evidence, one line for each sign: its points for the rate."""
+def rate_evidence_lines(case: Case) -> list[str]:
+    """The table of evidence for the rate as text, one line a sign with its points."""
     seen = case.judgement.attribution
     return [] if seen is None else [str(row) for row in seen.table]
 
 
-def how_to_change(advice: Advice) -> str:
-    """Where to restart, the rate to use, and the lines that set it.
+def how_to_change_rate(advice: Advice) -> str:
+    """How to change the rate: where to restart, which rate to use, and code to paste.
 
-    After a leap there are none: a checkpoint from before it holds the right rate.
+    After a leap there is no code: a checkpoint from before it holds the right rate.
     """
     assert advice.factor is not None
     where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)

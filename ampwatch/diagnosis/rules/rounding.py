@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.precision_history import Kept, RoundingSample
-from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rounding_history import KeptUpdates, RoundingSample
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.words import count_text
 
 # Most weights do not move, and most of the requested movement is lost. A smaller loss has the
@@ -48,13 +48,13 @@ _ERRORS = 2.0
     Ties(excludes_rate=always),
 )
 def updates_rounded_away(case: Case) -> Iterator[Seen]:
-    """Most of the weights do not move, and most of the update is lost."""
+    """Half-precision weights that lose most of each update to rounding."""
     known = case.rounding.samples
     later = known[-max(_LEAST_SAMPLES, len(known) // _LATER_PART) :]
     asked = case.rounding.every * sum(one.asked_share for one in later)
     if len(later) < _LEAST_SAMPLES or asked < _ASKED_SHARES:
         return
-    unmoved, kept = statistics.median(one.unmoved_share for one in later), Kept.of(later)
+    unmoved, kept = statistics.median(one.unmoved_share for one in later), KeptUpdates.of(later)
     if unmoved <= _UNMOVED_SHARE or kept.share + _ERRORS * kept.error >= _KEPT_SHARE:
         return
     last = later[-1]
@@ -73,5 +73,5 @@ def updates_rounded_away(case: Case) -> Iterator[Seen]:
 
 
 def _first_step(samples: tuple[RoundingSample, ...]) -> int:
-    """The first sample in which most weights did not move."""
+    """The first sampled step in which rounding left most weights unmoved."""
     return next(one.step for one in samples if one.unmoved_share > _UNMOVED_SHARE)

@@ -1,29 +1,29 @@
-"""AMP106, AMP107, AMP109 and AMP416: a scale that grows too far, never grows, or starts over."""
+"""AMP102, AMP106 and AMP107: a loss scale that grows and falls, without limit, or never."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-import numpy as np
-
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.rules.scale import sink
-from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.words import count_text, scale_text
-from ampwatch.rows import EventKind
+from ampwatch.diagnosis.rule import (
+    Page,
+    Seen,
+    Ties,
+    always,
+    rule,
+)
+from ampwatch.diagnosis.words import count_text, scale_text, share_text
 
 DEFAULT_SCALE = 2.0**16  # GradScaler's own
 # Where that is not enough either.
 RAISE_OCTAVES = 8
 
 
-def start_at(scale: float) -> str:
-    """A value to use, and why it is safe."""
+def start_scale_text(scale: float) -> str:
+    """The advice to start at this loss scale, and why that is safe, as a sentence."""
     exponent = int(math.log2(scale))
     own = ", which is PyTorch's own default" if scale == DEFAULT_SCALE else ""
     return (
@@ -32,15 +32,11 @@ def start_at(scale: float) -> str:
     )
 
 
-START_HIGHER = start_at(DEFAULT_SCALE)
+START_HIGHER = start_scale_text(DEFAULT_SCALE)
 
 # Scales that work end below 2^40 even where the largest gradient is 2^-24, half precision's
 # smallest; at 2^64 nothing has overflowed in some forty doublings, and inf is as many away.
 RUNAWAY_SCALE = 2.0**64
-# A resume causes one or two resets; three or more are caused by the loop.
-RECREATED_RESETS = 3
-# A new scaler is observed, not inferred: two are enough, if they cost steps.
-REPLACED_SCALERS = 2
 # One reset is one lost state; two or more explain why the scale never grows.
 LOST_GROWTH_RESETS = 2
 
@@ -69,7 +65,7 @@ RUNAWAY_LATE_SCALE, RUNAWAY_LATE_OCTAVES = 2.0**40, 16.0
     Ties(explained_by=("AMP410",), excludes_rate=always),
 )
 def scale_runaway(case: Case) -> Iterator[Seen]:
-    """A scale that grows without limit."""
+    """A loss scale that grows without limit because nothing overflows."""
     final, scale = case.final_scale, case.scale
     if final is None:
         return
@@ -108,7 +104,7 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
     Ties(excludes_rate=always, cures=("init_scale",)),
 )
 def scale_never_grows(case: Case) -> Iterator[Seen]:
-    """No growth, if it costs gradients or if resets prevent it."""
+    """A loss scale that never grows, if that costs gradients or resets prevent growth."""
     scale = case.scale
     if not scale.has_scaler or scale.growths or scale.first_accepted is None:
         return
@@ -140,7 +136,7 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
 
 
 def _start_higher(case: Case) -> str | None:
-    """The start to use, and how long the way there would be from this one."""
+    """The advice to start at a higher scale, with how long growth would take to get there."""
     scale, final = case.scale, case.final_scale
     if scale.resets.count or not final:
         return None
@@ -149,110 +145,49 @@ def _start_higher(case: Case) -> str | None:
         target = 2.0 ** (math.ceil(math.log2(final)) + RAISE_OCTAVES)
     steps = math.ceil(math.log2(target / final)) * scale.scaler.growth_interval
     way = f"From {scale_text(final)} it needs {steps:,} accepted steps to get there by growth"
-    return f"{start_at(target)} {way}."
+    return f"{start_scale_text(target)} {way}."
+
+
+# At torch's interval growth costs one skip in 2,001 steps; at one in four it is too short.
+SAWTOOTH_WASTE = 1 / 4
 
 
 @rule(
-    "AMP109",
-    "low-scale-by-design",
+    "AMP102",
+    "growth-sawtooth",
     Severity.INFO,
     Page(
-        meaning="The loss scale is below 1 and the run is healthy: the loss is a sum over many "
-        "items, so its gradients are large. This is not a fault.",
-        looks="Steps accepted at an established scale below 1, while the loss falls.",
-        not_to_confuse="AMP103 and AMP104, where a scale below 1 is the end of a fall.",
-        do="Nothing to do. Averaging the loss instead of summing it makes the scale easier to "
-        "read.",
-        example="fairseq's sum-reduced cross entropy at a scale of 2^-3.",
+        meaning="After growth_interval accepted steps the scaler doubles the scale to see "
+        "whether the gradients still fit. If they do not, one step is skipped and the scale "
+        "is halved again.",
+        looks="About one overflow in each growth interval, always just after a doubling, always "
+        "back to the same scale.",
+        not_to_confuse="AMP105, where skips come more often than the scale grows.",
+        do="Nothing. A longer growth_interval makes it rarer. If it costs more than "
+        f"{100 * SAWTOOTH_WASTE:.0f} % of the steps, this is a warning.",
+        example="growth_interval 2000: skips at steps 2001, 4003, 6005, each at 2^17.",
     ),
-    # A run that loses its gradients is not healthy.
-    Ties(groundless_beside=("AMP201", "AMP410")),
+    Ties(excludes_rate=always, cures=("growth_interval",)),
 )
-def low_scale_by_design(case: Case) -> Iterator[Seen]:
-    """A scale below 1 at which the run learns."""
-    scale, final = case.scale, case.final_scale
-    if final is None or final >= 1.0 or scale.low_scale_steps < policy.ESTABLISHED_STEPS:
+def growth_sawtooth(case: Case) -> Iterator[Seen]:
+    """Isolated overflows just after the loss scale grew."""
+    teeth, scale = case.teeth, case.scale
+    if not teeth.episodes:
         return
-    if case.standing_fall is not None or sink(case) is not None:
-        return
-    if scale.floored.count or not _loss_falls(case):
-        return
+    enough = scale.steps >= policy.STORM_WINDOW_STEPS
+    costly = enough and teeth.skips > SAWTOOTH_WASTE * scale.steps
+    cost = f", and {share_text(teeth.skips, scale.steps)} of the steps are lost to it"
     yield Seen(
-        first_step=scale.level_step,
-        last_step=scale.last_step,
-        summary=f"The loss scale is {scale_text(final)}, and the run is healthy.",
-        cause="Steps are accepted at this scale and the loss falls: a loss that is summed over "
-        "many items has large gradients.",
-        evidence=(Evidence("scale", scale.last_step, final, 1.0, "usual at least"),),
-    )
-
-
-def _loss_falls(case: Case) -> bool:
-    """Whether the last losses are below the first; False if that is unknown."""
-    head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
-    first, last = head[np.isfinite(head)], tail[np.isfinite(tail)]
-    few = policy.ESTABLISHED_STEPS
-    if not case.observed.loop:  # a log has few lines for many steps: a third of them at each end
-        few = min(few, len(first) // 3)
-    if few < policy.LOSS_LINES or len(first) < 2 * few:
-        return False
-    return bool(median(last[-few:]) < median(first[:few]))
-
-
-@rule(
-    "AMP416",
-    "scaler-recreated",
-    Severity.ERROR,
-    Page(
-        meaning="The loss scale starts over again and again: a new GradScaler is made every "
-        "epoch or iteration, so it never settles, and each search costs steps.",
-        looks=f"The optimizer steps through {REPLACED_SCALERS} or more new GradScalers; or "
-        f"{RECREATED_RESETS} or more jumps back to the initial scale that nothing in the "
-        "record explains.",
-        not_to_confuse="AMP108, one reset, which is usually a resume without the scaler's "
-        "state; a second phase of training with its own scaler.",
-        do="Make one GradScaler before the training loop, and keep it.",
-        example="scaler = GradScaler() inside `for epoch in ...`: 2^16 at the start of each.",
-    ),
-    Ties(excludes_rate=always),
-)
-def scaler_recreated(case: Case) -> Iterator[Seen]:
-    """New scalers that were observed, or more resets than resumes explain."""
-    made = case.ledger.of(EventKind.SCALER_REPLACED)
-    scale = case.scale
-    if made.count >= REPLACED_SCALERS:
-        yield _made_anew(made, case.loop.searched)
-    elif scale.resets.count >= RECREATED_RESETS and scale.reset is not None:
-        yield Seen(
-            at=scale.resets,
-            summary=f"The loss scale started over {scale.resets.count} times.",
-            cause=f"Each time it jumped back to its initial {scale_text(scale.reset.scale_to)} "
-            f"and searched again, which skipped {count_text(scale.reset_skips, 'step')}.",
-            evidence=(
-                Evidence(
-                    "resets",
-                    scale.resets.last_step,
-                    float(scale.resets.count),
-                    float(RECREATED_RESETS),
-                    "threshold",
-                ),
-            ),
-        )
-
-
-def _made_anew(made: Times, searched: int) -> Seen:
-    """Two that cost nothing may be phases of one training; three are an error."""
-    harmless = made.count < RECREATED_RESETS and not searched
-    cost = (
-        f"their searches skipped {count_text(searched, 'step')} that are not in the record."
-        if searched
-        else "each starts at its initial scale, and never grows beyond it."
-    )
-    return Seen(
-        severity=Severity.INFO if harmless else Severity.ERROR,
-        at=made,
-        summary=f"The optimizer stepped through {count_text(made.count, 'new GradScaler')}.",
-        cause="The loop creates them during training, and the scale that was found is lost: "
-        f"{cost}",
-        evidence=(Evidence("scaler-replaced", made.last_step, float(made.count)),),
+        severity=Severity.WARNING if costly else Severity.INFO,
+        first_step=teeth.first_step,
+        last_step=teeth.last_step,
+        summary=f"{count_text(teeth.episodes, 'overflow')} just after the scale grew"
+        + (f"{cost}." if costly else ", as expected."),
+        cause=f"The scale doubled, to {scale_text(teeth.highest_scale)} at most; the gradients "
+        "overflowed there, and it was halved again.",
+        action=f"Give GradScaler a longer growth_interval than {scale.scaler.growth_interval:,}; "
+        "its default is 2000."
+        if costly
+        else None,
+        evidence=(Evidence("scale", teeth.last_step, teeth.last_scale),),
     )

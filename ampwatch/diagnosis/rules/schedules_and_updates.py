@@ -8,7 +8,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.loop_history import STARVED
-from ampwatch.diagnosis.registry import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, share_text
 
@@ -41,7 +41,7 @@ SILENT_SHARE = 0.5
     ),
 )
 def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
-    """A rate that changes on skipped steps."""
+    """A schedule that advances on skipped steps too."""
     loop = case.loop
     moved = loop.moved_on_skips
     if moved.count < DRIFT_SKIPS or moved.count < DRIFT_SHARE * loop.skips:
@@ -72,7 +72,7 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
     Ties(excludes_rate=always),
 )
 def shared_scaler(case: Case) -> Iterator[Seen]:
-    """One optimizer's overflows lower everyone's scale."""
+    """A scaler shared by several optimizers, of which one's overflows lower the scale for all."""
     part = case.loop.skipped_in_part
     if case.is_searching or part.count < SHARED_SKIPS:
         return
@@ -115,7 +115,7 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
     Ties(explained_by=("AMP410",), excludes_rate=always),
 )
 def silent_skip(case: Case) -> Iterator[Seen]:
-    """Accepted steps that move nothing."""
+    """Accepted steps whose updates do not move the weights."""
     if _stands_still(case):
         yield _without_a_rate(case)
         return
@@ -135,7 +135,7 @@ def silent_skip(case: Case) -> Iterator[Seen]:
 
 
 def _is_most(case: Case, times: Times) -> bool:
-    """Whether it was so in most of the steps that should have moved the weights, up to the end."""
+    """Whether these were most of the steps that should have moved the weights, up to the end."""
     least = max(SILENT_STEPS, SILENT_SHARE * case.loop.pushed)
     return times.count >= least and case.stands(times)
 
@@ -169,7 +169,7 @@ def _starved(case: Case) -> Seen:
 
 
 def _stands_still(case: Case) -> bool:
-    """Whether no rate was ever above zero, for longer than a warm-up starts, and nothing moved."""
+    """Whether no update moved the weights because the schedule's rate was always zero."""
     if case.numbers.any_rate or case.loop.updates:
         return False
     return min(case.numbers.rates, case.loop.unmoved) > STILL_STEPS

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.device_history import Card
+from ampwatch.diagnosis.device_history import OneDeviceHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.precision_history import Precision
-from ampwatch.diagnosis.registry import Page, Seen, rule
+from ampwatch.diagnosis.precision_history import LayerPrecision
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.words import list_text, percent_text
 
 # Half-precision products are fastest where every side is a multiple of 8 (16 bytes; NVIDIA, "Matrix
@@ -42,8 +42,8 @@ _HALF = ("bfloat16", "float16")
     ),
 )
 def misaligned_shapes(case: Case) -> Iterator[Seen]:
-    """Half-precision products whose sides do not fit tensor cores."""
-    cards = [card for card in case.devices if _has_units(card, "float16")]
+    """Half-precision matrix products whose sides do not fit tensor cores."""
+    devices = [device for device in case.devices if _has_tensor_cores(device, "float16")]
     products = {name: one for name, one in case.precision.products.items() if one.runs_half}
     odd = {
         name: one.flops or 0.0
@@ -51,7 +51,7 @@ def misaligned_shapes(case: Case) -> Iterator[Seen]:
         if any(side % ALIGNED_SIDE for side in one.sides)
     }
     total = sum(one.flops or 0.0 for one in products.values())
-    if not cards or sum(odd.values()) < MISALIGNED_SHARE * total or not odd:
+    if not devices or sum(odd.values()) < MISALIGNED_SHARE * total or not odd:
         return
     names = sorted(odd, key=lambda name: -odd[name])
     yield Seen(
@@ -70,8 +70,8 @@ def _sides_text(sides: Sequence[int]) -> str:
     return f"{sides[0]} x {sides[1]}{rows}"
 
 
-def _rounded(products: Mapping[str, Precision], names: Sequence[str]) -> str:
-    """Each odd side of the largest layers and what it should be, once."""
+def _rounded(products: Mapping[str, LayerPrecision], names: Sequence[str]) -> str:
+    """Which sides to round up for tensor cores, as text: each odd side of the largest layers."""
     sides = dict.fromkeys(side for name in names[:3] for side in products[name].sides)
     return list_text([f"{side} to {-(-side // 8) * 8}" for side in sides if side % ALIGNED_SIDE])
 
@@ -93,34 +93,34 @@ def _rounded(products: Mapping[str, Precision], names: Sequence[str]) -> str:
     ),
 )
 def no_tensor_cores(case: Case) -> Iterator[Seen]:
-    """A card that half precision does not speed up."""
+    """A GPU without tensor cores for the format of autocast."""
     for dtype in _HALF:
-        cards = [card for card in case.devices if _has_units(card, dtype) is False]
-        if dtype in case.numbers.autocast_dtypes and cards:
-            yield _slow(cards, dtype, case)
+        devices = [device for device in case.devices if _has_tensor_cores(device, dtype) is False]
+        if dtype in case.numbers.autocast_dtypes and devices:
+            yield _slow(devices, dtype, case)
             return
 
 
-def _slow(cards: Sequence[Card], dtype: str, case: Case) -> Seen:
-    card, needed = cards[0], TENSOR_CORES[dtype]
+def _slow(devices: Sequence[OneDeviceHistory], dtype: str, case: Case) -> Seen:
+    device, needed = devices[0], TENSOR_CORES[dtype]
     return Seen(
         at=case.scale,
-        ranks=tuple(sorted({card.rank for card in cards})),
-        summary=f"The {card.name or 'GPU'} gains no speed from {dtype}.",
-        cause=f"Its compute capability is {card.capability}; tensor cores for {dtype} came with "
+        ranks=tuple(sorted({device.rank for device in devices})),
+        summary=f"The {device.name or 'GPU'} gains no speed from {dtype}.",
+        cause=f"Its compute capability is {device.capability}; tensor cores for {dtype} came with "
         f"{needed}."
-        if float(card.capability or 0) < needed
+        if float(device.capability or 0) < needed
         else f"Cards of the {NO_TENSOR_CORES} series have no tensor cores.",
         evidence=(
-            Evidence("capability", case.scale.first_step, card.capability, str(needed), "needed"),
+            Evidence("capability", case.scale.first_step, device.capability, str(needed), "needed"),
         ),
     )
 
 
-def _has_units(card: Card, dtype: str) -> bool | None:
-    """Whether the card has tensor cores for this format; None if its capability is not known."""
+def _has_tensor_cores(device: OneDeviceHistory, dtype: str) -> bool | None:
+    """Whether a device has tensor cores for this format; None if that is not known."""
     try:
-        capability = float(card.capability or "")
+        capability = float(device.capability or "")
     except ValueError:
         return None
-    return capability >= TENSOR_CORES[dtype] and NO_TENSOR_CORES not in (card.name or "")
+    return capability >= TENSOR_CORES[dtype] and NO_TENSOR_CORES not in (device.name or "")

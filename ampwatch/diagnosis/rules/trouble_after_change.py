@@ -1,4 +1,4 @@
-"""AMP306: trouble that began with a change."""
+"""AMP306: trouble that began with a change, and what a restart itself changed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.registry import Page, Seen, rule
-from ampwatch.diagnosis.rules.harmful_restart import harmful_restart
-from ampwatch.diagnosis.rules.loss import standing_rise
-from ampwatch.diagnosis.rules.rate import how_to_change
-from ampwatch.diagnosis.signals import Event
+from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rules.loss import rise_that_stands
+from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.words import count_text
 from ampwatch.rows import EventKind
 
@@ -37,8 +36,8 @@ from ampwatch.rows import EventKind
     ),
 )
 def jump_at_event(case: Case) -> Iterator[Seen]:
-    """Trouble that began with a change."""
-    onset, rise = case.judgement.onset, standing_rise(case)
+    """Trouble that began right after something was changed."""
+    onset, rise = case.judgement.onset, rise_that_stands(case)
     if (lost := harmful_restart(case)) is not None:
         yield lost
         return
@@ -67,16 +66,16 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
 
 
 def _back(case: Case, step: int) -> str | None:
-    """What to do if the change was a leap of the rate; None after any other."""
+    """What to do if the change before the trouble was a leap of the rate; else None."""
     leapt = case.rate_advice.leapt_at_step
     is_this = leapt is not None and abs(step - leapt) <= 1  # an event may come a step early
-    return how_to_change(case.rate_advice) if is_this else None
+    return how_to_change_rate(case.rate_advice) if is_this else None
 
 
 def _changes(case: Case) -> Iterator[tuple[int, str]]:
-    """When something was changed, and what; the next step of a warm-up does not count."""
+    """When something was changed before the trouble, and what; stairs of a warm-up do not count."""
     leaps = case.leaps
-    for event in case.ledger.changes:
+    for event in case.events.changes:
         if event.kind != EventKind.LR_CHANGED.value or not leaps.is_climb(event.step):
             yield event.step, _said(event)
     for leap in filter(leaps.is_settled, leaps.leaps):  # of records without events
@@ -95,3 +94,39 @@ def _said(event: Event) -> str:
         "batch-size-changed": f"the batch size {way}",
         "lr-changed": f"the rate of group {group} {way}" if group else f"the rate {way}",
     }[event.kind]
+
+
+_NORMS = {"update": "the updates", "grad_norm": "the gradient norm"}
+
+
+def harmful_restart(case: Case) -> Seen | None:
+    """A loss that jumps right after a restart, together with updates or gradients.
+
+    A warning even if the run recovers: the next restart will do the same.
+    """
+    first, last, jumps = case.restarts.first, case.restarts.last, case.restarts.jumps
+    if first is None or last is None:
+        return None
+    before, after = last.loss
+    norm = f", {_NORMS[last.norm]} {last.times:.1f} times as large" if last.norm else ""
+    times = f"At {count_text(jumps.count, 'restart')}" if jumps.count > 1 else "At the restart"
+    where = f"before step {first.step}" if first.is_seam else f"at step {first.step}"
+    summary = f"{times} {where} the loss jumped from {before:.3g} to {after:.3g}."
+    cause = f"It stayed there for tens of steps{norm}: the run did not continue as it "
+    cause += "was. Usually the optimizer's state was not loaded."
+    action = "Save optimizer.state_dict() with each checkpoint and load it on resume. If that is "
+    action += "not possible, warm the rate up."
+    if last.rates is not None:
+        summary = f"Since the restart {where} the loss went from {before:.3g} to {after:.3g}."
+        cause = f"The rate rose from {last.rates[0]:.3g} to {last.rates[1]:.3g} there, and at the "
+        cause += f"record's end the loss has not come back{norm}: the schedule started over."
+        action = "Restart from that checkpoint with the scheduler's state loaded."
+    return Seen(
+        severity=Severity.WARNING,
+        first_step=first.step,
+        last_step=last.step,
+        summary=summary,
+        cause=cause,
+        action=action,
+        evidence=(Evidence("loss", last.step, after, before, "before"),),
+    )

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampwatch.report import thinning
-from ampwatch.report.stretches import Stretches
+from ampwatch.report.thinning import Stretches
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -1,0 +1,54 @@
+"""How noisy values are: robust deviations, where usual values end, medians that smooth a loss."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.learning_rate.constants import (
+    BAND_FACTOR,
+    MEDIAN_STEPS,
+    ROBUST_DEVIATIONS,
+)
+from ampwatch.diagnosis.medians import median
+
+
+def robust_deviation(values: Floats) -> float:
+    """The robust standard deviation of these values, never quite zero."""
+    middle = median(values)
+    spread = 1.4826 * median(np.abs(values - middle))
+    return float(nonzero_deviation(np.asarray(spread), np.asarray(middle)))
+
+
+def nonzero_deviation(spread: Floats, middle: Floats) -> Floats:
+    """A deviation, raised to the least that is allowed for values of this size."""
+    return np.maximum(spread, np.maximum(1e-3 * np.abs(middle), 1e-12))
+
+
+def upper_edge(usual: Floats) -> float:
+    """Where usual values end: at twice their median, or higher if they are noisy."""
+    middle = median(usual)
+    return max(BAND_FACTOR * middle, middle + ROBUST_DEVIATIONS * robust_deviation(usual))
+
+
+def loss_noise(loss: Floats) -> float:
+    """The noise of a loss from step to step, without its trend."""
+    if len(loss) < 3:
+        return 0.0
+    return 1.4826 * median(np.abs(np.diff(loss))) / float(np.sqrt(2))
+
+
+def calmest_noise(loss: Floats) -> float:
+    """The noise of the calmest quarter of a loss: after a divergence the rest shows that."""
+    parts = [p for p in np.array_split(loss, 4) if len(p) >= MEDIAN_STEPS]
+    return min((loss_noise(part) for part in parts), default=loss_noise(loss))
+
+
+def trailing_medians(loss: Floats, size: int = MEDIAN_STEPS) -> Floats:
+    """The median of the last losses at each step, which removes most of the noise."""
+    if not len(loss):
+        return loss
+    padded = np.concatenate([np.full(size - 1, np.nan), loss])
+    ordered = np.sort(np.lib.stride_tricks.sliding_window_view(padded, size), axis=1)
+    known, rows = np.minimum(np.arange(len(loss)) + 1, size), np.arange(len(loss))
+    return np.asarray((ordered[rows, (known - 1) // 2] + ordered[rows, known // 2]) / 2)

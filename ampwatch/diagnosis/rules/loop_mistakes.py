@@ -1,0 +1,196 @@
+"""AMP401, 403, 404, 409 and 412: mistakes in the loop that the probe observed directly.
+
+The probe records the first of each as a `misuse` event with the finding's code and its numbers. A
+rule here is only its page and the wording of the event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.event import Event
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.rule import Page, Rule, Seen, Ties, always
+from ampwatch.diagnosis.rules.fatal_errors import is_about_dtypes
+from ampwatch.diagnosis.words import count_text, list_text, scale_text
+
+Numbers = Callable[[Event], tuple[str, tuple[Evidence, ...]]]
+
+
+def _mistake(
+    code: str,
+    name: str,
+    severity: Severity,
+    page: Page,
+    ties: Ties,
+    *,
+    summary: str,
+    cause: str,
+    numbers: Numbers = lambda _event: ("", ()),
+    harms: Callable[[Case], bool] = lambda _case: True,
+    left: Callable[[Case], str] = lambda _case: "",
+) -> Rule:
+    """Make the rule for a mistake in the loop from its code and the words of its event.
+
+    `left` tells what the mistake has left at the end of the record, as the end of the summary. If
+    the record shows no harm by the mistake, the finding is information.
+    """
+
+    def check(case: Case) -> Iterator[Seen]:
+        event = case.events.misuse.get(code)
+        if event is None:
+            return
+        told, evidence = numbers(event)
+        yield Seen(
+            severity=severity if harms(case) else Severity.INFO,
+            first_step=event.step,
+            summary=f"{summary.removesuffix('.')}{left(case)}.",
+            cause=cause + told,
+            ranks=(event.rank,),
+            evidence=evidence,
+        )
+
+    return Rule(code, name, severity, page, check, ties)
+
+
+clip_before_unscale = _mistake(
+    "AMP401",
+    "clip-before-unscale",
+    Severity.ERROR,
+    Page(
+        meaning="Gradients were clipped (or edited) while they were still multiplied by the "
+        "loss scale, so the effective limit is max_norm / scale and nearly every update is "
+        "cut to almost nothing.",
+        looks="Gradients change between backward and unscale_.",
+        not_to_confuse="Clipping after scaler.unscale_(optimizer), which is right.",
+        do="Call scaler.unscale_(optimizer) before clip_grad_norm_.",
+        example="backward, clip_grad_norm_(..., 1.0), scaler.step: an effective limit of 2^-16.",
+    ),
+    # What was cleared too early was not clipped.
+    Ties(groundless_beside=("AMP410",), excludes_rate=always),
+    summary="Gradients were clipped before they were unscaled.",
+    cause="They changed between the backward pass and unscale_, when they were still multiplied "
+    "by the loss scale: the effective limit is that many times too small.",
+)
+
+
+def _mixed(event: Event) -> tuple[str, tuple[Evidence, ...]]:
+    """What an update() inside an accumulation mixed up: which scales, as text and evidence."""
+    if event.detail.get("raised"):
+        return " torch raised an error, because no optimizer had unscaled or used them.", ()
+    seen, updates = event.detail.get("scales"), event.detail.get("updates")
+    if not isinstance(updates, int) or not isinstance(seen, list):
+        return "", ()
+    scales = [float(scale) for scale in seen if isinstance(scale, (int, float))]
+    different = [scale_text(scale) for scale in dict.fromkeys(scales)]
+    told = f" In step {event.step} it had been called {count_text(updates, 'time')} before the "
+    told += f"optimizer's step; the backward passes ran at a scale of {list_text(different)}."
+    if event.detail.get("unscaled"):
+        told += " unscale_ ran each time, so the first gradients were divided more than once."
+    last, first = (scales[-1], scales[0]) if scales else (None, None)
+    return told, (Evidence("scale", event.step, last, first, "in the first backward pass"),)
+
+
+update_inside_accumulation = _mistake(
+    "AMP403",
+    "update-inside-accumulation",
+    Severity.ERROR,
+    Page(
+        meaning="scaler.update() ran between the backward passes of one optimizer step. "
+        "Gradients with different scales are added up, or some are unscaled twice: the sum "
+        "is a wrong gradient, and an overflow in it lowers the scale again at each update.",
+        looks="Gradients that no step has used exist when update() is called, and the next "
+        "backward pass adds to them: under another scale, or after unscale_.",
+        not_to_confuse="An update after a step that was left out on purpose, if the gradients "
+        "are cleared next; two optimizers that step at different intervals, while the scale "
+        "does not change.",
+        do="Call scaler.unscale_, step and update together, once, after a step's last backward.",
+        example="for each micro-batch: scale(loss).backward(); unscale_(optimizer); update().",
+    ),
+    Ties(excludes_rate=always),
+    summary="scaler.update() is called inside a gradient accumulation.",
+    cause="It ran while gradients were waiting for their optimizer's step.",
+    numbers=_mixed,
+)
+
+step_bypasses_scaler = _mistake(
+    "AMP404",
+    "step-bypasses-scaler",
+    Severity.ERROR,
+    Page(
+        meaning="optimizer.step() was called directly although a scaler scales the loss: the "
+        "update uses gradients that are `scale` times too large, and overflows are not skipped.",
+        looks="An optimizer step outside scaler.step.",
+        not_to_confuse="A second optimizer whose loss is not scaled on purpose.",
+        do="Replace optimizer.step() by scaler.step(optimizer).",
+        example="scaler.scale(loss).backward(); optimizer.step()",
+    ),
+    Ties(excludes_rate=always),
+    summary="optimizer.step() was called directly, not through the scaler.",
+    cause="The loss is scaled, so this update used gradients multiplied by the scale, and an "
+    "overflow would not have been skipped.",
+)
+
+
+def _met_mixed_types(case: Case) -> bool:
+    """Whether training ended by the dtype error that backward under autocast can cause."""
+    return any(is_about_dtypes(str(event.detail.get("message", ""))) for event in case.events.fatal)
+
+
+backward_under_autocast = _mistake(
+    "AMP409",
+    "backward-under-autocast",
+    Severity.WARNING,
+    Page(
+        meaning="backward() ran inside the autocast block. PyTorch advises against it: a custom "
+        "backward may run in another type than its forward. Torch's own operations are not "
+        "affected.",
+        looks="Autocast is on when the backward pass starts. Information; a warning if training "
+        "then ended by a mixed-dtype error (AMP415).",
+        not_to_confuse="A gradient penalty's inner torch.autograd.grad, which may be inside the "
+        "block.",
+        do="End the `with torch.autocast(...)` block before backward(). If a framework keeps it "
+        "open (Lightning's manual optimization), nothing needs to be done.",
+        example="with torch.autocast(...): loss = f(x); scaler.scale(loss).backward()",
+    ),
+    Ties(),
+    summary="backward() runs inside the autocast block.",
+    cause="Autocast was still on when the backward pass began.",
+    harms=_met_mixed_types,
+)
+
+
+def _inf_in_grad(case: Case) -> str:
+    """Since when an inf has stayed in gradients that are not cleared: every step is skipped."""
+    scale, ending = case.scale, case.scale.ending
+    if case.is_searching and scale.search.skips >= policy.SPIKE_SKIPS:
+        return f": an inf has been left in .grad since step {scale.first_step or 0:,}"
+    if ending is None or ending.last != scale.steps - 1 or ending.streak < policy.SPIKE_SKIPS:
+        return ""
+    since = ending.last_step - ending.streak + 1
+    return f": an inf has been left in .grad since step {since:,}"
+
+
+grads_not_cleared = _mistake(
+    "AMP412",
+    "grads-not-cleared",
+    Severity.ERROR,
+    Page(
+        meaning="Gradients that an optimizer step has used are still there at its next step, so "
+        "every step repeats all the steps before it.",
+        looks="Since the last step, only backward passes have written to the gradients that it "
+        "used, and they were not zero when the pass began.",
+        not_to_confuse="Accumulation over micro-batches, which clears after its step; gradients "
+        "that another loss left and that are cleared before this one's backward.",
+        do="Call optimizer.zero_grad() once a step, before the first backward.",
+        example="for batch in data: scaler.scale(loss(batch)).backward(); scaler.step(optimizer); "
+        "scaler.update()",
+    ),
+    Ties(excludes_rate=always),
+    summary="The gradients are not cleared between steps.",
+    cause="The gradients of the previous step were still in .grad when the next backward pass "
+    "began, and were used again; an overflow stays there for ever.",
+    left=_inf_in_grad,
+)

@@ -1,0 +1,149 @@
+"""AMP104 and AMP109: a loss scale too low for any step to work, and one that is low by design."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.event_history import AT_FLOOR
+from ampwatch.diagnosis.findings import Evidence, Severity, Standing
+from ampwatch.diagnosis.medians import median
+from ampwatch.diagnosis.rule import (
+    NOT_FINITE,
+    RATE,
+    Page,
+    Seen,
+    Ties,
+    rule,
+)
+from ampwatch.diagnosis.rules.scale_collapse import slow_fall, unknown_cause_text
+from ampwatch.diagnosis.rules.scale_search_and_resets import (
+    STARTUP_ERROR_SCALE,
+)
+from ampwatch.diagnosis.words import scale_text
+
+
+@rule(
+    "AMP104",
+    "scale-at-floor",
+    Severity.ERROR,
+    Page(
+        meaning="The loss scale is zero, at the framework's minimum, or so small that no step "
+        "can succeed. At 2^-128 and below, its inverse is inf in float32: torch then finds "
+        "no overflow, takes the step, and destroys the weights without a warning.",
+        looks="A skip at the minimum, or any step at a scale below "
+        f"{scale_text(policy.FLOOR_SCALE)}. In another trainer's log also the error with "
+        "which it gave up.",
+        not_to_confuse="AMP109: with a loss summed over many items, a scale well below 1 is "
+        "healthy.",
+        do="Stop the run, fix what made the scale fall, and restart from a checkpoint with a "
+        "healthy scale. A minimum scale or a lower floor does not help.",
+        example="scale 1.2e-38 and still skipping.",
+    ),
+    Ties(explained_by=("AMP103", "AMP209", *RATE, *NOT_FINITE)),
+)
+def scale_at_floor(case: Case) -> Iterator[Seen]:
+    """A loss scale at the lowest value possible, or too low for any step to work."""
+    scale, final, times = case.scale, case.final_scale, case.scale.floored
+    if not times.count:
+        yield from _gave_up(case)
+        return
+    healed = final is not None and final > max(policy.FLOOR_SCALE, scale.floor or 0.0)
+    standing = Standing.HEALED if healed else Standing.STANDS
+    yield Seen(
+        standing=standing,
+        at=times,
+        summary=f"The loss scale reached its floor, {scale_text(scale.lowest)}"
+        + (f"{standing.ending}." if healed else ": no step can succeed."),
+        cause="It is so small that its inverse is not a finite number."
+        if scale.tiny.count
+        else "It fell to the lowest scale that the framework allows, and steps still overflow.",
+        evidence=(
+            Evidence(
+                "scale", times.first_step, scale.lowest, policy.FLOOR_SCALE, "smallest that works"
+            ),
+        ),
+    )
+
+
+def _gave_up(case: Case) -> Iterator[Seen]:
+    """A scale too low to go on: the framework gave up at it, or no search goes so low."""
+    final, last = case.final_scale, case.events.fatal[-1:]
+    told = next((e for e in last if any(w in str(e.detail.get("message")) for w in AT_FLOOR)), None)
+    if told is not None and told.step >= (case.scale.last_step or 0):
+        summary = (
+            f"The framework gave up: the loss scale, {scale_text(final)}, could not fall any "
+            "further."
+        )
+        cause = "Steps overflowed at the lowest scale that the framework allows."
+        step: int | None = told.step
+    elif _is_lost(case):
+        summary = f"The loss scale is {scale_text(final)}: no gradient survives at this scale."
+        cause = "No summed loss needs so low a scale: it fell there step by step."
+        step = case.scale.last_step
+    else:
+        return
+    yield Seen(
+        first_step=step,
+        last_step=step,
+        summary=summary,
+        cause=cause + unknown_cause_text(case),
+        evidence=(Evidence("scale", step, final, case.scale.floor, "the framework's lowest"),),
+    )
+
+
+def _is_lost(case: Case) -> bool:
+    """Whether the scale is lower than any search needs, and no other finding reports that."""
+    final = case.final_scale
+    low = final is not None and final < STARTUP_ERROR_SCALE
+    return low and not case.is_searching and case.standing_fall is None
+
+
+@rule(
+    "AMP109",
+    "low-scale-by-design",
+    Severity.INFO,
+    Page(
+        meaning="The loss scale is below 1 and the run is healthy: the loss is a sum over many "
+        "items, so its gradients are large. This is not a fault.",
+        looks="Steps accepted at an established scale below 1, while the loss falls.",
+        not_to_confuse="AMP103 and AMP104, where a scale below 1 is the end of a fall.",
+        do="Nothing to do. Averaging the loss instead of summing it makes the scale easier to "
+        "read.",
+        example="fairseq's sum-reduced cross entropy at a scale of 2^-3.",
+    ),
+    # A run that loses its gradients is not healthy.
+    Ties(groundless_beside=("AMP201", "AMP410")),
+)
+def low_scale_by_design(case: Case) -> Iterator[Seen]:
+    """A low loss scale, below 1, at which the run learns."""
+    scale, final = case.scale, case.final_scale
+    if final is None or final >= 1.0 or scale.low_scale_steps < policy.ESTABLISHED_STEPS:
+        return
+    if case.standing_fall is not None or slow_fall(case) is not None:
+        return
+    if scale.floored.count or not _loss_falls(case):
+        return
+    yield Seen(
+        first_step=scale.level_step,
+        last_step=scale.last_step,
+        summary=f"The loss scale is {scale_text(final)}, and the run is healthy.",
+        cause="Steps are accepted at this scale and the loss falls: a loss that is summed over "
+        "many items has large gradients.",
+        evidence=(Evidence("scale", scale.last_step, final, 1.0, "usual at least"),),
+    )
+
+
+def _loss_falls(case: Case) -> bool:
+    """Whether the run learns at its low scale: the last losses are below the first."""
+    head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
+    first, last = head[np.isfinite(head)], tail[np.isfinite(tail)]
+    few = policy.ESTABLISHED_STEPS
+    if not case.observed.loop:  # a log has few lines for many steps: a third of them at each end
+        few = min(few, len(first) // 3)
+    if few < policy.LOSS_LINES or len(first) < 2 * few:
+        return False
+    return bool(median(last[-few:]) < median(first[:few]))

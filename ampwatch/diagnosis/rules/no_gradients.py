@@ -1,0 +1,187 @@
+"""AMP410: parameters without gradients, or gradients that are all zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
+from ampwatch.diagnosis.findings import Evidence, Finding, Severity
+from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rules.scale_growth import START_HIGHER
+from ampwatch.diagnosis.words import count_text, scale_text
+
+# Gradients that are all exactly zero: one batch may give none, so many batches in a row do not. In
+# a log: five lines, if the loss does not change either.
+ZERO_STEPS, ZERO_LINES = policy.NO_ACCIDENT_STEPS, 5
+
+
+def _unless_died(case: Case, _finding: Finding) -> bool:
+    """Whether the rate is excluded as a cause: too high a rate kills units that had gradients."""
+    return not case.zeros.has_died
+
+
+@rule(
+    "AMP410",
+    "no-gradients",
+    Severity.ERROR,
+    Page(
+        meaning="The optimizer stepped and none of its parameters had a gradient, or every "
+        "gradient was exactly zero, or the loss does not depend on any trainable parameter. "
+        "Nothing is learnt.",
+        looks="torch's error that no inf checks were recorded for this optimizer, or that the "
+        f"loss does not require grad. Or {ZERO_STEPS} accepted steps in a row, up to the end "
+        "of the record, with a gradient norm of exactly 0. The rest of the record shows why, "
+        "in this order: the norm was not zero after the backward pass (cleared too early); "
+        "half precision lost everything (the layers' underflow share, and the scale); the "
+        "loss is exactly 0 (multiplied by 0, masked); it is the same in every step (clamped, "
+        "saturated); it varies (detached, rounded, dead units).",
+        not_to_confuse="A loss that training has brought down until nothing is left to learn (a "
+        "hinge loss, a few memorised examples): this is reported as information. Parameters that "
+        "are frozen on purpose, beside others that learn; a rate of 0 at the start of a warm-up.",
+        do="Check that the optimizer was given this model's parameters, that they require "
+        "gradients, that the loss is not detached (re-entrant checkpointing detaches it if no "
+        "input requires a gradient), and that zero_grad() is not called between backward() and "
+        "step(). If the gradients underflow, scale the loss or raise the scale.",
+        example="the optimizer was made before the model was replaced by its compiled copy; the "
+        "loss is computed from output.round().",
+    ),
+    Ties(explained_by=(*RATE, "AMP408", "AMP107", "AMP103", "AMP201"), excludes_rate=_unless_died),
+)
+def no_gradients(case: Case) -> Iterator[Seen]:
+    """Parameters without gradients, a loss without a graph, or gradients that are all zero."""
+    raised = next((text for text in _REFUSALS if text in case.events.raised), None)
+    if raised is not None:
+        yield _refused(case, raised)
+    elif _are_zero(case):
+        yield _zeros(case)
+    elif _are_frozen(case):
+        yield Seen(
+            at=case.scale,
+            summary="No parameter has a gradient: every observed layer is frozen.",
+            cause="No step has a gradient norm, no update moved a weight, and no layer's weights "
+            "have requires_grad.",
+            action="Set requires_grad on the parameters to train, and pass them to the optimizer.",
+            evidence=(Evidence("update_norm", case.scale.last_step, 0.0),),
+        )
+
+
+# torch's words: what they mean, and what to do.
+_REFUSALS = {
+    NO_GRAPH: (
+        "The loss does not depend on any trainable parameter.",
+        "Check requires_grad, detach(), no_grad() and checkpoint(..., use_reentrant=False).",
+    ),
+    NO_GRADIENTS: (
+        "The optimizer's parameters have no gradients.",
+        "Check the optimizer's parameters, requires_grad, and where zero_grad() is called.",
+    ),
+}
+
+
+def _refused(case: Case, text: str) -> Seen:
+    event, (summary, action) = case.events.raised[text], _REFUSALS[text]
+    return Seen(
+        first_step=event.step,
+        last_step=event.step,
+        ranks=(event.rank,),
+        summary=summary,
+        cause=f"{event.exception}: {text}.",
+        action=action,
+        evidence=(Evidence("exception", event.step, event.exception),),
+    )
+
+
+def _are_zero(case: Case) -> bool:
+    """Whether the record ends with more zero gradients than chance explains."""
+    zeros = case.zeros
+    if case.observed.loop:
+        return zeros.run.times.count >= ZERO_STEPS
+    return zeros.run.times.count >= ZERO_LINES and zeros.is_constant
+
+
+def _zeros(case: Case) -> Seen:
+    zeros, run = case.zeros, case.zeros.run
+    began_so = not (zeros.gave or zeros.earlier)
+    since = "from the first step on" if began_so else f"since step {run.times.first_step:,}"
+    told = f"Every gradient is exactly zero {since}:"
+    evidence = [Evidence("grad_norm", run.times.last_step, 0.0)]
+    if zeros.is_learnt:
+        return Seen(
+            severity=Severity.INFO,
+            at=run.times,
+            summary=f"{told} nothing is left to learn.",
+            cause=f"The loss has come down to {run.highest_loss:.3g} or less, and these batches "
+            "give no gradient any more.",
+            action="Nothing to do, if that is the loss you wanted.",
+            evidence=tuple(evidence),
+        )
+    cause, action = _reason(case)
+    evidence.append(Evidence("loss_peak", run.times.first_step, run.highest_loss))
+    evidence.append(Evidence("scale", run.times.last_step, case.final_scale))
+    return Seen(
+        severity=Severity.WARNING if zeros.is_lossless or not case.observed.loop else None,
+        at=run.times,
+        summary=f"{told} nothing is learnt.",
+        cause=cause,
+        action=action,
+        evidence=tuple(evidence),
+    )
+
+
+def _reason(case: Case) -> tuple[str, str]:
+    """Why there are no gradients, as far as the record shows, and what to do."""
+    zeros, run = case.zeros, case.zeros.run
+    if run.cleared:
+        return (
+            "They were not zero after the backward pass, but are when the optimizer steps.",
+            "Call zero_grad() before backward() or after step(). Clipping to 0 looks the same.",
+        )
+    if zeros.is_underflow:
+        return _underflowed(case)
+    if zeros.is_lossless:
+        cause = "The loss is exactly 0 in every one of these steps: it is multiplied by 0 (a "
+        cause += (
+            "weight, a mask that removes everything, advantages that are all equal), or a margin "
+        )
+        return cause + "is always met.", "Look at the loss's factors and masks in these steps."
+    if run.highest_loss < run.lowest_loss:
+        cause = "The loss is not in the record."
+    elif zeros.is_constant and run.times.count > 1:
+        cause = f"The loss is {run.highest_loss:.4g} in every one of these steps, to the last bit: "
+        cause += "it is clamped, or the output is saturated or does not depend on the input."
+    else:
+        cause = f"The loss is not zero ({run.lowest_loss:.3g} to {run.highest_loss:.3g}) and varies"
+        cause += (
+            " with the batches: the path from it to the weights is cut, or its derivative is 0."
+        )
+    looks = "Look for detach(), .item(), round(), argmax() and clamp() between output and loss"
+    dead = (
+        "; the model has learnt before, so look for dead units (a ReLU after a large update) as "
+        "well."
+    )
+    return cause, looks + (dead if zeros.has_died else ".")
+
+
+def _underflowed(case: Case) -> tuple[str, str]:
+    run, scale = case.zeros.run, case.final_scale
+    at = "nothing scales the loss" if scale is None else f"the scale is {scale_text(scale)}"
+    cause = (
+        f"They are lost in half precision, completely in {run.lost:,} of "
+        f"{count_text(run.samples, 'sample')} "
+    )
+    cause += f"of layers: {at}, and the loss is {run.highest_loss:.3g} or less."
+    if scale is None:
+        return cause, "Use torch.amp.GradScaler, or bf16; do not divide the loss by large numbers."
+    if case.standing_fall is not None:
+        return cause, "Fix the cause of the scale's fall first."
+    return cause, f"Raise the loss scale. {START_HIGHER}"
+
+
+def _are_frozen(case: Case) -> bool:
+    """Whether there are no gradients because all observed weights are frozen."""
+    zeros = case.zeros
+    untold = not (case.numbers.norms or zeros.gave or zeros.earlier or zeros.run.times.count)
+    still = case.loop.unmoved >= ZERO_STEPS and not case.loop.updates
+    return untold and still and zeros.frozen and not zeros.learning

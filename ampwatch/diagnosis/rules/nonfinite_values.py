@@ -1,0 +1,344 @@
+"""AMP204, AMP207, AMP209, AMP211: a loss, weights, an input or gradients that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity, Standing
+from ampwatch.diagnosis.layer_history import innermost_layers
+from ampwatch.diagnosis.rule import (
+    MIXED,
+    NOT_ITS_GRADIENTS,
+    RATE,
+    Page,
+    Seen,
+    Ties,
+    always,
+    before_any_update,
+    rule,
+)
+from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
+from ampwatch.diagnosis.rules.scale_collapse import no_scale_helps
+from ampwatch.diagnosis.rules.scale_search_and_resets import startup_has_failed
+from ampwatch.diagnosis.times import Times
+from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_text
+
+
+@rule(
+    "AMP204",
+    "loss-not-finite",
+    Severity.ERROR,
+    Page(
+        meaning="The loss is inf or nan although every layer's output is finite: the loss "
+        "function itself, or a mask constant in it, exceeds the range of half precision.",
+        looks="A non-finite loss at a step whose activations are all finite; in a text log, "
+        "which has no activations, any non-finite loss.",
+        not_to_confuse="AMP203, where a layer is the first; AMP209, where the input is.",
+        do="Compute the loss in float32; use the forms that take logits; mask with the format's "
+        "smallest value instead of -1e9.",
+        example="log(softmax(x)) in fp16, exp() of a score above 11, a mask of -1e9.",
+    ),
+    Ties(
+        explained_by=("AMP209", *MIXED, *RATE, "AMP207", "AMP211", "AMP210"),
+        excludes_rate=before_any_update,
+        shown_late=True,
+        cures=("autocast-off", "bfloat16"),
+    ),
+)
+def loss_not_finite(case: Case) -> Iterator[Seen]:
+    """A loss that is not finite although the activations are."""
+    times, value = _bad_losses(case), case.numbers.bad_loss_value
+    if not times.count:
+        return
+    standing = case.standing(times)
+    yield Seen(
+        standing=standing,
+        at=times,
+        summary=_loss_summary(case, times, value, standing),
+        cause=f"In {count_text(times.count, 'step')} the loss was not finite{_layers_seen(case)}."
+        + left_out_ending(case, times, "the loss"),
+        action=_loss_action(case, times),
+        evidence=(Evidence("loss", times.first_step, value),),
+    )
+
+
+def _loss_summary(case: Case, times: Times, value: str, standing: Standing) -> str:
+    """The summary of a non-finite loss: when, or that no step can be accepted."""
+    if times.first_step == case.scale.first_step and case.is_searching and startup_has_failed(case):
+        return f"{no_scale_helps(case)}: the loss is {value} from the first step on."
+    when = steps_text(times.first_step, times.last_step)
+    return f"The loss is {value} {when}{standing.ending}."
+
+
+def _bad_losses(case: Case) -> Times:
+    """The losses that were not finite before any layer, input or weight was."""
+    numbers, seen = case.numbers, case.numbers.bad_loss_finite_forward
+    if not numbers.sees_forward:
+        return numbers.bad_loss
+    if case.events.forward:
+        return seen
+    unseen, weights = numbers.bad_loss_no_forward, numbers.bad_weights
+    # Without a scaler, the step of such a loss is what writes nan into the weights.
+    came_first = not case.scale.has_scaler and unseen.began_before(weights)
+    elsewhere = (weights.count and not came_first) or numbers.bad_input.count
+    return unseen if seen.count or not elsewhere else seen
+
+
+def _layers_seen(case: Case) -> str:
+    """What is known about the layers when the loss was not finite, as part of a sentence."""
+    seen = case.numbers.bad_loss_finite_forward.count
+    if not case.numbers.sees_forward:
+        return "; the layers were not recorded"
+    if not seen:
+        return "; none of these steps was sampled, so a layer may have been the first"
+    return ", while every layer's output was finite in the sampled steps"
+
+
+def _loss_action(case: Case, times: Times) -> str:
+    cure = "Compute the loss in float32, from logits, and look for constants such as -1e9."
+    if case.numbers.sees_forward and not case.numbers.bad_loss_finite_forward.count:
+        return (
+            f"Check the batch of step {times.first_step}. If you attach with layer_every=1, the "
+            f"record shows whether a layer was the first. {cure}"
+        )
+    return cure
+
+
+@rule(
+    "AMP207",
+    "weights-not-finite",
+    Severity.ERROR,
+    Page(
+        meaning="A weight is inf or nan before the forward pass. The run cannot recover: every "
+        "later loss and gradient is a consequence.",
+        looks="A layer whose weights are not finite, then skips at any scale.",
+        not_to_confuse="A forward overflow (AMP203), where the weights are finite.",
+        do="Restart from the last checkpoint with finite weights. Find what wrote them: a step at "
+        "a scale below 2^-126, an optimizer whose eps vanishes in fp16, a step without the scaler.",
+        example="Adam in fp16 with eps 1e-8: nan after the first step.",
+    ),
+    Ties(
+        explained_by=(*NOT_ITS_GRADIENTS, "AMP414", "AMP209", *RATE, "AMP104", "AMP211"),
+        excludes_rate=before_any_update,
+        shown_late=True,
+        in_strict_order=True,
+        cures=("clip", "autocast-off"),
+    ),
+)
+def weights_not_finite(case: Case) -> Iterator[Seen]:
+    """Weights that are not finite before the forward pass."""
+    times, layers, told = case.numbers.bad_weights, case.layers, case.events.weights
+    if not times.count:
+        return
+    named = [layers.names[i] for i in np.flatnonzero(layers.weight_bad)]
+    names = [told.layer] if told is not None and told.layer else innermost_layers(named)
+    where = names[0] if len(names) == 1 else None
+    yield Seen(
+        first_step=times.first_step,
+        last_step=case.scale.last_step,
+        layer=where,
+        summary="Weights are not finite" + (f" in layer {where}." if where else "."),
+        cause=f"At step {times.first_step} the weights held inf or nan before the forward pass"
+        + (f", in {count_text(len(names), 'layer')}." if names else ".")
+        + left_out_ending(case, times),
+        evidence=(Evidence("weight_finite", times.first_step, "false"),),
+    )
+
+
+# One broken file or one bad row does not spoil so many batches one after the other.
+EVERY_BATCH = 5
+
+# What a skipped step does not undo.
+_KEPT = "The running statistics of {} have stored it: evaluation returns nan from then on."
+
+
+@rule(
+    "AMP209",
+    "non-finite-input",
+    Severity.ERROR,
+    Page(
+        meaning="An input of the model contains inf or nan. No number format and no loss scale "
+        "helps.",
+        looks="The input itself is not finite; everything after it is a consequence. If it is so "
+        f"in {EVERY_BATCH} steps or more and to the end, every batch is bad. A skipped "
+        "step protects the weights, but not the running statistics of BatchNorm: they keep "
+        "the nan, and the model stays broken when the input is finite again.",
+        not_to_confuse="AMP203, where the inputs are finite.",
+        do="Check the data: division by zero in a normalisation, missing values, a broken file.",
+        example="a column of constants, standardised: 0 / 0.",
+    ),
+    # A rise of the loss that this input cut short might have recovered, as most do.
+    Ties(excludes_rate=always, late_to=RATE),
+)
+def non_finite_input(case: Case) -> Iterator[Seen]:
+    """An input of the model that is not finite."""
+    times = case.numbers.bad_input
+    if not times.count:
+        return
+    norms = sorted(case.precision.batch_norms)
+    spoilt = _spoilt_weights(case)
+    standing = Standing.HEALS if spoilt else case.standing(times)
+    are_all = _bad_inputs_since(case, times)
+    cure = (
+        "Check the preprocessing, not single batches: a normalisation that divides by zero, "
+        "missing values. Look at one batch after each of its stages."
+        if are_all is not None
+        else f"Check the batch of step {times.first_step}: missing values, or a division by zero."
+    )
+    if spoilt:
+        cure += " Restart from an earlier checkpoint: the weights are not finite any more."
+    elif norms:
+        cure += " Call reset_running_stats(), or load them from a checkpoint."
+    yield Seen(
+        standing=standing,
+        severity=Severity.WARNING if norms and not standing.weighs else None,
+        at=times,
+        ranks=None if case.lone_rank is None else (case.lone_rank,),
+        summary=(f"Every batch{are_all} is bad: the" if are_all is not None else "The")
+        + f" model's input is not finite in {count_text(times.count, 'step')}"
+        f"{alone_text(case.lone_rank)}{standing.ending}.",
+        cause="An input of the model contained inf or nan."
+        + (f" {_KEPT.format(list_text(norms))}" if norms else "")
+        + left_out_ending(case, times),
+        action=cure,
+        if_healed=cure,  # the same batch comes again in the next epoch
+        evidence=(Evidence("input_finite", times.first_step, "false"),),
+    )
+
+
+def _bad_inputs_since(case: Case, times: Times) -> str | None:
+    """Since when every batch's input is not finite, as text; None if some are, or they are few."""
+    first, last = times.first_step, case.scale.last_step
+    if first is None or last is None or times.last_step != last:
+        return None
+    if times.count != last - first + 1 or times.count < EVERY_BATCH:
+        return None
+    return "" if first == case.scale.first_step else f" since step {first:,}"
+
+
+def _spoilt_weights(case: Case) -> bool:
+    """Whether a non-finite input came first and then made the weights non-finite.
+
+    The run cannot recover from that, even if the input is finite again at the end.
+    """
+    numbers = case.numbers
+    came_first = not numbers.bad_loss.began_before(numbers.bad_input)
+    return came_first and numbers.bad_input.began_before(numbers.bad_weights)
+
+
+# A scaler that is not recorded skips a step now and then; one line in ten is more than any healthy
+# one does.
+_SKIPPED_SHARE = 0.1
+# A loop that leaves out half of all steps, and more of them than chance explains, does not train.
+_MOST_SHARE, _MOST_STEPS = 1 / 2, policy.NO_ACCIDENT_STEPS
+
+
+@rule(
+    "AMP211",
+    "gradients-not-finite",
+    Severity.ERROR,
+    Page(
+        meaning="The gradients of a step were nan or inf, the loss was finite, and there was no "
+        "scaler to skip the step. An optimizer that takes such a step writes nan into every "
+        "weight.",
+        looks="A gradient norm of nan or inf at a step that was not skipped. An error while such "
+        f"steps continue (in the last {100 * policy.RECENT_SHARE:.0f} % of the record, or "
+        f"{policy.RECENT_STEPS} steps) or if the weights were not finite afterwards; a warning "
+        "when they are over. Steps that the loop leaves out because of their gradients count if "
+        f"they continue and are more than {100 * _MOST_SHARE:.0f} % of all steps since the first.",
+        not_to_confuse="A loss that is not finite itself (AMP204), which makes every gradient "
+        "so; a step that a scaler skips; an occasional step that the loop itself leaves out "
+        "(AMP212), whose update is exactly zero. A scaler that a log does not mention: its "
+        "search before the first finite norm, and an occasional norm of inf after which norm "
+        f"and loss are finite again (in up to {100 * _SKIPPED_SHARE:.0f} % of the lines): an "
+        "optimizer that takes an inf makes the weights nan. If the loop was watched, it is "
+        "known whether there is a scaler.",
+        do="Restart from a checkpoint before it. Look for an operation whose gradient is not "
+        "finite where its value is: sqrt, norm or a division at 0, log near 0, a masked row. "
+        "Until then leave such steps out: step only if torch.isfinite(norm).",
+        example="x.norm(dim=-1) of a row that is all zeros, in bf16: a loss of 2.1, a gradient of "
+        "nan.",
+    ),
+    Ties(explained_by=("AMP209", *MIXED, *RATE), in_strict_order=True, cures=("autocast-off",)),
+)
+def gradients_not_finite(case: Case) -> Iterator[Seen]:
+    """Gradients that are not finite in steps that nothing skips."""
+    course, weights = case.unskipped, case.numbers.bad_weights
+    if not _may_be_told(case):
+        return
+    most = _most_left_out(case)
+    times = course.bad.joined(course.unmoved_bad) if most else _unskipped(case)
+    if not times.count or weights.began_before(times):
+        return
+    is_nan = times.first_step == course.nans.first_step
+    value = "not finite" if most else "nan" if is_nan else "inf"
+    stands, spoils = case.stands(times), weights.count > 0
+    ending = ", none of them recent." * (not stands)
+    if spoils:
+        ending = ", and the weights are not finite any more."
+    elif most:
+        ending = ", and the loop leaves them out: most of its steps are lost."
+    where = f"It began in the backward pass of {course.layer}, which received finite ones. "
+    yield Seen(
+        severity=Severity.ERROR if stands or spoils else Severity.WARNING,
+        at=times,
+        layer=course.layer,
+        summary=f"The gradients are not finite in {count_text(times.count, 'step')} that nothing "
+        f"skipped{ending or '.'}",
+        cause=where * bool(course.layer)
+        + f"At step {times.first_step} the gradient norm was {value}"
+        + _aftermath(case, times),
+        action=None
+        if stands or spoils
+        else f"Check the batch of step {times.first_step}, and look for an operation whose "
+        "gradient is not finite at 0. Step only if torch.isfinite(norm).",
+        evidence=(Evidence("grad_norm", times.first_step, value),),
+    )
+
+
+def _may_be_told(case: Case) -> bool:
+    """Whether no scaler can have skipped the steps with non-finite gradients."""
+    if case.has_live_scaler or (case.numbers.skipped_steps and not case.loop_tells_skips):
+        return False
+    # A scheduler that waits for accepted steps and saw none: a scaler skips them all.
+    return not case.numbers.rates or case.numbers.any_rate
+
+
+def _most_left_out(case: Case) -> bool:
+    """Whether the loop leaves out most steps because their gradients are not finite."""
+    times, last = case.unskipped.unmoved_bad, case.scale.last_step
+    if times.first_step is None or last is None or not case.stands(times):
+        return False
+    return times.count >= max(_MOST_STEPS, _MOST_SHARE * (last - times.first_step + 1))
+
+
+def _unskipped(case: Case) -> Times:
+    """Steps with non-finite gradients that no unrecorded scaler may have skipped."""
+    course, scale = case.unskipped, case.scale
+    if case.observed.loop or scale.has_scaler or not course.found_good:
+        return course.bad
+    if course.late_infs > _SKIPPED_SHARE * scale.entries:
+        return course.bad
+    nans = course.nans if course.nans.count > course.early_nans else Times()
+    settled = course.bad.count - course.nans.count - course.unsettled.count
+    # Whatever skipped the others will have skipped this one too; the lines after it are not written
+    # yet.
+    is_one_more = settled > 0 and course.unsettled.count <= policy.LOSS_LINES
+    return nans if is_one_more else nans.joined(course.unsettled)
+
+
+def _aftermath(case: Case, times: Times) -> str:
+    """What weights and losses show after the last non-finite gradients, as part of a sentence."""
+    if case.numbers.bad_weights.count:
+        return ", and the weights were not finite after it."
+    tail, last = case.rate.tail, times.last_step or 0
+    if not np.isfinite(tail.of("loss")[tail.of("step") > last]).any():
+        return "."
+    return (
+        "; the loss is finite after the last of them, so they did not reach the weights, or only "
+        "the norm is wrong."
+    )

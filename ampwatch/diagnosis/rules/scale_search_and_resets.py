@@ -1,0 +1,189 @@
+"""AMP101, AMP108 and AMP416: the search for a loss scale, and scales that start over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampwatch.diagnosis import policy
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.rule import (
+    Page,
+    Seen,
+    Ties,
+    always,
+    rule,
+)
+from ampwatch.diagnosis.times import Times
+from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.rows import EventKind
+
+# A search from 2^32 may halve twenty times and be healthy; beyond that something else is wrong.
+STARTUP_WARNING_SKIPS = 20
+STARTUP_ERROR_SCALE = 2.0**-32
+# Where the forward pass is not recorded: sixteen halvings of the default 2^16 end below this. Where
+# the scale is not recorded either: sixty-four skips; a start at 2^32 would be at 2^-32 by then.
+STARTUP_BLIND_SCALE = 1.0
+STARTUP_UNRECORDED_SKIPS = 64
+# Five steps in a row with a non-finite forward pass: no scale can help, so it is not a search.
+STARTUP_FORWARD_STEPS = 5
+
+
+@rule(
+    "AMP101",
+    "startup-search",
+    Severity.INFO,
+    Page(
+        meaning="The scaler starts with a scale that is too high on purpose, and halves it until "
+        "the gradients fit. The steps skipped before the first accepted one are this search.",
+        looks="Skips at the very start; the scale halves at each; the loss is finite. Later a "
+        "skip can still belong to the search: an overflow at a lower scale than any before, "
+        "in a run twice as old as at the last one.",
+        not_to_confuse="A forward pass that is not finite: no scale helps there, and "
+        f"{STARTUP_FORWARD_STEPS} such steps in a row are AMP103. A loss summed over many "
+        f"items may need {STARTUP_WARNING_SKIPS} halvings in a healthy run.",
+        do="Nothing. A lower init_scale saves the skipped steps.",
+        example="scale 2^16, 2^15, 2^14: three skips, then step 3 is accepted.",
+    ),
+)
+def startup_search(case: Case) -> Iterator[Seen]:
+    """Overflows before the first accepted step, as long as they can be a search for a scale."""
+    scale, search = case.scale, case.scale.search
+    if not search.skips or (case.is_searching and startup_has_failed(case)):
+        return
+    slow = case.is_searching and search.skips >= STARTUP_WARNING_SKIPS
+    yield Seen(
+        severity=Severity.WARNING if slow else Severity.INFO,
+        first_step=scale.first_step,
+        last_step=search.last_step,
+        summary=f"{count_text(search.skips, 'step')} skipped in the search for a loss scale"
+        + (", and no step has been accepted yet." if case.is_searching else "."),
+        cause=f"The scale began at {scale_text(scale.first_scale)}, which is too high for these "
+        f"gradients, and was {scale_text(search.scale_after)} after the last skip."
+        if scale.has_scaler
+        else "The record contains neither the scale nor the accepted steps between the skips.",
+        action="Watch the next steps: the search should have ended by now." if slow else None,
+        evidence=(Evidence("skipped", search.last_step, float(search.skips)),),
+    )
+
+
+def startup_has_failed(case: Case) -> bool:
+    """Whether the search for a scale at the start has gone on too long to be one."""
+    final, skips = case.final_scale, case.scale.search.skips
+    if not skips:
+        return False  # the loop itself left the steps out
+    if case.numbers.bad_forwards_running >= STARTUP_FORWARD_STEPS:
+        return True
+    if final is None:
+        return skips >= STARTUP_UNRECORDED_SKIPS
+    if case.numbers.sees_forward or skips < policy.STARTUP_BLIND_SKIPS:
+        # The record may be the end of a log: the search began long before it.
+        few = 0 if case.numbers.sees_forward else policy.COLLAPSE_SKIPS
+        return skips >= few and final < STARTUP_ERROR_SCALE
+    return final < STARTUP_BLIND_SCALE
+
+
+@rule(
+    "AMP108",
+    "scale-reset",
+    Severity.WARNING,
+    Page(
+        meaning="During the run the loss scale jumped back to its initial value. The scaler's "
+        "state was lost: usually by a resume without scaler.load_state_dict(), or by a new "
+        "GradScaler.",
+        looks="The scale is the initial one although neither growth nor a skip led there; then "
+        "come log2(initial / old) skips. If the record does not contain the initial scale: a jump "
+        "that growth cannot make, back to where the record began, followed at once by an overflow.",
+        not_to_confuse="scaler.update(new_scale), which is intended and is recorded; unless it "
+        "goes far back to the initial value and the very next step overflows.",
+        do="Save scaler.state_dict() with the checkpoint and load it on resume.",
+        example="2^9 before a restart, 2^16 after it, then 7 skips.",
+    ),
+    Ties(explained_by=("AMP416",), excludes_rate=always),
+)
+def scale_reset(case: Case) -> Iterator[Seen]:
+    """A loss scale that jumped back to its initial value for no recorded reason."""
+    resets, reset = case.scale.resets, case.scale.reset
+    if reset is None:
+        return
+    times = "once" if resets.count == 1 else f"{resets.count} times"
+    yield Seen(
+        at=resets,
+        summary=f"The loss scale was reset to its initial {scale_text(reset.scale_to)} during "
+        f"the run, {times}.",
+        cause=f"It was {scale_text(reset.scale_from)} before; "
+        + (
+            "update(new_scale) set it back, and the very next step overflowed."
+            if reset.by_hand
+            else "nothing in the record explains the jump: the scaler's state was lost."
+        ),
+        action="Call scaler.update() without new_scale: the scaler finds the right level by itself."
+        if reset.by_hand
+        else None,
+        evidence=(Evidence("scale", resets.last_step, reset.scale_to, reset.scale_from, "before"),),
+    )
+
+
+# A resume causes one or two resets; three or more are caused by the loop.
+RECREATED_RESETS = 3
+# A new scaler is observed, not inferred: two are enough, if they cost steps.
+REPLACED_SCALERS = 2
+
+
+@rule(
+    "AMP416",
+    "scaler-recreated",
+    Severity.ERROR,
+    Page(
+        meaning="The loss scale starts over again and again: a new GradScaler is made every "
+        "epoch or iteration, so it never settles, and each search costs steps.",
+        looks=f"The optimizer steps through {REPLACED_SCALERS} or more new GradScalers; or "
+        f"{RECREATED_RESETS} or more jumps back to the initial scale that nothing in the "
+        "record explains.",
+        not_to_confuse="AMP108, one reset, which is usually a resume without the scaler's "
+        "state; a second phase of training with its own scaler.",
+        do="Make one GradScaler before the training loop, and keep it.",
+        example="scaler = GradScaler() inside `for epoch in ...`: 2^16 at the start of each.",
+    ),
+    Ties(excludes_rate=always),
+)
+def scaler_recreated(case: Case) -> Iterator[Seen]:
+    """A loss scale that starts over again and again, mostly because scalers are created anew."""
+    made = case.events.of(EventKind.SCALER_REPLACED)
+    scale = case.scale
+    if made.count >= REPLACED_SCALERS:
+        yield _made_anew(made, case.loop.searched)
+    elif scale.resets.count >= RECREATED_RESETS and scale.reset is not None:
+        yield Seen(
+            at=scale.resets,
+            summary=f"The loss scale started over {scale.resets.count} times.",
+            cause=f"Each time it jumped back to its initial {scale_text(scale.reset.scale_to)} "
+            f"and searched again, which skipped {count_text(scale.reset_skips, 'step')}.",
+            evidence=(
+                Evidence(
+                    "resets",
+                    scale.resets.last_step,
+                    float(scale.resets.count),
+                    float(RECREATED_RESETS),
+                    "threshold",
+                ),
+            ),
+        )
+
+
+def _made_anew(made: Times, searched: int) -> Seen:
+    """New scalers that were observed; two that cost no steps may be phases of one training."""
+    harmless = made.count < RECREATED_RESETS and not searched
+    cost = (
+        f"their searches skipped {count_text(searched, 'step')} that are not in the record."
+        if searched
+        else "each starts at its initial scale, and never grows beyond it."
+    )
+    return Seen(
+        severity=Severity.INFO if harmless else Severity.ERROR,
+        at=made,
+        summary=f"The optimizer stepped through {count_text(made.count, 'new GradScaler')}.",
+        cause="The loop creates them during training, and the scale that was found is lost: "
+        f"{cost}",
+        evidence=(Evidence("scaler-replaced", made.last_step, float(made.count)),),
+    )

@@ -1,0 +1,148 @@
+"""The verdict on a run, the advice beside its findings, and the diagnosis of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+import numpy as np
+
+from ampwatch.diagnosis import learning_rate
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.causes import TIES, link_causes
+from ampwatch.diagnosis.enough_to_judge import is_too_short, little_seen, unsure_advice
+from ampwatch.diagnosis.findings import (
+    Action,
+    Advice,
+    Diagnosis,
+    Finding,
+    RunFacts,
+    Severity,
+    Verdict,
+)
+from ampwatch.diagnosis.learning_rate import Judgement
+from ampwatch.diagnosis.rule import RATE
+from ampwatch.diagnosis.rules import RULES
+
+
+def verdict_of(case: Case, findings: Sequence[Finding]) -> Verdict:
+    """The verdict on a case, from the severities of its findings."""
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        return Verdict.FAILING
+    if case.is_searching or case.is_one_line:
+        return Verdict.INCOMPLETE
+    if Severity.WARNING in severities:
+        return Verdict.WARNING
+    return Verdict.INCOMPLETE if is_too_short(case) else Verdict.HEALTHY
+
+
+def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
+    """The advice on the rate; a finding with another cause overrides the rate's own numbers."""
+    if verdict is Verdict.INCOMPLETE and (case.is_searching or case.is_one_line):
+        judged = "any step was accepted" if case.is_searching else "the rate can be judged"
+        return Advice(Action.UNKNOWN, f"The record ends before {judged}.")
+    seen = case.judgement
+    advice = case.rate_advice
+    causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
+    named = next((f for f in causes if TIES[f.code].excludes_rate(case, f)), None)
+    if named is not None and not any(f.code in RATE for f in causes):
+        return _explained_by(named, current=seen.base)
+    if verdict is Verdict.INCOMPLETE:
+        return unsure_advice(advice, case)
+    calm = verdict is Verdict.HEALTHY and seen.onset is not None
+    if calm and advice.action is Action.NOT_THE_CAUSE:
+        # Rows of a sparse log look close together although its steps are not: no trouble, no cause.
+        return Advice(Action.KEEP, "No finding points to the rate.", current=seen.base)
+    doubted = advice.action is Action.KEEP and any(f.code in _OFTEN_THE_RATE for f in causes)
+    if verdict is Verdict.HEALTHY or (seen.onset is not None and not doubted):
+        return advice
+    shown = seen.onset is not None and not any(f.code in _STANDS_AFTERWARDS for f in causes)
+    if doubted and shown:
+        return _doubtful(advice)
+    return _calm_beside_trouble(case, seen, causes)
+
+
+def _doubtful(advice: Advice) -> Advice:
+    """The advice without its claim about the rate, but still with where to restart."""
+    return Advice(
+        Action.UNKNOWN,
+        f"{advice.because} The rate may still be the cause.",
+        current=advice.current,
+        restart_from_step=advice.restart_from_step,
+        restart_checkpoint_step=advice.restart_checkpoint_step,
+    )
+
+
+# Too high a rate may be behind each of these: none stands beside a rate that is kept.
+_STANDS_AFTERWARDS = frozenset(("AMP307", "AMP410"))
+_OFTEN_THE_RATE = _STANDS_AFTERWARDS | {"AMP103", "AMP104", "AMP203", "AMP204", "AMP207", "AMP211"}
+
+
+def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:
+    """The advice when a finding stands although loss and updates look normal."""
+    codes, action = {finding.code for finding in causes}, Action.UNKNOWN
+    if causes and "AMP307" not in codes and causes[0].code in {"AMP206", "AMP306"}:
+        return _explained_by(causes[0], current=seen.base)
+    what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
+    rows = case.rate.head  # an update that is a large share of all weights may have done harm
+    large = rows.of("step")[rows.accepted & (rows.ratio >= learning_rate.constants.PROOF_RATIO)]
+    if "AMP307" in codes:
+        because = (
+            "The loss has not returned to its usual range, and the record does not show whether "
+            "the rate is the cause: restart before that at the same rate, without those batches."
+        )
+    elif codes == {"AMP303"}:
+        action = Action.KEEP
+        because = "The loss spiked and recovered by itself each time, at this same rate."
+    elif not seen.sees_mechanism:
+        because = f"{what} was found; without updates or gradients the rate cannot be judged."
+    elif len(large):
+        because = (
+            f"{what} was found, and the update of step {int(large[0])} was large compared with the "
+            "weights: a new run at a quarter of the rate would show whether the rate is the cause."
+        )
+    else:
+        action = Action.NOT_THE_CAUSE
+        because = f"{what} was found, but loss and updates stayed within their usual range."
+    return Advice(action, because, current=seen.base)
+
+
+def _explained_by(finding: Finding, current: float | None) -> Advice:
+    because = f"{finding.code} {finding.name} explains what happened: {finding.summary}"
+    return Advice(Action.NOT_THE_CAUSE, because, current=current, explained_by=finding.code)
+
+
+def conclude(case: Case) -> Diagnosis:
+    """The diagnosis of a case: its findings, linked; the verdict; the advice."""
+    findings = link_causes([finding for rule in RULES for finding in rule.findings(case)])
+    verdict = verdict_of(case, findings)
+    advice = advice_beside_findings(case, verdict, findings)
+    return Diagnosis(_facts(case), verdict, findings, advice, little_seen(case))
+
+
+def _facts(case: Case) -> RunFacts:
+    record, scale, numbers, events = case.record, case.scale, case.numbers, case.events
+    raised = bool(events.fatal) and events.is_over_by(scale.last_step or 0)
+    return RunFacts(
+        id=record.id,
+        source=record.source,
+        ranks=record.ranks,
+        steps=numbers.steps if case.observed.loop else scale.steps + scale.steps_before,
+        started=_iso(record.started_ns),
+        ended=_iso(record.last_time_ns),
+        clean_end=record.clean_end,
+        first_scale=None if np.isnan(scale.first_scale) else scale.first_scale,
+        final_scale=case.final_scale,
+        overflows=max(events.overflows, numbers.skipped_steps),
+        skipped=numbers.skipped_steps,
+        exception=events.fatal[-1].exception if raised else None,
+    )
+
+
+def _iso(time_ns: int | None) -> str | None:
+    """A time as ISO 8601 in UTC, for a diagnosis's facts about the run."""
+    if not time_ns or time_ns < 0:
+        return None
+    moment = datetime.fromtimestamp(time_ns // 1_000_000_000, tz=timezone.utc)
+    return moment.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,121 @@
+"""Each layer's last known values, at a step or at the end of a run.
+
+An element of a list column is requested by its index: `input_what_if.2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ampwatch.rows import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.integer[Any]]
+
+FORMAT_FACTS = ("input_format", "weight_format", "grad_format")
+# Before the step: each layer's last sample is among the first so many rows as a rule; thousands of
+# layers with a row at each step need more.
+_ROWS_READ = (20_000, 400_000)
+_WORST_IS_LOW = frozenset(("scale_high", "log2_headroom"))
+_FACTS = frozenset(("order", *FORMAT_FACTS))  # each row has them: they tell of no sample
+
+
+class Readable(Protocol):
+    """What has tables: a run, or the dashboard's view of one."""
+
+    def last_rows(
+        self, table: Table, columns: Sequence[str], most: int, *, step: int | None = None
+    ) -> pa.Table:
+        """The last rows up to a step, or of all, at most a given number."""
+
+
+def last_known(
+    run: Readable, columns: Sequence[str], step: int | None
+) -> dict[str, dict[str, Any]]:
+    """For each layer the last known value of each column, at a step or at the end.
+
+    If several ranks have a value at the same step, the worst: one scale has to suit all ranks.
+    """
+    rows = _telling_rows(run, columns, step)
+    coded = rows.column("layer").combine_chunks().cast("string").dictionary_encode()
+    layer = coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False)
+    names = [*coded.dictionary.to_pylist(), None]
+    steps = rows.column("step").to_numpy()
+    found: dict[str, dict[str, Any]] = {name: {} for name in names if name is not None}
+    for column in columns:
+        for at, value in _last_of(values_of(rows, column), column, layer, steps, len(names)):
+            if names[at] is not None:
+                found[names[at]][column] = value
+    return found
+
+
+def stored(columns: Iterable[str]) -> tuple[str, ...]:
+    """The stored columns that contain these, each once."""
+    return tuple(dict.fromkeys(name.partition(".")[0] for name in columns))
+
+
+def values_of(rows: pa.Table, name: str) -> pa.ChunkedArray:
+    """A column, or one element of its lists; null if a list is shorter."""
+    import pyarrow.compute as pc
+
+    source, _, place = name.partition(".")
+    values = rows.column(source)
+    if not place:
+        return values
+    first = int(place)
+    filled = pc.list_slice(values, first, first + 1, return_fixed_size_list=True)
+    return pc.list_element(filled, 0)
+
+
+def has_values(
+    run: Readable, groups: Sequence[Sequence[str]], *, quick: bool = False
+) -> list[bool]:
+    """Whether any column of each group has a value among the last rows, or the last few."""
+    columns = stored(name for group in groups for name in group)
+    few, many = _ROWS_READ
+    read = run.last_rows(Table.LAYERS, columns, few if quick else many)
+    there = {name for name in columns if read.column(name).null_count < read.num_rows}
+    return [not there.isdisjoint(stored(group)) for group in groups]
+
+
+def _last_of(
+    values: pa.ChunkedArray, name: str, layer: Integers, steps: Integers, layers: int
+) -> Iterator[tuple[int, Any]]:
+    """The last value of each layer that has one; the worst if a step has several."""
+    import pyarrow as pa
+
+    known = np.flatnonzero(values.is_valid().to_numpy())
+    if not len(known):
+        return iter(())
+    last = np.full(layers, -1)
+    last[layer[known]] = known
+    told = np.flatnonzero(last >= 0)
+    if not pa.types.is_floating(values.type):
+        return zip(told.tolist(), values.take(last[told]).to_pylist(), strict=True)
+    newest = known[steps[known] == steps[last][layer[known]]]
+    worst = np.minimum if name in _WORST_IS_LOW else np.maximum
+    found = np.full(layers, np.inf if name in _WORST_IS_LOW else -np.inf)
+    worst.at(found, layer[newest], values.to_numpy()[newest])
+    return zip(told.tolist(), found[told].tolist(), strict=True)
+
+
+def _telling_rows(run: Readable, columns: Sequence[str], step: int | None) -> pa.Table:
+    """The last rows with a number in any of the columns; if there are none, the last rows."""
+    import pyarrow.compute as pc
+
+    numbers = [name for name in stored(columns) if name not in _FACTS]
+    for most in _ROWS_READ:
+        wanted = ("step", "layer", *stored(columns))
+        read = run.last_rows(Table.LAYERS, wanted, most, step=step)
+        tells = reduce(pc.or_, (pc.is_valid(read.column(name)) for name in numbers))
+        rows = read.filter(tells)
+        if rows.num_rows or read.num_rows < most:
+            break
+    return rows if rows.num_rows else read

@@ -1,0 +1,272 @@
+"""What the layers' samples say over a whole run: bounded, grown by what is new."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import reduce
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from bounded_history import History, Past
+from numpy.typing import NDArray
+
+from ampwatch.follow import Follower
+from ampwatch.report.last_layer_values import Readable, stored, values_of
+from ampwatch.report.layer_views import VIEWS, offered
+from ampwatch.report.thinning import Floats, Steps
+from ampwatch.rows import Table
+from ampwatch.store import Reading, Run
+
+MOST_CELLS = 960  # stretches of steps: four for each column of the heat map
+_LEAST_CELLS = 240  # where layers are very many: one for each
+_MOST_VALUES = 12_000_000  # of all quantities that are kept together: 48 MB
+_MOST_LINES = 4  # layers whose own numbers are kept; the one not looked at for longest is let go
+
+_OF_A_SAMPLE = "act_amax"  # which rows hold that are samples, and not only norms
+_OFTEN_LACKING = "underflow_share"
+
+
+class Worst:
+    """Of each quantity of each layer the worst value in each stretch of steps."""
+
+    def __init__(self, is_low: Mapping[str, bool]) -> None:
+        """`is_low` says of each column whether low values are the worst."""
+        self._is_low, self.width = is_low, 1
+        self.cells: Steps = np.zeros(0, np.int64)  # the stretches there are, by their number
+        self.first: Steps = np.zeros(0, np.int64)  # the lowest step in each that was sampled
+        self.last_step = 0
+        self._values: dict[str, Floats] = {}  # a row a layer, a column a stretch
+        self._layers: dict[str, int] = {}
+        self._order: list[int] = []
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """All layers by their place in the forward pass."""
+        return tuple(np.array(list(self._layers), object)[self._in_order].tolist())
+
+    def of(self, *columns: str) -> tuple[tuple[str, ...], Floats]:
+        """The layers that have any value of the columns, and the worst of them by stretch."""
+        found = [self._matrix(name) for name in columns if name in self._values]
+        if not found:
+            return (), np.zeros((0, len(self.cells)), np.float32)
+        worst = np.fmin if self._is_low[columns[0]] else np.fmax
+        values = reduce(worst, found)
+        shown = [at for at in self._in_order if not np.isnan(values[at]).all()]
+        names = list(self._layers)
+        return tuple(names[at] for at in shown), values[shown]
+
+    def add(self, rows: pa.Table) -> None:
+        """Take in rows of `layers`."""
+        if not rows.num_rows:
+            return
+        step = np.asarray(rows.column("step").to_numpy(), np.int64)
+        layer = self._places(rows)
+        cell = self._cells_of(step)
+        self.last_step = max(self.last_step, int(step.max()))
+        for column, is_low in self._is_low.items():
+            told = values_of(rows, column)
+            known = np.asarray(told.is_valid())
+            if known.any():
+                values = _told(told, is_low=is_low)[known]
+                worst = np.fmin if is_low else np.fmax
+                worst.at(self._matrix(column), (layer[known], cell[known]), values)
+        values = _MOST_VALUES // len(self._is_low)
+        most = max(_LEAST_CELLS, min(MOST_CELLS, values // len(self._layers)))
+        while len(self.cells) > most:
+            self._widen()
+
+    # --- within ----------------------------------------------------------------------------------
+
+    @property
+    def _in_order(self) -> list[int]:
+        return sorted(range(len(self._order)), key=self._order.__getitem__)
+
+    def _places(self, rows: pa.Table) -> NDArray[np.int64]:
+        """For each row the number of its layer."""
+        coded = pc.dictionary_encode(pc.cast(rows.column("layer"), "string")).combine_chunks()
+        codes = np.asarray(coded.indices.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+        unplaced = np.iinfo(np.int32).max
+        order = np.asarray(pc.fill_null(rows.column("order"), unplaced).to_numpy(), np.int64)
+        names = coded.dictionary.to_pylist()
+        lowest = np.full(len(names), unplaced, np.int64)
+        np.minimum.at(lowest, codes, order)
+        places = [self._layers.setdefault(name, len(self._layers)) for name in names]
+        self._order += [unplaced] * (len(self._layers) - len(self._order))
+        for at, low in zip(places, lowest.tolist(), strict=True):
+            self._order[at] = min(self._order[at], low)
+        return np.array(places, np.int64)[codes]
+
+    def _cells_of(self, step: Steps) -> NDArray[np.intp]:
+        """For each step its stretch, those that are new added."""
+        cell = step // self.width
+        cells = np.union1d(self.cells, cell)
+        if len(cells) > len(self.cells):
+            at = np.searchsorted(cells, self.cells)
+            first = np.full(len(cells), np.iinfo(np.int64).max)
+            first[at] = self.first
+            for column, values in self._values.items():
+                wide = np.full((len(values), len(cells)), np.nan, np.float32)
+                wide[:, at] = values
+                self._values[column] = wide
+            self.cells, self.first = cells, first
+        places = np.searchsorted(self.cells, cell)
+        np.minimum.at(self.first, places, step)
+        return places
+
+    def _matrix(self, column: str) -> Floats:
+        """A column's values, with room for every layer there is."""
+        values = self._values.get(column, np.zeros((0, len(self.cells)), np.float32))
+        missing = len(self._layers) - len(values)
+        if missing:
+            more = np.full((missing, len(self.cells)), np.nan, np.float32)
+            values = self._values[column] = np.concatenate([values, more])
+        return values
+
+    def _widen(self) -> None:
+        self.width *= 2
+        cell = self.cells // 2
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(cell)) + 1))
+        self.cells, self.first = cell[starts], np.minimum.reduceat(self.first, starts)
+        for column, values in self._values.items():
+            worst = np.fmin if self._is_low[column] else np.fmax
+            self._values[column] = worst.reduceat(values, starts, axis=1)
+
+
+class LayerLine:
+    """One layer's numbers over the sampled steps; of several ranks the worst.
+
+    nan is no sample of a number; what was sampled and is not finite is the worst there is: inf, or
+    -inf where low values are the worst. So is what a sample lacks of its own, as the underflow of
+    gradients that overflowed: a line across it would show what was not.
+    """
+
+    def __init__(self, layer: str, is_low: Mapping[str, bool]) -> None:
+        self._layer, self._is_low = layer, is_low
+        self.history = History(is_low, "")
+
+    def add(self, rows: pa.Table) -> None:
+        """Take in rows of `layers`, in the order of their steps."""
+        mine = pc.equal(pc.cast(rows.column("layer"), "string"), self._layer)
+        rows = rows.filter(pc.fill_null(mine, False))  # noqa: FBT003
+        if not rows.num_rows:
+            return
+        step = np.asarray(rows.column("step").to_numpy(), np.int64)
+        columns = {
+            name: _told(values_of(rows, name), is_low=low) for name, low in self._is_low.items()
+        }
+        if {_OF_A_SAMPLE, _OFTEN_LACKING} <= columns.keys():
+            lacks = ~np.isnan(columns[_OF_A_SAMPLE]) & np.isnan(columns[_OFTEN_LACKING])
+            columns[_OFTEN_LACKING][lacks] = np.inf
+        starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
+        if len(starts) < len(step):
+            for name, is_low in self._is_low.items():
+                worst = np.fmin if is_low else np.fmax
+                columns[name] = worst.reduceat(columns[name], starts)
+            step = step[starts]
+        self.history.add(step, columns, np.zeros(0, np.int64))
+
+    @property
+    def past(self) -> Past | None:
+        """What is kept of all samples, once not all are held."""
+        return self.history.past
+
+
+class _Taken:
+    """Rows of `layers` for who takes each once: all but those of the last step, which may grow."""
+
+    def __init__(self, make: Callable[[], Any], columns: tuple[str, ...], rank: int | None) -> None:
+        self._make, self._columns, self._rank = make, columns, rank
+        self._run: Run | None = None
+        self.taker = make()
+
+    def take(self, run: Run, *, is_live: bool) -> Any:
+        """What was made of the rows so far, the new ones included."""
+        if run is not self._run:
+            self._begin(run, Reading(run))
+        at_once = False
+        while not self._take(is_live=is_live):
+            self._begin(run, Reading(run, portion_rows=None) if at_once else Reading(run))
+            at_once = True
+        return self.taker
+
+    def _begin(self, run: Run, reading: Reading) -> None:
+        self._run, self._reading, self._rows = run, reading, 0
+        self.taker = self._make()
+
+    def _take(self, *, is_live: bool) -> bool:
+        """Take in what is new; False if a row came among those that were taken."""
+        for _ in self._reading.portions():
+            rows = self._reading.read(Table.LAYERS, self._columns, self._rank, self._rows)
+            if self._reading.is_overtaken:
+                return False
+            if is_live and rows.num_rows:
+                step = rows.column("step").to_numpy()
+                rows = rows.slice(0, int(np.flatnonzero(step != step[-1]).max(initial=-1)) + 1)
+            self._rows += rows.num_rows
+            self.taker.add(rows)
+        return True
+
+
+class KeptLayers:
+    """What is kept of an open run's layers; any thread may ask, and each look costs what is new."""
+
+    def __init__(self, follower: Follower, rank: int | None) -> None:
+        self._follower, self.rank = follower, rank
+        self._lock = Lock()
+        self._worst: dict[tuple[str, ...], _Taken] = {}  # by the columns that are kept together
+        self._lines: OrderedDict[tuple[str, ...], _Taken] = OrderedDict()
+        self._views: tuple[str, ...] | None = None
+
+    def views(self, look: Readable, *, is_live: bool) -> tuple[str, ...]:
+        """The views of layers that the run offers; one that was found stays."""
+        known = self._views
+        if known is None:
+            known = offered(look)
+        elif is_live:
+            found = {*offered(look, quick=True), *known}
+            known = tuple(view for view in VIEWS if view in found)
+        self._views = known
+        return known
+
+    def worst(self, is_low: Mapping[str, bool], *, is_live: bool) -> Worst:
+        """The worst values of all layers, by stretches of steps."""
+        with self._lock:
+            columns = ("step", "layer", "order", *stored(is_low))
+            made = _Taken(lambda: Worst(is_low), columns, self.rank)
+            taken = self._worst.setdefault(tuple(is_low), made)
+            with self._follower.reading() as run:
+                found: Worst = taken.take(run, is_live=is_live)
+            return found
+
+    def line(self, layer: str, is_low: Mapping[str, bool], *, is_live: bool) -> LayerLine:
+        """One layer's numbers."""
+        with self._lock:
+            columns, key = ("step", "layer", *stored(is_low)), (layer, *is_low)
+            made = _Taken(lambda: LayerLine(layer, is_low), columns, self.rank)
+            taken = self._lines.setdefault(key, made)
+            self._lines.move_to_end(key)
+            while len(self._lines) > _MOST_LINES:
+                self._lines.popitem(last=False)
+            with self._follower.reading() as run:
+                found: LayerLine = taken.take(run, is_live=is_live)
+            return found
+
+    def worst_within(self, is_low: Mapping[str, bool], first: int, last: int) -> Worst:
+        """The same of a span of steps, from its rows in the log."""
+        found = Worst(is_low)
+        with self._follower.reading() as run:
+            columns = ("step", "layer", "order", *stored(is_low))
+            for rows in run.rows_between(Table.LAYERS, columns, first, last, self.rank):
+                found.add(rows)
+        return found
+
+
+def _told(column: Any, *, is_low: bool) -> Floats:
+    values = np.array(column.to_numpy(), np.float32)
+    known = np.asarray(column.is_valid())
+    values[known & ~np.isfinite(values)] = -np.inf if is_low else np.inf
+    return values

@@ -1,0 +1,59 @@
+"""What to do where there are no runs yet, or not the one asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import run_list
+import server_options
+import streamlit as st
+from formatting import said
+
+_DEMO = "demo"
+
+
+def show_absent(name: str) -> None:
+    """The run that the address names is not there: it is gone, or has not come yet."""
+    others = "The others are on the left." if run_list.current().choices else ""
+    if run_list.was_there(name):
+        st.html(
+            '<p class="aw-title" role="heading" aria-level="1">This run is gone</p>'
+            f'<div class="aw-muted"><bdi>{said(name)}</bdi> was deleted or moved, or its disk is '
+            f"away. {others}</div>"
+        )
+        return
+    st.html(
+        f'<p class="aw-title" role="heading" aria-level="1">Waiting for {said(name)}</p>'
+        '<div class="aw-muted">No run of this '
+        f"name is in {said(_places())} yet; it appears here within seconds of its first step. "
+        f"{others}</div>"
+    )
+
+
+def _places() -> str:
+    return ", ".join(str(folder) for folder in server_options.shown_folders())
+
+
+def show() -> None:
+    """There are no runs."""
+    st.html(
+        '<p class="aw-title" role="heading" aria-level="1">No runs yet</p>'
+        f'<div class="aw-muted">Looked in {said(_places())}; a run that starts appears here.</div>'
+    )
+    st.markdown("Add one line to a training loop, before the loop:")
+    st.code("ampwatch.attach(scaler, model)", language="python")
+    st.markdown("or see a small training go wrong, here and now, in under a minute:")
+    if st.button("Run the demo", type="primary"):
+        options = ["demo", "--no-dashboard", "--dir", str(server_options.shown_folders()[0])]
+        st.session_state[_DEMO] = subprocess.Popen(
+            [sys.executable, "-m", "ampwatch", *options],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    if _DEMO in st.session_state:
+        code = st.session_state[_DEMO].poll()
+        st.caption(
+            f"The demo ended with exit code {code}; `ampwatch demo` in a terminal says why."
+            if code
+            else "The demo is starting; it appears here in a few seconds."
+        )

@@ -1,0 +1,178 @@
+"""The values that the user's own code logged (`watch.log`): bounded, grown by what is new."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import pyarrow as pa
+from bounded_history import EXACT_WIDTH, Extremes, Places
+from step_curves import Span, with_neighbours
+
+from ampwatch.follow import Follower
+from ampwatch.report import thinning
+from ampwatch.report.thinning import Floats, Line, NotFinite, Steps, Stretches
+from ampwatch.rows import Table
+from ampwatch.store import Run
+
+_COLUMNS = ("step", "name", "value")
+_PORTION_ROWS = 1 << 18  # read at once
+_MOST_ZOOMED_ROWS = 1 << 20  # of the log, for a span: of more, the points that are kept will do
+_ZOOMS_KEPT = 4
+
+
+class Value:
+    """All that was logged under one name."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last: tuple[int, float] | None = None  # the newest step, and its finite value
+        self.odd_count = 0  # values that are not finite
+        self.never_falls = True  # it can be the axis of a chart
+        self._extremes, self._odd = Extremes(), NotFinite()
+
+    @property
+    def width(self) -> int:
+        """Of so many steps a few points are kept."""
+        return self._extremes.points.width
+
+    @property
+    def points(self) -> tuple[Steps, Floats]:
+        """The telling points, in the order they were logged."""
+        points = self._extremes.points
+        return points.step, points.values
+
+    @property
+    def odd(self) -> Stretches:
+        """Where it was not finite."""
+        return self._odd.stretches
+
+    def add(self, step: Steps, values: Floats) -> None:
+        """Take in the next rows."""
+        self.count += len(step)
+        finite = np.isfinite(values)
+        self.odd_count += len(step) - int(finite.sum())
+        self._odd.add(step, finite)
+        if finite.any():
+            known = values[finite]
+            before = known[0] if self.last is None else self.last[1]
+            self.never_falls &= bool((np.diff(known, prepend=before) >= 0).all())
+            self.last = int(step[finite][-1]), float(known[-1])
+        self._extremes.add(step, values)
+
+
+class UserValues:
+    """An open run's own values; any thread may ask, and each look costs what is new.
+
+    Of several ranks they are those of the one looked at, else of the lowest that logs any.
+    """
+
+    def __init__(self, follower: Follower, rank: int | None) -> None:
+        self._follower, self._asked = follower, rank
+        self._lock = Lock()
+        self.rank: int | None = None
+        self._begin(None)
+
+    def look(self) -> dict[str, Value]:
+        """What there is by now, by name, in the order the names appeared."""
+        with self._lock, self._follower.reading() as run:
+            if run is not self._run or run.cuts != self._cuts:
+                self._begin(run)
+            if self.rank is None:
+                self.rank = self._logging_rank(run)
+            while self.rank is not None and self._take(run, self.rank):
+                pass
+            return dict(self._values)
+
+    def line(self, name: str, span: Span | None) -> Line:
+        """A value's line for a span of steps; every row of it where few enough are kept."""
+        value = self._values[name]
+        step, values = value.points
+        if span is None:
+            return thinning.broken_line(step, values)
+        if value.width > EXACT_WIDTH:
+            zoomed = self._zoomed(span)
+            if zoomed is not None:
+                step, values = zoomed.get(name, (step[:0], values[:0]))
+        inside = with_neighbours((step >= span[0]) & (step <= span[1]))
+        usual = thinning.usual_hole(step)
+        return thinning.broken_line(step[inside], values[inside], usual)
+
+    # --- within ----------------------------------------------------------------------------------
+
+    def _begin(self, run: Run | None) -> None:
+        self._run, self._cuts = run, 0 if run is None else run.cuts
+        self._taken = 0
+        self._places = Places()
+        self._values: dict[str, Value] = {}
+        self._zooms: OrderedDict[tuple[Span, int], dict[str, tuple[Steps, Floats]]] = OrderedDict()
+
+    def _logging_rank(self, run: Run) -> int | None:
+        if self._asked in run.ranks:
+            return self._asked
+        return next((rank for rank in run.ranks if run.rows_logged(Table.EXTRAS, rank)), None)
+
+    def _take(self, run: Run, rank: int) -> bool:
+        """Take in some rows; whether there may be more."""
+        rows = run.logged(Table.EXTRAS, _COLUMNS, rank, self._taken, _PORTION_ROWS)
+        if not rows.num_rows:
+            return False
+        self._taken += rows.num_rows
+        self._places.add(_steps(rows))
+        for name, (step, values) in _by_name(rows).items():
+            self._values.setdefault(name, Value()).add(step, values)
+        return rows.num_rows == _PORTION_ROWS
+
+    def _zoomed(self, span: Span) -> dict[str, tuple[Steps, Floats]] | None:
+        """The rows of a span from the log; None if they are too many."""
+        with self._lock, self._follower.reading() as run:
+            key = (span, self._taken)
+            ranges = self._places.of(*span)
+            if self.rank is None or sum(b - a for a, b in ranges) > _MOST_ZOOMED_ROWS:
+                return None
+            if key not in self._zooms:
+                parts = [
+                    run.logged(Table.EXTRAS, _COLUMNS, self.rank, start, stop - start)
+                    for start, stop in ranges
+                ]
+                self._zooms[key] = _by_name(pa.concat_tables(parts)) if parts else {}
+                while len(self._zooms) > _ZOOMS_KEPT:
+                    self._zooms.popitem(last=False)
+            return self._zooms[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Names that share what stands before their last slash: `val/loss` and `val/accuracy`."""
+
+    prefix: str  # empty of names without one
+    names: tuple[str, ...]
+
+
+def grouped(names: list[str]) -> list[Group]:
+    """The names by prefix: those without one first, then in the order they appeared."""
+    found: dict[str, list[str]] = {"": []}
+    for name in names:
+        found.setdefault(name.rpartition("/")[0], []).append(name)
+    return [Group(prefix, tuple(some)) for prefix, some in found.items() if some]
+
+
+def _steps(rows: pa.Table) -> Steps:
+    return np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
+
+
+def _by_name(rows: pa.Table) -> dict[str, tuple[Steps, Floats]]:
+    """Each name's steps and values, in the order of the rows."""
+    coded = rows.column("name").combine_chunks()
+    coded = coded if isinstance(coded, pa.DictionaryArray) else coded.dictionary_encode()
+    codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+    step = _steps(rows)
+    with np.errstate(over="ignore"):
+        values = np.array(rows.column("value").to_numpy(), np.float32)
+    found = {}
+    for code in dict.fromkeys(codes.tolist()):
+        mine = codes == code
+        found[coded.dictionary[code].as_py() if code >= 0 else ""] = step[mine], values[mine]
+    return found

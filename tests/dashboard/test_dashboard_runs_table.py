@@ -1,0 +1,249 @@
+"""The table of runs: what is found, in which order, in which groups; what is kept of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+import run_list
+import streamlit as st
+from address import RunsView, runs_view_in
+from run_list import Choice, Origin, RunList
+from runs_columns import RunRow, groups_of, in_order, natural
+from runs_entries import Made, RunEntries, all_entries
+from runs_search import SearchError, search_for
+from runs_table import Group, RunTable, body, head
+from written_runs import write_run
+
+import ampwatch
+from ampwatch import store
+from ampwatch.follow import ListEntry
+
+ENTRY = ListEntry("healthy", "healthy", "", 100, 99, 0, 2.0**16, 0.1, "Net", "16 16")
+
+
+def row(title="run", *, entry=ENTRY, live=False, origin=Origin.HERE, **facts):
+    """A row of a run that says so."""
+    about = {"last_time_ns": 5, "ended": not live, "source": "ampwatch"} | facts
+    run = store.RunSummary(run_list.Path(f"/runs/{title}"), title, **about)
+    made = None if entry is None else Made("", 0.0, entry)
+    return RunRow(Choice(run, title, title, origin, live=live), made)
+
+
+def failing(finding="AMP301 loss-spike", **facts):
+    return dataclasses.replace(
+        ENTRY, verdict="failing", words="failing", finding=finding, skipped=9, **facts
+    )
+
+
+NOW_NS = time.time_ns()
+ROWS = [
+    row("big 9", entry=failing(highest_rate=0.5), tags=("good", "sweep"), last_time_ns=NOW_NS),
+    row("big 10", entry=dataclasses.replace(ENTRY, model="Großes Netz"), tags=("goodish",)),
+    row("Lr=0.1", entry=None, live=True, note="the one to beat"),
+    row("foreign", entry=failing("AMP103 scale-collapse", highest_rate=None), source="apex"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "big 9|big 10|Lr=0.1|foreign"),
+        ("BIG", "big 9|big 10"),
+        ("big -9", "big 10"),
+        ("verdict:failing", "big 9|foreign"),
+        ("-verdict:failing finding:amp103", ""),
+        ("finding:AMP301", "big 9"),
+        ('model:"großes netz"', "big 10"),
+        ("tag:good", "big 9"),
+        ("-tag:good", "big 10|Lr=0.1|foreign"),
+        ("note:beat", "Lr=0.1"),
+        ("lr=0.1", "Lr=0.1"),
+        ("rate>0.1", "big 9"),
+        ("rate>=0.1 rate<.5", "big 10"),
+        ("skipped:9 source:apex", "foreign"),
+        ("state:live", "Lr=0.1"),
+        ("age<5min", "big 9"),
+        ("age>1d", "big 10|Lr=0.1|foreign"),
+        ("scale=65,536", "big 9|big 10|foreign"),
+    ],
+)
+def test_runs_are_found_by_words_fields_and_comparisons(text, found):
+    search = search_for(text)
+    assert "|".join(one.choice.title for one in ROWS if search.finds(one)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("colour:red", "There is no field 'colour'"),
+        ("rate>much", "rate is a number"),
+        ("tag>3", "tag is text: write tag:3"),
+    ],
+)
+def test_what_cannot_be_understood_is_said(text, why):
+    with pytest.raises(SearchError, match=why):
+        search_for(text)
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("", "big 9|big 10|Lr=0.1|foreign"),
+        ("run", "big 9|big 10|foreign|Lr=0.1"),
+        ("-run", "Lr=0.1|foreign|big 10|big 9"),
+        ("verdict", "big 9|foreign|big 10|Lr=0.1"),
+        ("-rate", "big 9|big 10|Lr=0.1|foreign"),
+        ("rate", "big 10|big 9|Lr=0.1|foreign"),
+        ("nonsense", "big 9|big 10|Lr=0.1|foreign"),
+    ],
+)
+def test_a_column_sorts_and_what_is_not_known_comes_last(sort, order):
+    assert "|".join(one.choice.title for one in in_order(ROWS, sort)) == order
+
+
+def test_numbers_in_names_are_sorted_as_numbers_and_no_name_fails():
+    names = ["run-10", "run-9", "9", "x", "", "½²٣", "٣", "7" * 400]
+    assert sorted(names, key=natural)[:2] == ["", "٣"]
+    assert sorted(names, key=natural).index("run-9") < sorted(names, key=natural).index("run-10")
+
+
+def test_a_run_is_in_the_group_of_each_of_its_tags():
+    assert groups_of(ROWS[0], "tag") == ("good", "sweep")
+    assert groups_of(ROWS[3], "tag") == ("no tag",)
+    assert groups_of(ROWS[2], "verdict") == ("reading",)
+    assert groups_of(ROWS[3], "finding") == ("AMP103 scale-collapse",)
+
+
+def test_the_view_in_the_address_is_the_view_that_was_written():
+    view = RunsView("rate>0.1 & größe", "-rate", "tag", "received", ("a&b", "no tag"))
+    assert runs_view_in(view.text()) == view
+    assert RunsView().text() is None
+    assert runs_view_in("group=nonsense&%&find").group == ""
+
+
+def shown(rows, view=None):
+    """The table of these rows."""
+    st.cache_resource.clear()
+    listed = RunList(tuple(one.choice for one in rows), ())
+    entries = all_entries()
+    for one in rows:
+        if one.made is not None:
+            entries._made[one.choice.path] = one.made
+    return RunTable().shown(listed, view or RunsView())
+
+
+def test_received_runs_are_in_a_section_of_their_own():
+    rows = [*ROWS, row("got", origin=Origin.RECEIVED), row("far", origin=Origin.ELSEWHERE)]
+    assert [item.choice.title for item in shown(rows).items] == [r.choice.title for r in ROWS]
+    [got] = shown(rows, RunsView(origin="received")).items
+    assert got.choice.title == "got"
+    assert len(shown(rows, RunsView(origin="all")).items) == len(rows)
+    assert len(shown(rows[-2:]).items) == 2  # none of one's own: all are shown
+    assert shown(rows).counts == {Origin.HERE: 4, Origin.RECEIVED: 1, Origin.ELSEWHERE: 1}
+
+
+def test_groups_are_headings_among_the_rows_and_are_folded():
+    items = shown(ROWS, RunsView(group="verdict", folded=("failing",))).items
+    assert items[0] == Group("failing", 2, is_folded=True)
+    assert [getattr(item, "name", None) or item.choice.title for item in items] == [
+        "failing", "healthy", "big 10", "reading", "Lr=0.1",
+    ]  # fmt: skip
+
+
+def test_a_column_that_no_run_fills_is_left_out():
+    assert "source" not in shown(ROWS[:2]).columns
+    assert {"source", "tags", "model"} <= set(shown(ROWS).columns)
+    assert "tags" not in shown([row("plain")]).columns
+
+
+def test_headings_say_how_they_sort_and_names_are_data():
+    assert 'aria-sort="descending"' in head(RunsView(sort="-rate"), ["run", "rate"])
+    assert 'data-value="rate"' in head(RunsView(sort="-rate"), ["run", "rate"])
+    hostile = row("<img src=x>\" onload='x' \u202egnp", tags=("<b>",), note="<i>")
+    text = body([hostile], 0, shown([hostile]).columns, set())
+    assert "<img" not in text
+    assert "<b>" not in text
+    assert "<i>" not in text
+    assert "\u202e" not in text.split("<bdi>")[1]
+
+
+def test_a_name_is_shown_as_it_was_given_and_a_second_run_of_it_is_numbered(tmp_path, monkeypatch):
+    monkeypatch.setenv("AMPWATCH_DASHBOARD_DIRS", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
+    st.cache_resource.clear()
+    for age_s, run_id in ((50, "1"), (40, "2")):
+        write_run(tmp_path, "<b>x</b>", age_s=age_s)
+        info = dataclasses.replace(store.read_info(tmp_path / "-b-x--b-"), id=run_id * 32)
+        store.describe_run(tmp_path / "-b-x--b-", info)
+    write_run(tmp_path, "other").rename(tmp_path / "renamed by hand")
+    titles = {choice.name: choice.title for choice in run_list.current().choices}
+    assert titles == {
+        "-b-x--b-": "<b>x</b>", "-b-x--b--2": "<b>x</b> (2)", "renamed by hand": "renamed by hand",
+    }  # fmt: skip
+
+
+# --- entries -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
+
+
+def choice_of(path):
+    [run] = [one for one in store.list_runs(path.parent) if one.path == path]
+    return Choice(run, path.name, path.name)
+
+
+def awaited(entries, choice):
+    """The entry, once it is there."""
+    entries.want([choice])
+    until = time.monotonic() + 60
+    while (made := entries.of(choice)) is None or made.stamp != choice.run.stamp:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return made.entry
+
+
+def test_an_entry_is_kept_on_disk_until_the_runs_files_change(state, tmp_path, monkeypatch):
+    path = write_run(tmp_path / "runs", "bad", skipped=30)
+    choice, entries = choice_of(path), RunEntries()
+    made = awaited(entries, choice)
+    head = ampwatch.diagnose(store.open_run(path)).headline
+    assert (made.verdict, made.finding) == ("failing", f"{head.code} {head.name}")
+    assert made.last_step == 129
+    assert (made.highest_rate, made.skipped) == (0.1, 30)
+    assert made.course.split()[0] == "16"
+    entries._workers.shutdown()
+    monkeypatch.setattr("runs_entries._made", lambda _: pytest.fail("it is kept"))
+    assert RunEntries().of(choice).entry == made
+    (path / "rank-0" / "devices.arrows").write_bytes(b"more")
+    assert RunEntries().of(choice_of(path)) is None
+
+
+def test_a_run_that_cannot_be_read_says_why_in_its_row(state, tmp_path):
+    path = write_run(tmp_path / "runs", "bad")
+    choice, entries = choice_of(path), RunEntries()
+    (path / "run.json").write_text("{")
+    entries.want([choice])
+    while (made := entries.of(choice)) is None:
+        time.sleep(0.01)
+    assert "bad cannot be opened" in made.problem
+
+
+def test_a_link_from_before_another_run_had_the_same_name_still_opens_the_first():
+    here, elsewhere = (
+        Choice(
+            store.RunSummary(run_list.Path(f"/{folder}/same"), "same"),
+            f"same~{folder}",
+            "same",
+            origin,
+        )
+        for folder, origin in (("here", Origin.HERE), ("elsewhere", Origin.ELSEWHERE))
+    )
+    runs = RunList((here, elsewhere), ())
+    assert runs.chosen("same") is here
+    assert runs.chosen("same~elsewhere") is elsewhere
+    assert runs.chosen("another") is None
