@@ -31,9 +31,8 @@ from fleet import Result, cpu_s, make_runs, seconds  # noqa: E402
 import ampwatch  # noqa: E402
 from ampwatch.fleet import list_published, publish  # noqa: E402
 from ampwatch.fleet.chosen_runs import choice_of  # noqa: E402
-from ampwatch.fleet.judging import findings_text  # noqa: E402
-from ampwatch.fleet.place_judging import judge_place  # noqa: E402
-from ampwatch.fleet.verdicts import read_verdicts  # noqa: E402
+from ampwatch.fleet.judging import judge_place  # noqa: E402
+from ampwatch.fleet.verdicts import findings_text, read_verdicts  # noqa: E402
 from ampwatch.fleet.workers import LocalWorkers  # noqa: E402
 from ampwatch.report import write_event_files  # noqa: E402
 

@@ -37,8 +37,8 @@ from learning_rate_truth import SEEDS, Outcome, Truth, outcome_of, truth_of
 from rich.progress import Progress
 
 import ampwatch.diagnosis.learning_rate as adviser
-from ampwatch.diagnosis.findings import Advice
 from ampwatch.diagnosis.learning_rate import RateRows, RateState, Setup, advise, fold, rows_of
+from ampwatch.diagnosis.learning_rate.advice import Advice
 from ampwatch.diagnosis.learning_rate.rate_history import COLUMNS, Group
 
 DATA = Path(__file__).parent / "data" / "learning_rate"

@@ -24,7 +24,7 @@ from learning_rate_evidence import CAUSES, HIDDEN, Sample
 from learning_rate_trainings import CONFIGURATIONS
 from learning_rate_truth import Outcome, Truth
 
-from ampwatch.diagnosis.findings import Action, Advice
+from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE
 from ampwatch.diagnosis.learning_rate.earlier_rates import (
     EarlierRates,

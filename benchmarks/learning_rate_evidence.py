@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import RateState, signs
-from ampwatch.diagnosis.learning_rate.attribution import readings
+from ampwatch.diagnosis.learning_rate.signs import sign_readings
 from ampwatch.diagnosis.learning_rate.trouble import lasting_trouble
 
 KEPT = Path(__file__).parent / "data" / "learning_rate_evidence.jsonl"
@@ -66,7 +66,8 @@ def samples_of(family: str, name: str, label: str, state: RateState,
         if trouble is None or (trouble.onset.hard and not len(trouble.accepted)):
             continue  # no trouble, or a fact, which is not weighed
         strengths = {
-            entry.name: round(reading.strength, 3) for entry, reading in readings(trouble).items()
+            entry.name: round(reading.strength, 3)
+            for entry, reading in sign_readings(trouble).items()
         }
         yield Sample(family, name, label, hidden, strengths, octaves)
 

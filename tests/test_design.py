@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "design.md").read_text("utf-8")
 
@@ -33,6 +35,19 @@ def test_the_map_names_every_module_at_the_top():
 def test_the_words_are_few_enough_to_be_learnt():
     words = re.findall(r"^\| ([a-z][^|]*?) \|", TEXT.split("## Words")[1], re.MULTILINE)[1:]
     assert len(set(words)) == len(words) <= 30
+
+
+@pytest.mark.parametrize("package", ["probe", "report", "store"])
+def test_a_package_that_lists_its_files_names_each_once(package):
+    init = ROOT / "ampwatch" / package / "__init__.py"
+    told = ast.get_docstring(ast.parse(init.read_text("utf-8"))) or ""
+    listed = re.findall(r"^- [^:]+:(.+?)(?=^-|\Z)", told, re.DOTALL | re.MULTILINE)
+    named = sorted(name for line in listed for name in re.findall(r"\w+", line))
+    files = [
+        *init.parent.glob("*.py"),
+        *(inner.parent for inner in init.parent.glob("*/__init__.py")),
+    ]
+    assert named == sorted(path.stem for path in files if path != init)
 
 
 def test_every_link_leads_somewhere():

@@ -89,18 +89,18 @@ def masked_address(address: str) -> str:
 
 
 def what_text(pattern: str) -> str:
-    """A pattern of findings, with what it stands for."""
+    """A setting's pattern of findings, with what it stands for."""
     meaning = KINDS.get(pattern) or _NAMES.get(pattern)
     return f"{pattern} {meaning}" if meaning else printable(pattern)
 
 
 def new_setting(address: str, **parts: Any) -> AlertSetting:
-    """A setting with an id of its own; AlertError if its parts make no sense."""
+    """A setting of alerts with an id of its own; AlertError if its parts make no sense."""
     return _checked(AlertSetting(secrets.token_hex(4), address.strip(), **parts))
 
 
 def read_settings() -> tuple[AlertSetting, ...]:
-    """The settings in the order they were made; AlertError says why they cannot be read."""
+    """The settings of alerts in the order they were made; AlertError if they cannot be read."""
     path = settings_path()
     try:
         told = json.loads(read_at_most(path, _MAX_BYTES))
@@ -122,12 +122,12 @@ def read_settings() -> tuple[AlertSetting, ...]:
 
 
 def add_setting(setting: AlertSetting) -> None:
-    """Keep one more setting."""
+    """Keep one more setting of alerts."""
     _change(lambda settings: (*settings, setting))
 
 
 def change_setting(setting_id: str, **parts: Any) -> AlertSetting:
-    """Change these parts of a setting and keep the others; the setting as it is then."""
+    """Change these parts of a setting of alerts; the setting as it is then."""
     changed: list[AlertSetting] = []
 
     def change(settings: tuple[AlertSetting, ...]) -> Iterable[AlertSetting]:
@@ -139,17 +139,17 @@ def change_setting(setting_id: str, **parts: Any) -> AlertSetting:
 
 
 def remove_setting(setting_id: str) -> None:
-    """Forget a setting and its address."""
+    """Forget a setting of alerts and its address."""
     _change(lambda settings: (one for one in settings if one.id != setting_id))
 
 
 def settings_path() -> Path:
-    """The file of the settings."""
+    """The file of the settings of alerts."""
     return alerts_folder() / _FILE
 
 
 def alerts_folder() -> Path:
-    """What alerts keep of a user's; AlertError without a home."""
+    """The folder in which alerts keep what is a user's; AlertError without a home."""
     try:
         return state_folder() / "alerts"
     except RuntimeError as error:

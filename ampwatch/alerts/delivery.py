@@ -69,7 +69,7 @@ def refusal_of(service: Service, alert: Alert) -> str | None:
 
 
 def missing_library() -> str:
-    """What to install before anything can be sent, as a sentence; empty if it is there."""
+    """What to install before alerts can be sent, as a sentence; empty if it is there."""
     try:
         is_there = importlib.util.find_spec("apprise") is not None
     except ValueError:  # somebody has put something else in its place
@@ -80,7 +80,7 @@ def missing_library() -> str:
 
 
 def open_services(addresses: Sequence[str]) -> tuple[Service, ...]:
-    """A service for each address; AlertError says what is missing or not understood."""
+    """A service that takes alerts for each address; AlertError says what is wrong."""
     if sentence := missing_library():
         raise AlertError(sentence)
     import apprise
@@ -153,7 +153,7 @@ def _hear(apprise: Any) -> None:
 
 
 def _meaning(lines: Sequence[str]) -> str:
-    """Why it failed, in our words: its own may quote the address."""
+    """Why a service failed, in our words: its own may quote the address."""
     for line in reversed([line for line in lines if not _NO_REASON.search(line)]):
         for sign, meaning in _MEANINGS:
             found = re.search(sign, line, re.IGNORECASE)

@@ -143,7 +143,7 @@ def _outcomes_path() -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a file of ours says; nothing if it is damaged or not there."""
+    """What a file on sent alerts says; nothing if it is damaged or not there."""
     try:
         told = json.loads(read_at_most(path, _MAX_BYTES))
     except (OSError, *BAD_VALUES):

@@ -96,7 +96,7 @@ _COMMANDS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The `ampwatch` program."""
+    """Run the program `ampwatch` with these arguments, or those of sys.argv, and exit."""
     prepare_streams()
     signal.signal(signal.SIGTERM, _end)  # child processes must not outlive us
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
@@ -107,7 +107,7 @@ def _end(number: int, _: object) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; trouble is one line on stderr."""
+    """Run one command line and return its exit code; trouble is one line on stderr."""
     try:
         code = build()(args=list(arguments), prog_name="ampwatch", standalone_mode=False)
     except _CommandLineError as error:
@@ -126,7 +126,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def build() -> typer.Typer:
-    """The program with all its commands."""
+    """Build the program `ampwatch` with all its commands."""
     app = typer.Typer(
         help=HELP,
         no_args_is_help=True,
@@ -161,7 +161,7 @@ def _program(
 
 
 def _with_hint(error: Exception) -> str:
-    """What was wrong with the command line, and where its help is."""
+    """What is wrong with a command line, and which --help says more."""
     text = getattr(error, "format_message", lambda: str(error))().strip()
     context = getattr(error, "ctx", None)
     if isinstance(error, _UsageError) and context is not None:

@@ -1,4 +1,4 @@
-"""`ampwatch alerts`: whom a dashboard and a recorder tell of what goes wrong in live runs."""
+"""`ampwatch alerts`: lists and changes who gets alerts from dashboards and recorders."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _RUN = typer.Option(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make it a command of the program, with commands of its own."""
+    """Add `ampwatch alerts` to the program, with commands of its own."""
     group = typer.Typer(
         help=HELP,
         rich_markup_mode=None,
@@ -111,7 +111,7 @@ def add(
     what: list[str] = _WHAT,
     run: list[str] = _RUN,
 ) -> None:  # fmt: skip
-    """Tell somebody."""
+    """Add somebody who gets alerts."""
     from ampwatch.alerts import add_setting, new_setting, open_services
 
     setting = new_setting(address or _asked_address(), **_parts(name, least, what, run))
@@ -125,7 +125,7 @@ def try_out(
         None, metavar="WHICH", help=f"{_WHICH_HELP}  [default: all]", show_default=False
     ),
 ) -> None:
-    """Send a test message, and say what became of it."""
+    """Send a test alert, and say what became of it."""
     from ampwatch.alerts import Trial, read_settings
 
     settings = read_settings() if which is None else (_find(which),)
@@ -156,7 +156,10 @@ def change(
     run: list[str] = _RUN,
     on: bool = typer.Option(None, "--on/--off", help="Send, or pause.", show_default=False),
 ) -> None:
-    """Change what is given and keep the rest; '*' for all findings or all runs."""
+    """Change the given parts of an alert setting.
+
+    '*' stands for all findings or all runs.
+    """
     from ampwatch.alerts import change_setting, open_services
 
     found, parts = _find(which), _parts(name, least, what, run)
@@ -172,7 +175,7 @@ def change(
 def remove(
     which: str = typer.Argument(..., metavar="WHICH", help=_WHICH_HELP, show_default=False),
 ) -> None:
-    """Forget one and its address."""
+    """Remove somebody who gets alerts, with the address."""
     from ampwatch.alerts import remove_setting
 
     found = _find(which)
@@ -183,7 +186,7 @@ def remove(
 def _parts(
     name: str | None, least: str | None, what: Sequence[str] | None, run: Sequence[str] | None
 ) -> dict[str, Any]:
-    """The parts of a setting that were given."""
+    """The parts of an alert setting that the command line gives."""
     from ampwatch.diagnosis import Severity
 
     try:
@@ -206,7 +209,7 @@ def _asked_address() -> str:
 
 
 def _find(which: str) -> AlertSetting:
-    """The setting of this name or number."""
+    """The alert setting with this name or number."""
     from ampwatch.alerts import read_settings
 
     settings = read_settings()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampwatch.cli.find import RUN_ARGUMENT, find_run
+from ampwatch.cli.run_argument import RUN_ARGUMENT, find_run
 from ampwatch.cli.terminal import answer, asides
 
 NAME = "compact"
@@ -17,7 +17,7 @@ Example: ampwatch compact ampwatch-runs/train-1204
 
 
 def command(run: str = RUN_ARGUMENT) -> None:
-    """Compact a run."""
+    """Compact a finished run."""
     from rich.progress import Progress
 
     from ampwatch.diagnosis.words import bytes_text

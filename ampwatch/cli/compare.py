@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
-from ampwatch.cli.find import opened_run_or_log
 from ampwatch.cli.report import refuse_no_file, write_page
+from ampwatch.cli.run_argument import opened_run_or_log
 from ampwatch.cli.terminal import answers
 from ampwatch.errors import RunError
 
@@ -81,7 +81,7 @@ def command(
         None, "--as", metavar="FORMAT", show_default=False, help="The format of every FILE."
     ),
 ) -> None:
-    """Print the comparison."""
+    """Compare the runs and print where they differ."""
     from ampwatch.report import Asked, compare, html_comparison, print_comparison, print_sweep
 
     if len(runs) < 2:
@@ -106,7 +106,7 @@ def command(
 
 
 def _with_first(runs: list[str], baseline: str | None) -> list[str]:
-    """The runs, the baseline first; it may be named by its folder's last part."""
+    """The runs to compare, the baseline first; it may be named by its folder's last part."""
     if baseline is None:
         return runs
     found = [run for run in runs if baseline in {run, Path(run).name}]

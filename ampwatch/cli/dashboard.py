@@ -1,4 +1,4 @@
-"""`ampwatch dashboard [DIR...]`: the runs in the browser, live and finished.
+"""`ampwatch dashboard [DIR...]`: shows the runs in the browser, live and finished.
 
 The dashboard is a folder of Streamlit scripts (inside the package in a wheel, beside it in a
 checkout), run by a child process that listens on this machine only.
@@ -60,7 +60,7 @@ def command(
         help="Keep the runs that come over the feed; else they are shown until the dashboard ends.",
     ),
 ) -> None:
-    """Serve until interrupted."""
+    """Serve the dashboard until interrupted."""
     absent = missing_parts()
     if absent:
         raise AmpwatchError(absent)
@@ -74,12 +74,12 @@ def command(
 
 
 def _place(text: str) -> str:
-    """Its address; of a folder whole, because the server's own folder may be another."""
+    """The address of a place to show; a folder's whole path, because the server runs elsewhere."""
     return text if "://" in text else str(Path(text).resolve())
 
 
 def missing_parts() -> str | None:
-    """The missing packages, as a sentence with the remedy; None if all are there."""
+    """The packages that the dashboard lacks, as a sentence with the remedy; None if none."""
     absent = [
         part for part in ("streamlit", "tsdownsample") if importlib.util.find_spec(part) is None
     ]
@@ -89,7 +89,7 @@ def missing_parts() -> str | None:
 
 
 class Server:
-    """Streamlit as a child process; leaving the block ends it.
+    """The dashboard's server, Streamlit, as a child process; leaving the block ends it.
 
     Without folders it shows the runs of the default folder and those that were attached elsewhere.
     A folder or an address at which runs were published is shown as a place.
@@ -107,12 +107,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The dashboard's address."""
+        """The address of the dashboard's server."""
         return f"http://localhost:{self.port}"
 
     @property
     def command(self) -> str:
-        """The command that starts it again: the same folders, at the same address."""
+        """The `ampwatch dashboard` command that starts the server again, at the same address."""
         port = [] if self.port == DEFAULT_PORT else ["--port", str(self.port)]
         words = ["ampwatch", "dashboard", *self._folders, *self._places, *port]
         where = [] if self._folders or self._places else ["cd", str(Path.cwd()), "&&"]
@@ -127,7 +127,7 @@ class Server:
         return self
 
     def _starts(self) -> bool:
-        """Whether the child prints its address; another process may answer at the port."""
+        """Whether the server prints its address; another process may answer at the port."""
         folders = {"AMPWATCH_DASHBOARD_DIRS": os.pathsep.join(self._folders)}
         places = {"AMPWATCH_DASHBOARD_PLACES": "\n".join(self._places)}
         self._child = subprocess.Popen(
@@ -170,12 +170,12 @@ class Server:
                 pass
 
     def open_browser(self, run: str = "") -> None:
-        """Open the page of a run, or of the newest one, if there is a screen."""
+        """Open the dashboard's page of a run, or of the newest one, if there is a screen."""
         if sys.platform in {"darwin", "win32"} or {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
             webbrowser.open(f"{self.url}/?run={run}" if run else self.url)
 
     def wait(self) -> None:
-        """Until Ctrl-C, or until the server ends by itself."""
+        """Wait until Ctrl-C, or until the dashboard's server ends by itself."""
         assert self._child is not None
         try:
             self._child.wait()
@@ -184,7 +184,7 @@ class Server:
 
 
 def _hear(child: subprocess.Popen[bytes], listens: threading.Event) -> None:
-    """Read Streamlit's output to its end; `listens` is set once it prints its address."""
+    """Read the server's output to its end; `listens` is set once it prints its address."""
     assert child.stdout is not None
     for line in child.stdout:
         if b"://" in line:
@@ -192,7 +192,7 @@ def _hear(child: subprocess.Popen[bytes], listens: threading.Event) -> None:
 
 
 def command_line(port: int) -> list[str]:
-    """The command that serves the dashboard.
+    """The command line of the dashboard's server, Streamlit.
 
     It repeats the settings of config.toml, for a Streamlit that does not look beside the script:
     without them it would listen on every interface and report usage.
@@ -205,7 +205,7 @@ def command_line(port: int) -> list[str]:
 
 
 def search_path() -> str:
-    """A child's PYTHONPATH: it must find this very ampwatch, installed or not."""
+    """The server's PYTHONPATH: it must find this very ampwatch, installed or not."""
     here = str(Path(__file__).resolve().parent.parent.parent)
     before = os.environ.get("PYTHONPATH")
     return os.pathsep.join([here, before]) if before else here
@@ -221,7 +221,7 @@ def dashboard_folder() -> Path:
 
 
 def free_port(wanted: int) -> int:
-    """The wanted port, or a free one if it is taken."""
+    """The port wanted for the dashboard, or a free one if it is taken."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             if os.name == "posix":  # on other systems this would let two processes listen

@@ -1,4 +1,4 @@
-"""`ampwatch demo`: train a small model in half precision and show how it goes wrong.
+"""`ampwatch demo`: trains a small model in half precision and shows how it goes wrong.
 
 The scenarios are ordinary scripts (examples/demo in a checkout, ampwatch/_demo in a wheel), run as
 child processes. The demo reads their progress from their runs, as any view does.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.dashboard import Server, missing_parts, search_path
-from ampwatch.cli.find import usual_folder
+from ampwatch.cli.run_argument import usual_folder
 from ampwatch.cli.terminal import answer, answers, asides, say
 from ampwatch.errors import AmpwatchError
 
@@ -43,7 +43,7 @@ Examples:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A training that shows one thing."""
+    """A training of the demo, which shows one thing."""
 
     name: str
     script: str
@@ -83,7 +83,7 @@ def command(
         show_default=False,
     ),
 ) -> None:
-    """Run a scenario and show it."""
+    """Run a scenario of the demo and show its run."""
     if listing:
         for one in SCENARIOS:
             answer(f"{one.name:18}{one.shows}")
@@ -105,14 +105,14 @@ def command(
 
 
 def free_path(scenario: Scenario, folder: Path) -> Path:
-    """The folder of the scenario's next run."""
+    """The folder for the demo's next run of a scenario."""
     name = f"demo-{scenario.name}"
     numbers = (name if n == 1 else f"{name}-{n}" for n in range(1, 10_000))
     return next(folder / free for free in numbers if not (folder / free).exists())
 
 
 def train(scenario: Scenario, path: Path, seed: int) -> Path:
-    """Run the scenario's script with a progress bar; return its run's folder."""
+    """Train the demo's scenario with a progress bar; return its run's folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     options = ["--seed", str(seed), "--steps", str(scenario.steps), "--run", path.name]
     child = subprocess.Popen(
@@ -138,7 +138,7 @@ def train(scenario: Scenario, path: Path, seed: int) -> Path:
 
 
 def _program(scenario: Scenario) -> list[str]:
-    """The script, started by torch's launcher if several processes train together."""
+    """The scenario's script, started by torch's launcher if several processes train together."""
     script = str(scripts_folder() / scenario.script)
     if scenario.ranks == 1:
         return [script]
@@ -147,7 +147,7 @@ def _program(scenario: Scenario) -> list[str]:
 
 
 def scripts_folder() -> Path:
-    """Where the scenarios' scripts are: inside the package, or beside it in a checkout."""
+    """Where the demo's scripts are: inside the package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "_demo", package.parent / "examples" / "demo"):
         if folder.is_dir():
@@ -164,7 +164,7 @@ def _find(name: str) -> Scenario:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The child's environment: its run's folder, this very ampwatch, and one thread.
+    """The environment of a demo's training: its run's folder, this ampwatch, and one thread.
 
     The model is small: on a busy machine several threads wait for each other and take ten times
     longer than one.
@@ -178,7 +178,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _follow(child: subprocess.Popen[bytes], path: Path, scenario: Scenario) -> None:
-    """Show the progress, read from the run, until the child ends."""
+    """Show the progress of a demo's training, read from its run, until it ends."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     from ampwatch.store import summarize

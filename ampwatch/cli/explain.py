@@ -1,4 +1,4 @@
-"""`ampwatch explain [CODE]`: the page of a finding, generated from its rule."""
+"""`ampwatch explain [CODE]`: prints the page of a finding, generated from its rule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(
         None, metavar="RUN", help="Also print the evidence in this run.", show_default=False
     ),
 ) -> None:
-    """Print a page, or the list."""
+    """Explain a finding, or list all findings."""
     from ampwatch.diagnosis import RULES
     from ampwatch.diagnosis.pages import plain_page
 
@@ -45,8 +45,8 @@ def command(
 
 
 def _in_run(rule: Rule, text: str) -> str:
-    """What the rule found in this run, with its evidence."""
-    from ampwatch.cli.find import opened_run_or_log
+    """What the explained rule found in this run, with its evidence."""
+    from ampwatch.cli.run_argument import opened_run_or_log
     from ampwatch.diagnosis import Engine, conclude, rate_evidence_lines
     from ampwatch.diagnosis.rule import RATE
 

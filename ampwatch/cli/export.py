@@ -1,4 +1,4 @@
-"""`ampwatch export RUN --to FORMAT OUT`: a run for other tools."""
+"""`ampwatch export RUN --to FORMAT OUT`: writes a run as files for other tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.find import RUN_ARGUMENT, open_named
+from ampwatch.cli.run_argument import RUN_ARGUMENT, open_named
 from ampwatch.cli.terminal import answer
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import draft_of
@@ -38,7 +38,7 @@ TABLES = ("steps", "layers", "devices", "events")
 
 
 class Format(str, enum.Enum):
-    """What can be written."""
+    """The file formats of an export."""
 
     PARQUET = "parquet"
     CSV = "csv"
@@ -52,7 +52,7 @@ def command(
     ),
     to: Format = typer.Option(..., "--to", help="The format."),
 ) -> None:
-    """Write the files."""
+    """Export a run's tables to files."""
     opened = open_named(run)
     if out.exists() and not out.is_dir():
         raise AmpwatchError(f"{out} is a file: pass a folder.")
@@ -77,7 +77,7 @@ def _write_events(run: Run, out: Path) -> None:
 
 
 def write(rows: pa.Table, path: Path, to: Format) -> None:
-    """Write one table as one file; the file appears complete or not at all."""
+    """Export one table as one file, which appears complete or not at all."""
     with draft_of(path) as draft:
         if to is Format.PARQUET:
             import pyarrow.parquet as pq
@@ -90,7 +90,7 @@ def write(rows: pa.Table, path: Path, to: Format) -> None:
 
 
 def _flat(rows: pa.Table) -> pa.Table:
-    """The table with what CSV cannot hold (lists, dictionaries) as text."""
+    """The table to export as CSV, with what CSV cannot hold (lists, dictionaries) as text."""
     import json
 
     import pyarrow as pa

@@ -15,7 +15,7 @@ from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
     from ampwatch.fleet.chosen_runs import Choice
-    from ampwatch.fleet.place_judging import FleetVerdicts
+    from ampwatch.fleet.verdicts import FleetVerdicts
     from ampwatch.fleet.workers import Workers
     from ampwatch.store import Run
 
@@ -43,7 +43,7 @@ _SAID = 10  # runs that cannot be judged, each with its reason
 
 
 class Engine(str, enum.Enum):
-    """Who judges."""
+    """Who judges the runs: the values of `ampwatch fleet --engine`."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -72,9 +72,9 @@ def command(
         None, "--parquet", metavar="OUT", help="Write verdicts and findings to a folder instead."
     ),
 ) -> None:
-    """Judge and tell."""
-    from ampwatch.fleet.call import workers_of
+    """Judge the runs of a place and print what is known of them."""
     from ampwatch.fleet.chosen_runs import choice_of
+    from ampwatch.fleet.judging_call import workers_of
 
     if as_json and parquet:
         raise AmpwatchError("--json cannot be combined with --parquet.")
@@ -98,13 +98,13 @@ def command(
 
 
 def _opened(like: str | None) -> Run | None:
-    from ampwatch.cli.find import open_named
+    from ampwatch.cli.run_argument import open_named
 
     return open_named(like) if like else None
 
 
 def _judged(place: str, choice: Choice, workers: Workers, *, findings: bool) -> FleetVerdicts:
-    """What is known, once what is new was judged; with a bar."""
+    """Judge what is new in the place, with a progress bar; return all verdicts."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -113,7 +113,7 @@ def _judged(place: str, choice: Choice, workers: Workers, *, findings: bool) -> 
         TimeRemainingColumn,
     )
 
-    from ampwatch.fleet.place_judging import judge_place
+    from ampwatch.fleet.judging import judge_place
 
     columns = (TextColumn("judging"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     seen = (0, 0)
@@ -149,7 +149,7 @@ def _write(found: FleetVerdicts, folder: Path) -> None:
 
 
 def _complain(found: FleetVerdicts) -> None:
-    """Say what was not judged; AmpwatchError if anything could not be."""
+    """Say which runs were not judged; AmpwatchError if any could not be."""
     if found.changed:
         say(
             f"{found.changed:,} runs were published again or deleted meanwhile; the same command "

@@ -1,4 +1,4 @@
-"""What a fleet comes to, in the terminal: the same parts as the dashboard's page, top to bottom."""
+"""Prints the summary of `ampwatch fleet` as the dashboard's page has it, top to bottom."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from ampwatch.printable_text import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ampwatch.fleet.place_judging import FleetVerdicts
     from ampwatch.fleet.summary import Tally
-    from ampwatch.fleet.verdicts import RunVerdict
+    from ampwatch.fleet.verdicts import FleetVerdicts, RunVerdict
     from ampwatch.store import Run
 
 _MOST_ROWS = 12  # of a table of counts
@@ -23,7 +22,7 @@ _KEY_LETTERS = 30
 
 
 def print_fleet(fleet: FleetVerdicts, alike: Run | None = None) -> None:
-    """Print it; and what it teaches a run to which all of its runs are alike."""
+    """Print the summary of a place's runs, and what they teach a run that they are all like."""
     from ampwatch.fleet import summary
     from ampwatch.fleet.alike_runs import lesson_in
 
@@ -60,7 +59,7 @@ def _sums(fleet: FleetVerdicts) -> str:
 
 
 def _print_counts(what: str, rows: Sequence[tuple[str, Tally]]) -> None:
-    """A table, one row a group; columns that say nothing are left out."""
+    """Print a table of counts, one row a group; columns that say nothing are left out."""
     if not rows:
         answer("No warning and no error in these runs.")
         return

@@ -1,4 +1,4 @@
-"""`ampwatch import FILE`: another trainer's log becomes an ordinary run."""
+"""`ampwatch import FILE`: makes an ordinary run of another trainer's log."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import typer
 
-from ampwatch.cli.find import usual_folder
-from ampwatch.cli.log_import import AS_OPTION, MAP_OPTION, make_run, wanted_of
+from ampwatch.cli.run_argument import AS_OPTION, MAP_OPTION, make_run, usual_folder, wanted_of
 from ampwatch.cli.terminal import answer
 
 NAME = "import"
@@ -42,6 +41,6 @@ def command(
         help="The folder for the run.  [default: ./ampwatch-runs]",
     ),
 ) -> None:
-    """Import and say where the run is."""
+    """Import a log and say where the run is."""
     folder = make_run(file, out or usual_folder(), wanted_of(as_, mapped))
     answer(f"{folder}\n`ampwatch report {folder}` shows what is wrong with it.")

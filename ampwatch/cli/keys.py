@@ -1,4 +1,4 @@
-"""`ampwatch keys`: this user's public key, and the keys that may connect."""
+"""`ampwatch keys`: prints this user's public key, and the keys that may connect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(
         None, metavar="KEY", help="Remove a key from the list.", show_default=False
     ),
 ) -> None:
-    """Print or change the keys."""
+    """Print or change the keys that may connect."""
     from ampwatch import feed
 
     if allow:

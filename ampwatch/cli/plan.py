@@ -1,4 +1,4 @@
-"""`ampwatch plan RUN`: what a launcher should do next, in words, as JSON and as an exit code."""
+"""`ampwatch plan RUN`: says what a launcher should do next: in words, as JSON, by exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from ampwatch.cli.find import RUN_ARGUMENT, opened_run_or_log
+from ampwatch.cli.run_argument import RUN_ARGUMENT, opened_run_or_log
 from ampwatch.cli.terminal import answer
 
 NAME = "plan"
@@ -34,7 +34,7 @@ def command(
     run: str = RUN_ARGUMENT,
     as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON."),
 ) -> None:
-    """Plan."""
+    """Print the plan for the run's next start."""
     from ampwatch.recovery.restart_plan import plan, sentences_of
 
     with opened_run_or_log(run) as opened:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.find import RUN_ARGUMENT, find_run
 from ampwatch.cli.run import environment_of
+from ampwatch.cli.run_argument import RUN_ARGUMENT, find_run
 from ampwatch.cli.terminal import answer, say
 from ampwatch.errors import AmpwatchError
 

@@ -1,4 +1,4 @@
-"""`ampwatch publish RUN|DIR PLACE`: copy runs to object storage, as tables."""
+"""`ampwatch publish RUN|DIR PLACE`: copies runs to object storage, as tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.find import find_run
+from ampwatch.cli.run_argument import find_run
 from ampwatch.cli.terminal import answer, asides, say
 from ampwatch.errors import AmpwatchError
 
@@ -44,7 +44,7 @@ def command(
         False, "--live", help="Also publish live runs, with the rows they have now."
     ),
 ) -> None:
-    """Publish."""
+    """Publish a run, or all runs of a folder, with a progress bar."""
     from rich.progress import Progress
 
     from ampwatch.fleet import publish
@@ -66,7 +66,7 @@ def command(
 
 
 def _folder(text: str) -> Path:
-    """A folder of runs, or the run that was named."""
+    """The folder to publish: one of runs, or that of the run that was named."""
     path = Path(text)
     return path if path.is_dir() else find_run(text)
 

@@ -1,4 +1,4 @@
-"""`ampwatch record`: receive runs over the network and store them here."""
+"""`ampwatch record`: receives runs over the network and stores them here."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.find import usual_folder
-from ampwatch.cli.mirror import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
-from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, delivering
-from ampwatch.cli.publish_ended import PUBLISH_LIVE_OPTION, PUBLISH_OPTION, publishing
+from ampwatch.cli.mirror_option import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
+from ampwatch.cli.notify_option import NOTIFY_HELP, NOTIFY_OPTION, delivering
+from ampwatch.cli.publish_option import PUBLISH_LIVE_OPTION, PUBLISH_OPTION, publishing
+from ampwatch.cli.run_argument import usual_folder
 from ampwatch.cli.terminal import say
 from ampwatch.errors import EndpointTakenError, FeedError
 
 if TYPE_CHECKING:
     from ampwatch.alerts import AlertSender
-    from ampwatch.fleet.run_publisher import RunPublisher
+    from ampwatch.fleet.background_publisher import BackgroundPublisher
     from ampwatch.follow import FollowThread
     from ampwatch.recorder import Recorder
 
@@ -73,7 +73,7 @@ def command(
     publish: str = PUBLISH_OPTION,
     publish_live: str = PUBLISH_LIVE_OPTION,
 ) -> None:
-    """Record until interrupted."""
+    """Record runs until interrupted."""
     from ampwatch import feed
     from ampwatch.recorder import Recorder
 
@@ -114,15 +114,17 @@ def _say_what_came(recorder: Recorder) -> None:
     say(f"{stats.rows:,} rows of {what} received; all of them are on disk.")
 
 
-def _wake(threads: Sequence[FollowThread | AlertSender | RunPublisher], folder: Path) -> None:
-    """Wake everybody who follows a run for which rows have arrived."""
+def _wake(
+    threads: Sequence[FollowThread | AlertSender | BackgroundPublisher], folder: Path
+) -> None:
+    """Wake everybody who follows a recorded run for which rows have arrived."""
     for thread in threads:
         thread.wake(folder)
 
 
 @contextlib.contextmanager
 def _alerts(addresses: list[str] | None) -> Iterator[list[FollowThread | AlertSender]]:
-    """What sends alerts: to these addresses, and by the settings of `ampwatch alerts`."""
+    """Send alerts on recorded runs: to these addresses, and as `ampwatch alerts` is set."""
     from ampwatch.alerts import AlertSender, alert_session
 
     with delivering(addresses) as delivery, contextlib.closing(AlertSender(on_note=say)) as sender:
@@ -134,14 +136,14 @@ def _alerts(addresses: list[str] | None) -> Iterator[list[FollowThread | AlertSe
 
 
 def _alive(recorder: Recorder) -> frozenset[str]:
-    """The ids of runs whose trainers have sent something lately."""
+    """The ids of recorded runs whose trainers have sent something lately."""
     runs = recorder.runs.values()
     return frozenset(run.id for run in runs if any(rank.is_alive for rank in run.ranks))
 
 
 @contextlib.contextmanager
 def _flag_named() -> Iterator[None]:
-    """If the port is taken, add to the error which flag uses another."""
+    """If the recorder's port is taken, add to the error which flag uses another."""
     try:
         yield
     except EndpointTakenError as error:
@@ -150,7 +152,7 @@ def _flag_named() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[threading.Event]:
-    """An event that is set by Ctrl-C or SIGTERM, instead of an exception."""
+    """An event that ends the recording: set by Ctrl-C or SIGTERM, instead of an exception."""
     ended = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: ended.set())
@@ -165,7 +167,7 @@ def _told_to_end() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _warnings_as_sentences() -> Iterator[None]:
-    """Show warnings as one line, without the source line that raised them."""
+    """Show the recorder's warnings as one line, without the source line that raised them."""
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")

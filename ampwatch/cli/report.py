@@ -1,4 +1,4 @@
-"""`ampwatch report RUN|FILE...`: what is wrong with a run, why, and what to do."""
+"""`ampwatch report RUN|FILE...`: prints what is wrong with a run, why, and what to do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.find import opened_run_or_log
-from ampwatch.cli.log_import import MAP_OPTION
+from ampwatch.cli.run_argument import MAP_OPTION, opened_run_or_log
 from ampwatch.cli.terminal import answer, answers, say
 from ampwatch.errors import PlaceError, ReportError
 from ampwatch.files import draft_of
@@ -41,7 +40,7 @@ Examples:
 
 
 class FailOn(str, enum.Enum):
-    """The severity from which on the exit code is 1."""
+    """The severity from which on `ampwatch report` exits with 1."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -76,7 +75,7 @@ def command(
     ),
     mapped: list[str] = MAP_OPTION,
 ) -> None:
-    """Print the report."""
+    """Report on one run or several."""
     if html and (json or len(runs) > 1):
         raise ReportError(
             "--html takes one run and cannot be combined with --json; for several "
@@ -130,7 +129,7 @@ def print_said(
 
 
 def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> LessonOfEarlierRuns | None:
-    """What earlier runs that are made of the same teach; None where there are none."""
+    """What earlier runs that are made of the same teach, for the report; None without such runs."""
     from ampwatch.follow import KeptEntries, keep_for_later, lesson_for
 
     kept = KeptEntries()
@@ -140,7 +139,7 @@ def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> LessonOfEarlierRu
 
 
 def _published_runs(place: str) -> Sequence[EarlierRun]:
-    """The judged runs of a place; none, and why, where it cannot be read."""
+    """The judged runs of the place that --earlier names; none, and why, if it cannot be read."""
     from ampwatch.fleet.alike_runs import runs_in
 
     try:
@@ -151,7 +150,7 @@ def _published_runs(place: str) -> Sequence[EarlierRun]:
 
 
 def write_html(run: Run, path: Path, earlier: str | None = None) -> Diagnosis:
-    """Write the report as one file, which appears complete or not at all."""
+    """Write the report on a run as one HTML file, which appears complete or not at all."""
     from ampwatch.diagnosis import Engine, conclude
     from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.follow import as_it_stands
@@ -169,13 +168,13 @@ def write_html(run: Run, path: Path, earlier: str | None = None) -> Diagnosis:
 
 
 def refuse_no_file(path: Path) -> None:
-    """Raise, before any work, if the file cannot be written."""
+    """Refuse, before any work, to report into a file that cannot be written."""
     if path.is_dir() or not path.parent.is_dir():
         raise ReportError(f"{path} cannot be written: pass a file in an existing folder.")
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page, complete or not at all, and print its size."""
+    """Write a report's HTML, complete or not at all, and print its size."""
     from ampwatch.diagnosis.words import bytes_text
 
     with draft_of(path) as draft:

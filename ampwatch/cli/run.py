@@ -1,4 +1,4 @@
-"""`ampwatch run SCRIPT ARGS...`: watch a training without changing its code.
+"""`ampwatch run SCRIPT ARGS...`: watches a training without changing its code.
 
 A fresh Python replaces this process and runs the script. A folder on its path makes it load, at its
 start, the code that attaches. So arguments, exit code, signals, `__main__` and tracebacks are those
@@ -66,7 +66,7 @@ def command(
         50, metavar="N", help="Detailed layer statistics on every N-th step.", min=1
     ),
 ) -> None:
-    """Become the script."""
+    """Replace this process by the script, which is watched."""
     asked = {
         "run": run,
         "log_dir": None if log_dir is None else str(log_dir.resolve()),
@@ -102,7 +102,7 @@ def _command_line(script: str, *, module: bool) -> list[str]:
 
 
 def _runs_by_itself(script: Path) -> bool:
-    """Whether it is an executable, such as a shell script that starts the training."""
+    """Whether the script is an executable, such as a shell script that starts the training."""
     if not script.is_file() or not os.access(script, os.X_OK) or script.suffix == ".py":
         return False
     with script.open("rb") as file:
@@ -111,7 +111,7 @@ def _runs_by_itself(script: Path) -> bool:
 
 
 def environment_of(asked: dict[str, object]) -> dict[str, str]:
-    """The script's environment; Python loads its site from our folder first."""
+    """The environment of the script to watch; its Python loads its site from our folder first."""
     here = str(Path(__file__).resolve().parent.parent / "integrations" / "launch")
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
     options = {name: value for name, value in asked.items() if value is not None}

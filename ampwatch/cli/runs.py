@@ -1,4 +1,4 @@
-"""`ampwatch runs [DIR]`: a list of runs, newest first."""
+"""`ampwatch runs [DIR]`: lists runs, the newest first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from ampwatch.cli.find import usual_folder
+from ampwatch.cli.run_argument import usual_folder
 from ampwatch.cli.terminal import age_text, answer, answers, asides
 from ampwatch.errors import AmpwatchError, NotARunError
 from ampwatch.printable_text import printable
@@ -53,7 +53,7 @@ def command(
         help=f"List all runs of other folders, not only the newest {ELSEWHERE}; all of a place.",
     ),
 ) -> None:
-    """Print the table."""
+    """List the runs of a folder or a place."""
     from ampwatch.store import list_runs
 
     if folder and _is_place(folder):
@@ -79,7 +79,7 @@ def _is_place(text: str) -> bool:
 
 
 def _nearest(found: Sequence[RunSummary], here: Path) -> list[RunSummary]:
-    """The runs in this folder, and the newest of those elsewhere."""
+    """The runs to list: all of this folder, and the newest of those elsewhere."""
     elsewhere = [summary.path for summary in found if not _inside(summary, here)]
     older = set(elsewhere[ELSEWHERE:])
     return [summary for summary in found if summary.path not in older]
@@ -90,7 +90,7 @@ def _inside(summary: RunSummary, folder: Path) -> bool:
 
 
 def _table(found: Sequence[RunSummary], here: Path) -> Table:
-    """One row for each run; judging long runs for the first time shows a progress bar."""
+    """The list of runs as a table; judging long runs for the first time shows a progress bar."""
     from rich.progress import track
 
     from ampwatch.follow import KeptEntries
@@ -105,7 +105,7 @@ def _table(found: Sequence[RunSummary], here: Path) -> Table:
 
 
 def _columns(found: Sequence[RunSummary]) -> list[str]:
-    """The columns that tell something."""
+    """The columns that tell something about the listed runs."""
     empty = set()
     if all(summary.source == "ampwatch" for summary in found):
         empty.add("source")
@@ -130,7 +130,7 @@ def _empty_table(names: Sequence[str]) -> Table:
 
 
 def _row(summary: RunSummary, folder: Path, kept: KeptEntries) -> dict[str, str | Text]:
-    """One run's cells by their column; an unreadable run has the reason in place of its figures."""
+    """The cells of a listed run; an unreadable run has the reason in place of its figures."""
     from rich.text import Text
 
     name = printable(summary.path.name if _inside(summary, folder) else str(summary.path))
@@ -154,7 +154,7 @@ def _row(summary: RunSummary, folder: Path, kept: KeptEntries) -> dict[str, str 
 
 
 def _tags(summary: RunSummary) -> Text:
-    """The tags, and below them the note."""
+    """The listed run's tags, and below them its note."""
     from rich.text import Text
 
     lines = [" ".join(summary.tags), *summary.note.splitlines()]
@@ -162,7 +162,7 @@ def _tags(summary: RunSummary) -> Text:
 
 
 def _verdict(entry: ListEntry, style: str) -> Text:
-    """The verdict, and below it what is damaged: the verdict is based on the rest."""
+    """The listed run's verdict, and below it what is damaged: the verdict is based on the rest."""
     from rich.text import Text
 
     verdict = Text(printable(entry.words), style)
@@ -170,7 +170,7 @@ def _verdict(entry: ListEntry, style: str) -> Text:
 
 
 def _entry(summary: RunSummary, kept: KeptEntries) -> ListEntry:
-    """A run's entry, kept or new; AmpwatchError if the run is unreadable."""
+    """The entry of a listed run, kept or new; AmpwatchError if the run is unreadable."""
     from ampwatch.follow import diagnose, entry_of
     from ampwatch.store import open_run
 
@@ -186,7 +186,7 @@ def _entry(summary: RunSummary, kept: KeptEntries) -> ListEntry:
 
 
 def _age(summary: RunSummary) -> str:
-    """How long ago it grew; a log without times does not tell."""
+    """How long ago the listed run grew; empty for a log without times."""
     if not summary.last_time_ns:
         return ""
     return age_text((time.time_ns() - summary.last_time_ns) / 1e9)
@@ -196,7 +196,7 @@ def _age(summary: RunSummary) -> str:
 
 
 def _print_place(place: str, *, every: bool) -> None:
-    """Print the newest runs in a place, or all."""
+    """List the newest runs in a place, or all."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`ampwatch sweep PLACE`: delete what no run in a place needs any more."""
+"""`ampwatch sweep PLACE`: deletes what no run in a place needs any more."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def command(
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would be deleted."),
 ) -> None:
-    """Sweep."""
+    """Sweep a place and print what was deleted."""
     from ampwatch.diagnosis.words import bytes_text
     from ampwatch.fleet.sweeping import sweep
 

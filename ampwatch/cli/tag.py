@@ -1,10 +1,10 @@
-"""`ampwatch tag RUN [TAG...]`: note something on a run."""
+"""`ampwatch tag RUN [TAG...]`: changes a run's tags and its note."""
 
 from __future__ import annotations
 
 import typer
 
-from ampwatch.cli.find import RUN_ARGUMENT, find_run
+from ampwatch.cli.run_argument import RUN_ARGUMENT, find_run
 from ampwatch.cli.terminal import answer
 from ampwatch.printable_text import printable
 
@@ -35,7 +35,7 @@ def command(
     ),
     clear_note: bool = typer.Option(False, "--clear-note", help="Remove the note so far."),
 ) -> None:
-    """Change the tags and print what they are now."""
+    """Change a run's tags and print what they are now."""
     from ampwatch.store import edit_tags, read_tags
 
     path = find_run(run)

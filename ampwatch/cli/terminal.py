@@ -1,4 +1,4 @@
-"""Where commands print: answers on stdout, everything else on stderr."""
+"""How commands print to the terminal: answers on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ def prepare_streams() -> None:
 
 
 def complain(message: str) -> int:
-    """Print one line on stderr; return the exit code for errors."""
+    """Print an error as one line on the terminal's stderr; return the exit code for errors."""
     print(f"ampwatch: {printable(' '.join(message.split()))}", file=sys.stderr)
     return FAILED
 
 
 def answers() -> Console:
-    """The console for answers, on stdout."""
+    """The terminal's console for answers, on stdout."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def asides() -> Console:
-    """The console for progress and remarks, on stderr."""
+    """The terminal's console for progress and remarks, on stderr."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def say(text: str) -> None:
-    """Print a remark on stderr, on one line."""
+    """Print a remark on the terminal's stderr, on one line."""
     asides().print(printable(text), soft_wrap=True)
 
 
 def answer(text: str) -> None:
-    """Print plain lines on stdout, without wrapping."""
+    """Print an answer as plain lines on stdout, without wrapping."""
     lines = [printable(line) for line in text.split("\n")]
     answers().print("\n".join(lines), soft_wrap=True)
 
 
 def age_text(seconds: float) -> str:
-    """How long ago, in its largest unit."""
+    """An age for the terminal, in its largest unit: `3 d`, `5 min`."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"

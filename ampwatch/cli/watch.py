@@ -1,4 +1,4 @@
-"""`ampwatch watch RUN`: a live view in the terminal, for people on ssh."""
+"""`ampwatch watch RUN`: shows a live run in the terminal, for people on ssh."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.find import find_newest, find_run
-from ampwatch.cli.mirror import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
-from ampwatch.cli.notify import NOTIFY_HELP, NOTIFY_OPTION, delivering
+from ampwatch.cli.mirror_option import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
+from ampwatch.cli.notify_option import NOTIFY_HELP, NOTIFY_OPTION, delivering
+from ampwatch.cli.run_argument import find_newest, find_run
 from ampwatch.cli.terminal import answers, asides, say
-from ampwatch.cli.text_feed import TEXT_OPTION, following
+from ampwatch.cli.text_option import TEXT_OPTION, following
 from ampwatch.printable_text import printable
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def command(
         None, "--as", metavar="FORMAT", show_default=False, help="The format of that log."
     ),
 ) -> None:
-    """Watch until the run ends."""
+    """Watch a run until it ends."""
     asked = Asked(every, tuple(notify or ()), tuple(to or ()), thin)
     if text is not None:
         if run is not None:
@@ -79,7 +79,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How often to update, and where else to send what is found."""
+    """How often to update the watched run's view, and where else to send what is found."""
 
     every_s: float
     notify: tuple[str, ...]
@@ -116,14 +116,14 @@ def _watch(path: Path, console: Console, asked: Asked) -> None:
 
 
 def _aside(console: Console) -> Callable[[str], None]:
-    """How to print a remark: above a live view, else on stderr."""
+    """How to print a remark while watching: above the live view, else on stderr."""
     if not console.is_terminal:
         return say
     return lambda sentence: console.print(printable(sentence), style="dim", soft_wrap=True)
 
 
 def _looks(follower: Follower, every_s: float) -> Iterator[Look]:
-    """A look now and after each pause until the run is over; its end cuts a pause short."""
+    """A look at the watched run after each pause until it is over; its end cuts a pause short."""
     from ampwatch.follow import State
 
     while True:
@@ -164,7 +164,7 @@ def _view(console: Console, run: Run, look: Look) -> RenderableType:
 
 
 def _status(look: Look) -> str:
-    """The current state, for the last line of the view."""
+    """The watched run's state, for the last line of the view."""
     leave = "Press Ctrl-C to leave; the training goes on."
     if not look.diagnosis.run.steps:
         return f"The run has started; its first step is not finished yet. {leave}"
@@ -204,7 +204,7 @@ def _say_how_it_ended(path: Path, look: Look) -> None:
 
 
 def line_of(run: Run, diagnosis: Diagnosis) -> str:
-    """The state of a run in one plain line."""
+    """The watched run's state in one plain line, where no live view is possible."""
     from ampwatch.diagnosis.words import scale_text
     from ampwatch.report import last_values
 

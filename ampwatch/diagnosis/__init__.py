@@ -9,16 +9,8 @@ follows a run that grows. `RULES` are the pages that `ampwatch explain` prints.
 from __future__ import annotations
 
 from ampwatch.diagnosis.engine import Engine, diagnose
-from ampwatch.diagnosis.findings import (
-    Action,
-    Advice,
-    Diagnosis,
-    Evidence,
-    Finding,
-    RunFacts,
-    Severity,
-    Verdict,
-)
+from ampwatch.diagnosis.findings import Diagnosis, Evidence, Finding, RunFacts, Severity, Verdict
+from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.record import Record
 from ampwatch.diagnosis.rule import Rule
 from ampwatch.diagnosis.rules import RULES

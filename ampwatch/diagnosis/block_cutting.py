@@ -28,13 +28,13 @@ from ampwatch.diagnosis.record import RecordRows
 from ampwatch.rows import Table
 
 BLOCK_ROWS = 2048
-# Rows of another lane that a restart left behind: steps that its attempt had begun and not closed.
+# Rows of other tables that a restart left behind: steps that its attempt had begun and not closed.
 _LEFT_BEHIND_STEPS = 100
 _NONE: Integers = np.zeros(0, np.int64)
 
 # A table, of which `Table.STEPS` is the spine, or another rank's steps.
 Key: TypeAlias = "Table | int"
-Shown: TypeAlias = "tuple[int, pa.Table]"  # the number of its first row, and a lane's rows
+Shown: TypeAlias = "tuple[int, pa.Table]"  # the number of its first row, and the rows
 
 
 def tables_of(rows: RecordRows, ranks: Sequence[int], cutter: BlockCutter) -> dict[Key, Shown]:
@@ -42,8 +42,8 @@ def tables_of(rows: RecordRows, ranks: Sequence[int], cutter: BlockCutter) -> di
     spine, *others = sorted(ranks) or (0,)
 
     def shown(key: Key, table: Table, columns: Sequence[str], rank: int | None) -> Shown:
-        table_left = cutter.tables_left.get(key)
-        first = 0 if table_left is None else table_left.needed
+        left = cutter.uncut.get(key)
+        first = 0 if left is None else left.needed
         return first, rows.read(table, columns, rank, first)
 
     made: dict[Key, Shown] = {
@@ -60,7 +60,7 @@ def tables_of(rows: RecordRows, ranks: Sequence[int], cutter: BlockCutter) -> di
 class UncutRows:
     """The rows of one table (of one rank or of all) that no block has taken yet."""
 
-    key: str = "step"  # the column that they are in the order of
+    key: str = "step"  # the column by which they are ordered
     taken: int = 0
     restarts: int = 0
     last_step: int | None = None
@@ -142,28 +142,23 @@ class BlockCutter:
 
     block_rows: int = BLOCK_ROWS
     entries: int = 0
-    tables_left: dict[Key, UncutRows] = field(default_factory=dict)
+    uncut: dict[Key, UncutRows] = field(default_factory=dict)
 
     @property
     def spine(self) -> UncutRows:
         """The steps of the lowest rank, which decide where a block ends."""
-        return self.tables_left[Table.STEPS]
+        return self.uncut[Table.STEPS]
 
     def copy(self) -> BlockCutter:
         """An independent copy: cutting blocks from one does not move the other."""
-        return replace(
-            self,
-            tables_left={key: replace(table_left) for key, table_left in self.tables_left.items()},
-        )
+        return replace(self, uncut={key: replace(left) for key, left in self.uncut.items()})
 
     def show(self, tables: Mapping[Key, Shown]) -> bool:
         """Give each table its new rows; False if some appeared among rows of earlier blocks."""
-        if self.entries and tables.keys() - self.tables_left.keys():
+        if self.entries and tables.keys() - self.uncut.keys():
             return False  # a new rank, whose rows may belong to blocks that were taken
-        tables_left = [
-            (self.tables_left.setdefault(key, UncutRows()), shown) for key, shown in tables.items()
-        ]
-        return all(table_left.show(rows, first) for table_left, (first, rows) in tables_left)
+        uncut = [(self.uncut.setdefault(key, UncutRows()), shown) for key, shown in tables.items()]
+        return all(left.show(rows, first) for left, (first, rows) in uncut)
 
     def next_whole(self) -> Block | None:
         """The next block whose end is known; None if there is none yet."""
@@ -184,11 +179,7 @@ class BlockCutter:
         if waiting < self.block_rows + rows:
             return False
         newest = int(self.spine.steps[: self.block_rows].max()) + rows // 2
-        others = [
-            table_left.steps
-            for key, table_left in self.tables_left.items()
-            if not isinstance(key, Table)
-        ]
+        others = [left.steps for key, left in self.uncut.items() if not isinstance(key, Table)]
         return waiting > patience or all(len(steps) and steps[-1] >= newest for steps in others)
 
     def _end(self) -> int | None:
@@ -210,14 +201,10 @@ class BlockCutter:
         begins_anew, firsts = 0 in spine.anew, spine.first_rows(end)
         rows = spine.take(end, limit)
         parts: dict[Key, pa.Table] = {}
-        for key, table_left in self.tables_left.items():
-            if table_left is not spine:
-                count = (
-                    len(table_left.steps)
-                    if limit is None
-                    else table_left.reach(limit, spine.restarts)
-                )
-                parts[key] = table_left.take(count, limit)
+        for key, left in self.uncut.items():
+            if left is not spine:
+                count = len(left.steps) if limit is None else left.reach(limit, spine.restarts)
+                parts[key] = left.take(count, limit)
         start, self.entries = self.entries, self.entries + len(firsts)
         return block_of(
             rows,

@@ -65,7 +65,7 @@ _FEW = 8  # to look for each by itself
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRows:
+class BlockLayerRows:
     """The layer samples of a block, one entry a sample."""
 
     step: Integers
@@ -82,13 +82,13 @@ class LayerRows:
         return len(self.step)
 
     def has_dtype(self, column: str, *wanted: str) -> Mask:
-        """In which samples a column of data types names one of these types."""
+        """In which layer samples of a block a column of data types names one of these."""
         names, codes = self.dtypes[column]
         return np.isin(codes, [n for n, name in enumerate(names) if name in wanted])
 
 
 @dataclass(frozen=True, slots=True)
-class RankRows:
+class BlockRankRows:
     """The steps of a block as another rank than the lowest recorded them."""
 
     step: Integers
@@ -125,10 +125,10 @@ class Block:
     norm_cleared: Mask  # ... though some were not after the backward pass
     param_norm_bad: Mask
     autocast_dtypes: frozenset[str]
-    layers: LayerRows
+    layers: BlockLayerRows
     layer_entries: tuple[Integers, Mask]  # of each layer row its entry, and whether there is one
     events: tuple[Event, ...]
-    others: Mapping[int, RankRows] = field(default_factory=dict)
+    others: Mapping[int, BlockRankRows] = field(default_factory=dict)
     next_scale: float = float("nan")  # of the row after it, if there is one
 
     def __len__(self) -> int:
@@ -294,9 +294,9 @@ def _worst_loss(rows: pa.RecordBatch, firsts: Integers) -> tuple[Floats, Mask]:
     return value, is_known
 
 
-def _rank_rows(table: pa.Table) -> RankRows:
+def _rank_rows(table: pa.Table) -> BlockRankRows:
     rows = unchunked(table)
-    return RankRows(
+    return BlockRankRows(
         step=steps_of(rows),
         time_ns=integers(rows, "time_ns", 0),
         skipped=flags(rows, "skipped"),
@@ -305,12 +305,12 @@ def _rank_rows(table: pa.Table) -> RankRows:
     )
 
 
-def _layer_rows(table: pa.Table) -> LayerRows:
+def _layer_rows(table: pa.Table) -> BlockLayerRows:
     if not table.num_rows:
         return _NO_LAYERS
     rows = unchunked(table)
     names, layer = texts(rows, "layer")
-    return LayerRows(
+    return BlockLayerRows(
         step=steps_of(rows),
         rank=integers(rows, "rank", 0),
         names=names,
@@ -323,7 +323,7 @@ def _layer_rows(table: pa.Table) -> LayerRows:
     )
 
 
-_NO_LAYERS = LayerRows(
+_NO_LAYERS = BlockLayerRows(
     step=np.zeros(0, np.int64),
     rank=np.zeros(0, np.int64),
     names=(),

@@ -19,7 +19,7 @@ from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.episodes import ScaleFall, SkipSpan
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.event_history import EventHistory
-from ampwatch.diagnosis.findings import Advice, Standing
+from ampwatch.diagnosis.findings import FindingStatus
 from ampwatch.diagnosis.finiteness_history import (
     FinitenessHistory,
     bad_input,
@@ -28,6 +28,7 @@ from ampwatch.diagnosis.finiteness_history import (
 )
 from ampwatch.diagnosis.guard_history import GuardHistory
 from ampwatch.diagnosis.layer_history import LayerHistory
+from ampwatch.diagnosis.learning_rate.advice import Advice
 from ampwatch.diagnosis.loop_history import LoopHistory
 from ampwatch.diagnosis.loss_spikes import LossSpikes
 from ampwatch.diagnosis.nonfinite_gradient_history import NonfiniteGradientHistory
@@ -235,11 +236,11 @@ class Case:
         """The skips that nothing explains, before any fall that stands."""
         return (self.standing_fall or self.scale).loose
 
-    def standing(self, times: Times) -> Standing:
+    def standing(self, times: Times) -> FindingStatus:
         """Whether what was seen at these times goes on, left damage behind, or is all over."""
         if self.stands(times):
-            return Standing.STANDS
-        return Standing.HEALS if self._brought_about_the_fall(times) else Standing.HEALED
+            return FindingStatus.STANDS
+        return FindingStatus.HEALS if self._brought_about_the_fall(times) else FindingStatus.HEALED
 
     def stands(self, times: Times) -> bool:
         """Whether something seen at these times still goes on at the end of the record."""

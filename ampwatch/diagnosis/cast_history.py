@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ampwatch.diagnosis.blocks import Block, LayerRows
+from ampwatch.diagnosis.blocks import Block, BlockLayerRows
 from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.layer_history import MOST_LAYERS
@@ -40,7 +40,7 @@ class CastScales:
     largest: tuple[float, ...]
 
     def with_rank(self, values: Sequence[float]) -> CastScales:
-        """The same step's scales, with those of one more rank."""
+        """The delayed scales of a layer's casts in a step, with those of one more rank."""
         least, largest = np.fmin(self.least, values), np.fmax(self.largest, values)
         return CastScales(self.step, tuple(least.tolist()), tuple(largest.tolist()))
 
@@ -95,7 +95,9 @@ class CastHistory:
         }
         return CastHistory(operands, staleness, scales)
 
-    def _with_role(self, rows: LayerRows, role: str, cut: Floats, flushed: Floats) -> CastHistory:
+    def _with_role(
+        self, rows: BlockLayerRows, role: str, cut: Floats, flushed: Floats
+    ) -> CastHistory:
         operands = dict(self.operands)
         for name, at in _last_of_each(rows, flushed):
             key = (name, role)
@@ -107,7 +109,7 @@ class CastHistory:
             operands[key] = CastSamples(*zip(*known, strict=True))
         return replace(self, operands=operands)
 
-    def _with_stale(self, rows: LayerRows) -> CastHistory:
+    def _with_stale(self, rows: BlockLayerRows) -> CastHistory:
         staleness = dict(self.staleness)
         values = rows.numbers["amax_staleness"]
         for name, at in _last_of_each(rows, values):
@@ -118,7 +120,7 @@ class CastHistory:
                 staleness[name] = (steps, kept)
         return replace(self, staleness=staleness)
 
-    def _with_scales(self, rows: LayerRows) -> CastHistory:
+    def _with_scales(self, rows: BlockLayerRows) -> CastHistory:
         scales, after_resume = dict(self.scales), dict(self.after_resume)
         values = np.stack([rows.numbers[f"{role}_scale"] for role in ROLES])
         told = np.flatnonzero(~np.isnan(values).all(axis=0) & (rows.layer >= 0))
@@ -160,7 +162,7 @@ def _worst_of_each_step(told: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]
     return [(step, *found[step]) for step in sorted(found)][-LAST_SAMPLES:]
 
 
-def _last_of_each(rows: LayerRows, values: Floats) -> Iterator[tuple[str, Integers]]:
+def _last_of_each(rows: BlockLayerRows, values: Floats) -> Iterator[tuple[str, Integers]]:
     """Each layer with cast samples in a block, and the rows of its last few, in order of steps."""
     told = np.flatnonzero(~np.isnan(values) & (rows.layer >= 0))
     if not len(told):

@@ -10,7 +10,8 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ampwatch.diagnosis.findings import Action, Diagnosis, Severity, Verdict
+from ampwatch.diagnosis.findings import Diagnosis, Severity, Verdict
+from ampwatch.diagnosis.learning_rate.advice import Action
 from ampwatch.diagnosis.learning_rate.earlier_rates import TriedRate, bounded
 from ampwatch.diagnosis.signature import Signature
 from ampwatch.diagnosis.words import count_text

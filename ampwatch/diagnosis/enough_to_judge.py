@@ -11,8 +11,8 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Action, Advice
 from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.words import count_text
 
 # With fewer kinds of signals than this the first sentence names them: a reader of "healthy" should

@@ -16,10 +16,11 @@ from ampwatch.diagnosis.column_arrays import Floats, Integers
 
 _MOST_CELLS = 256  # then pairs become one: a cell is never wider than 1/128 of the run
 _CELL_STEPS = 16  # the narrowest cell
-# What a step can bear wanders in health, in some runs by several octaves: a slow fall has to go an
-# octave farther than a collapse, and as far again as the level had come down before, up to four.
+# The scale that a step tolerates varies in healthy runs, in some by several octaves: a slow fall
+# has to go an octave farther than a collapse, and as far again as the level had fallen before, up
+# to four.
 _WANDERING = (1.0, 4.0)
-# More than a saw's tooth.
+# More than one tooth of the sawtooth.
 _NEAR_OCTAVES = 2.0
 
 
@@ -83,7 +84,7 @@ class EstablishedLevels:
         self.loose[:, self._cell(position)] += skips, lone
 
     def begin_anew(self, position: int) -> None:
-        """Forget the levels: the scale was set by hand here, and earlier ones are no comparison."""
+        """Forget the levels so far: the scale was set anew here, and they are no comparison."""
         self.began, self.levels = max(position, 0), _no_levels()
 
     def slow_fall(self, final: float, octaves: float, window: int, skips: int) -> SlowFall | None:

@@ -45,14 +45,14 @@ class EventHistory:
     kinds: dict[str, Times] = field(default_factory=dict)
     misuse: dict[str, Event] = field(default_factory=dict)  # the first of each code
     raised: dict[str, Event] = field(default_factory=dict)  # the first with each telling text
-    models: tuple[Root, ...] = ()  # that were given to attach, as far as the record tells
+    models: tuple[Root, ...] = ()  # that were given to attach, as far as recorded
     started: Event | None = None  # the latest begin
     optimizers: tuple[Event, ...] = ()  # as first described, a few
     changes: tuple[Event, ...] = ()  # the last few that may make a run jump
     fatal: tuple[Event, ...] = ()  # the last few exceptions that ended training
     gap_reasons: frozenset[str] = frozenset()
     gap_ranks: frozenset[int] = frozenset()
-    overflows: int = 0  # one a step, however many ranks tell of it
+    overflows: int = 0  # one a step, however many ranks report it
     overflow_step: int | None = None
     forward: dict[str, LayerOverflows] = field(default_factory=dict)  # in order of first sight
     unnamed_forward: Times = field(default_factory=Times)  # the loop guarded it; no known layer

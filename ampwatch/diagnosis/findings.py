@@ -13,6 +13,7 @@ from typing import Any
 
 from ampwatch.diagnosis.evidence_text import Evidence as Evidence  # noqa: PLC0414 - a part of findings
 from ampwatch.diagnosis.evidence_text import evidence_text
+from ampwatch.diagnosis.learning_rate.advice import Advice
 
 SCHEMA = 1
 
@@ -30,8 +31,8 @@ class Severity(str, enum.Enum):
         return list(Severity).index(self)
 
 
-class Standing(enum.Enum):
-    """At the end of the record a finding goes on, is over but left damage, or is all over."""
+class FindingStatus(enum.Enum):
+    """How a finding stands at the end: it goes on, is over but left damage, or is all over."""
 
     STANDS = "stands"
     HEALS = "heals"
@@ -40,12 +41,12 @@ class Standing(enum.Enum):
     @property
     def weighs(self) -> bool:
         """Whether the run still suffers from the finding."""
-        return self is not Standing.HEALED
+        return self is not FindingStatus.HEALED
 
     @property
     def ending(self) -> str:
         """How a finding's sentence ends: empty while it stands, else that it is over."""
-        return "" if self is Standing.STANDS else ", but no longer at the end"
+        return "" if self is FindingStatus.STANDS else ", but no longer at the end"
 
 
 class Verdict(str, enum.Enum):
@@ -61,16 +62,6 @@ class Verdict(str, enum.Enum):
 CALM = frozenset((Verdict.INCOMPLETE, Verdict.HEALTHY, Verdict.CUT_OFF))
 LIVE, ENDED, CUT_OFF = "live", "ended", "cut off"  # how a run stands, in words
 _UNCLEAN_END = "AMP902"
-
-
-class Action(str, enum.Enum):
-    """What the advice says to do with the learning rate."""
-
-    LOWER = "lower"
-    KEEP = "keep"
-    RAISE = "raise"
-    NOT_THE_CAUSE = "not-the-cause"
-    UNKNOWN = "unknown"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,42 +80,6 @@ class Finding:
     action: str
     because_of: str | None = None
     evidence: tuple[Evidence, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Advice:
-    """What to do with the learning rate, and why; unknown parts are null."""
-
-    action: Action
-    because: str
-    current: float | None = None
-    recommended: float | None = None
-    low: float | None = None
-    high: float | None = None
-    factor: float | None = None
-    group: int | None = None
-    confidence: float | None = None
-    restart_from_step: int | None = None
-    restart_checkpoint_step: int | None = None
-    warmup_steps: int | None = None
-    clip: float | None = None
-    leapt_at_step: int | None = None  # `recommended` is the rate before, at which the run trained
-    # Code of the finding that explains the trouble: `because` repeats its summary.
-    explained_by: str | None = dataclasses.field(default=None, metadata={"json": False})
-    # Steps for which reruns held `recommended`; None for an estimate (`recovery.proved_advice`).
-    proved_steps: int | None = dataclasses.field(default=None, metadata={"json": False})
-
-    @property
-    def interval_name(self) -> str:
-        """What the interval is, for a legend."""
-        if self.proved_steps is None:
-            return "90 % interval of the highest stable rate"
-        return "from the highest rate that held to the lowest that failed"
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether the advice gives an interval for the highest stable rate."""
-        return self.low is not None and self.high is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -200,12 +155,12 @@ class Diagnosis:
         return max((f.severity for f in self.findings), key=lambda s: s.weight, default=None)
 
     def while_running(self) -> Diagnosis:
-        """The same findings for a run that goes on, in which a missing end mark is none."""
+        """The diagnosis of a run that goes on: without the finding of a missing end mark."""
         kept = tuple(f for f in self.findings if f.code != _UNCLEAN_END)
         return self._of(LIVE, findings=kept)
 
     def once_over(self) -> Diagnosis:
-        """The same findings for a run that has stopped; without an end mark it was cut off."""
+        """The diagnosis of a run that has stopped: its missing end mark becomes "cut off"."""
         ended = next((f for f in self.findings if f.code == _UNCLEAN_END), None)
         if ended is None or self.run.clean_end or self.run.exception:
             return self._of(ENDED)
@@ -238,12 +193,6 @@ class Diagnosis:
             for piece, row in zip(finding.evidence, said["evidence"], strict=True):
                 row["text"] = evidence_text(piece)
         return {"schema": SCHEMA, **body}
-
-
-def verdict_text(diagnosis: Diagnosis) -> str:
-    """The verdict of a diagnosis for a list of runs, and whether the run was cut off."""
-    verdict, state = diagnosis.verdict.value, diagnosis.run.state
-    return f"{verdict}, {state}" if state == CUT_OFF != verdict else verdict
 
 
 def _at(ended: Finding) -> str:

@@ -39,10 +39,10 @@ class FinitenessHistory:
     bad_loss_no_forward: Times = field(default_factory=Times)  # ... and those that nobody saw
     bad_loss_value: str = ""
     any_bad_loss: bool = False
-    told: frozenset[str] = frozenset()  # which of loss, rate and gradient norm the record tells
-    norms: int = 0  # told, finite or not
-    rates: int = 0  # told
-    any_rate: bool = False  # that moves anything
+    told: frozenset[str] = frozenset()  # which of loss, rate and gradient norm are recorded
+    norms: int = 0  # recorded, finite or not
+    rates: int = 0  # recorded
+    any_rate: bool = False  # a rate that moves anything
     bad_weights: Times = field(default_factory=Times)
     autocast_dtypes: frozenset[str] = frozenset()
     missing_updates: Times = field(default_factory=Times)
@@ -77,9 +77,9 @@ class FinitenessHistory:
         self._take_updates(block)
 
     def _count(self, block: Block) -> None:
-        self.steps += _distinct(block.step, self.last_step)
+        self.steps += _count_distinct_steps(block.step, self.last_step)
         skipped = block.step[block.skipped]
-        self.skipped_steps += _distinct(skipped, self.last_skipped_step)
+        self.skipped_steps += _count_distinct_steps(skipped, self.last_skipped_step)
         if len(skipped):
             self.last_skipped_step = int(skipped[-1])
         self.last_step = int(block.step[-1])
@@ -194,8 +194,7 @@ def _is_second_step(event: Event) -> bool:
     return bool(event.detail.get("second_step")) or told
 
 
-def _distinct(steps: Integers, before: int | None) -> int:
-    """How many different steps a block adds to the count; they come in order."""
+def _count_distinct_steps(steps: Integers, before: int | None) -> int:
     if not len(steps):
         return 0
     return int((np.diff(steps) != 0).sum()) + int(before is None or steps[0] != before)

@@ -17,7 +17,9 @@ class GuardHistory:
 
     left_out: Times = field(default_factory=Times)
     would: Times = field(default_factory=Times)  # a dry run's actions
-    capped: Times = field(default_factory=Times)  # outlying steps beyond its cap; as far as told
+    capped: Times = field(
+        default_factory=Times
+    )  # outlying steps beyond its cap, as far as recorded
     lowered: Times = field(default_factory=Times)
     stopped: Times = field(default_factory=Times)
     out_of_work: str = ""  # why it does nothing any more

@@ -28,12 +28,12 @@ class LoopHistory:
     skipped_in_part: Times = field(default_factory=Times)
     still: Times = field(default_factory=Times)  # accepted, with a rate and a gradient, unmoved
     starved: Times = field(default_factory=Times)  # ... given next to nothing of the gradient
-    divided_twice: int = 0  # ... namely the gradient divided by the scale once more
-    starved_share: float = float("nan")  # the last such step's
+    divided_twice: int = 0  # ... of them, those given the gradient divided by the scale once more
+    starved_share: float = float("nan")  # of the last starved step
     moved: int = 0  # accepted steps that moved the weights
-    unmoved: int = 0  # steps of any kind that did not, as far as they tell
-    updates: int = 0  # ... and that did
-    searched: int = 0  # steps that scalers made anew skipped before the watch saw them
+    unmoved: int = 0  # steps of any kind that did not, as far as recorded
+    updates: int = 0  # ... and steps that did
+    searched: int = 0  # steps that new scalers skipped before the watch saw them
     last_lr: float = float("nan")
     last_skipped: bool = False
 

@@ -50,8 +50,7 @@ _STANDS = policy.ESTABLISHED_STEPS
 _DESCENT = 0.2  # of the climb, given back: it is on its way down
 _NOW = 16  # entries whose median is where the loss stands
 _FIRST_ROWS = 32  # what goes with a rise shows in them
-# A past that stands for fewer independent losses does not tell how far they go: noise goes four
-# times as far.
+# A past of fewer independent losses does not show their range: noise goes four times as far.
 _FREE, _WANDERED = 16, 1 / 4
 OCTAVES = 16  # of heights
 NO_ROWS: Floats = np.zeros((0, len(COLUMNS)))
@@ -78,7 +77,7 @@ class LossRise:
     peak: float = -math.inf
     height: float = -math.inf
     out: int = 0  # entries out of the band
-    out_height: int = 0  # theirs in all, in 1/1024, each up to where it tells by itself
+    out_height: int = 0  # the sum of their heights in 1/1024, each at most TELLING
     strength: float = -math.inf  # of one that is judged: its height, or that of its entries' mean
     skips: int = 0
     last_step: int = 0

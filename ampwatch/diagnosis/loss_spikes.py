@@ -103,7 +103,7 @@ class SpikeTally:
     def and_one(self, rise: LossRise) -> SpikeTally:
         """The tally with one more spike, of which an example is kept only if it may tell."""
         at, here = rise.octave, self.octaves[rise.octave]
-        # One of so many that they are the data, or too low to tell of.
+        # So many that they come from the data, or too low to report.
         if rise.tells and here.count <= max(_MANY, _MANY_SHARE * rise.last_position):
             here += SpikeOctave.of(rise)
         else:

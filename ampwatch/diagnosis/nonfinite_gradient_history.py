@@ -29,7 +29,7 @@ class NonfiniteGradientHistory:
     unsettled: Times = field(default_factory=Times)  # ... inf since the last finite norm
     layer: str | None = None  # in whose backward it began, where a sample shows it
     found_good: bool = False  # a finite norm
-    skipped: Times = field(default_factory=Times)  # steps that are told to be skipped, by anyone
+    skipped: Times = field(default_factory=Times)  # steps recorded as skipped, by anyone
     unmoved: Times = field(default_factory=Times)  # ... after steps that moved the weights
     unmoved_bad: Times = field(default_factory=Times)  # of them, with gradients not finite
     moved: int = 0
@@ -106,7 +106,7 @@ def _maker(block: Block, at: Integers) -> str | None:
 
 
 def _is_still(block: Block) -> Mask:
-    """Where a step moved no weight although it had a rate and a gradient; null is no zero."""
+    """Where a step moved no weight, as if its gradients were not finite; null is no zero."""
     columns = block.columns
     pushed = ~(columns["grad_norm"] == 0) & ~(columns["lr"] <= DEAD_RATE)
     taken = ~block.skipped & ~block.left_out & ~block.guarded

@@ -19,10 +19,10 @@ from ampwatch.rows import EventKind
 MOST_LAYERS = 1024
 _MOST_RANKS = 64
 LOSS = "(loss)"  # where an event's bound ends, if that is not a layer
-# How likely chance alone may be to make one rank overflow so often before it is called a wonder.
+# A rank is a culprit if chance alone makes it overflow so often with less than this probability.
 RANK_CHANCE = 0.01
 
-# No scale can help these, so chance and growth have no part in them.
+# No scale can help against these, so neither chance nor growth causes them.
 _BEFORE_THE_SCALE = frozenset(("forward", "input", "loss"))
 
 
@@ -49,7 +49,7 @@ class LayerOverflows:
         return self.at_loss == self.times.count
 
     def joined(self, other: LayerOverflows) -> LayerOverflows:
-        """These overflows of a layer and others of it, together."""
+        """The overflows of a culprit layer and further ones of it, together."""
         ranks = self.ranks | other.ranks
         kept = ranks if len(ranks) <= _MOST_RANKS else self.ranks
         return LayerOverflows(
@@ -60,7 +60,7 @@ class LayerOverflows:
 
 
 def count_for_layer(layers: dict[str, LayerOverflows], event: Event, position: int) -> None:
-    """Count an overflow event for the layer that it names."""
+    """Count an overflow event for the layer that it names as the culprit."""
     layer = event.layer
     if layer is None or (layer not in layers and len(layers) >= MOST_LAYERS):
         return
@@ -80,7 +80,7 @@ class OverflowOrigin:
     """Where one step's overflow came from: from one rank alone, or from joining the ranks."""
 
     step: int
-    ranks: int  # that told
+    ranks: int  # that reported it
     alone: int | None = None
     joining: bool = False
     before_scale: bool = False  # the rank's own loss or activations were not finite
@@ -98,7 +98,7 @@ class RankOverflows:
     is_bound: bool  # whether any of them only bounds the place
 
     def joined(self, later: RankOverflows) -> RankOverflows:
-        """These overflows of a rank and later ones of it, together."""
+        """The overflows of a culprit rank and later ones of it, together."""
         return RankOverflows(
             self.times.joined(later.times),
             self.before_scale + later.before_scale,
@@ -117,7 +117,7 @@ class JointOverflows:
     joining: Times = field(default_factory=Times)
 
     def and_origin(self, origin: OverflowOrigin, position: int) -> JointOverflows:
-        """The counts with one more step's overflow."""
+        """The counts of culprits with the origin of one more overflow."""
         times, alone = Times().and_at(origin.step, position), {}
         if origin.alone is not None:
             before = int(origin.before_scale)
@@ -126,7 +126,7 @@ class JointOverflows:
         return self.joined(JointOverflows(1, origin.ranks, alone, joining))
 
     def joined(self, later: JointOverflows) -> JointOverflows:
-        """These counts of overflows and later ones, together."""
+        """The counts of culprits so far and later ones, together."""
         alone = dict(self.alone)
         for rank, one in later.alone.items():
             alone[rank] = alone[rank].joined(one) if rank in alone else one
@@ -136,7 +136,7 @@ class JointOverflows:
         )
 
     def is_chance(self, count: int) -> bool:
-        """Whether so many overflows from one rank are likely by chance alone.
+        """Whether so many overflows from one rank are mere chance, and make it no culprit.
 
         By Chernoff's bound on the tail of the binomial, times the number of ranks it might have
         been.

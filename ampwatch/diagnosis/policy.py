@@ -41,7 +41,7 @@ SPIKE_SKIPS = SAWTOOTH_SKIPS + 1
 STORM_FREE_SKIPS = 2
 STORM_WINDOW_STEPS = 100
 
-# The course of the loss can be judged from so many lines at each end of a record, not from fewer.
+# Whether the loss fell can be judged from so many lines at each end of a record, not from fewer.
 LOSS_LINES = 3
 
 # What happened in the last fiftieth of a run (at least 20 steps) still counts at its end.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis.blocks import Block, LayerRows
+from ampwatch.diagnosis.blocks import Block, BlockLayerRows
 from ampwatch.diagnosis.column_arrays import Integers
 from ampwatch.diagnosis.layer_history import MOST_LAYERS
 
@@ -94,14 +94,14 @@ def _texts_at(names: Sequence[str], codes: Integers) -> Callable[[int], str | No
     return lambda at: names[codes[at]] if codes[at] >= 0 else None
 
 
-def _batch_norms(rows: LayerRows) -> frozenset[str]:
+def _batch_norms(rows: BlockLayerRows) -> frozenset[str]:
     kinds, codes = rows.kinds
     wanted = [n for n, kind in enumerate(kinds) if "BatchNorm" in kind]
     at = np.isin(codes, wanted) & (rows.flags["trainable"] == 1) & (rows.layer >= 0)
     return frozenset(rows.names[layer] for layer in np.unique(rows.layer[at]))
 
 
-def _sides(rows: LayerRows, at: int) -> tuple[int, ...]:
+def _sides(rows: BlockLayerRows, at: int) -> tuple[int, ...]:
     """The sides of the matrices that a layer multiplies: outputs, inputs, rows if it is plain.
 
     A convolution with one input channel a group is no matrix product for a GPU.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis.blocks import Block, RankRows
+from ampwatch.diagnosis.blocks import Block, BlockRankRows
 from ampwatch.diagnosis.column_arrays import Mask
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.times import Times
@@ -18,12 +18,12 @@ from ampwatch.rows import EventKind
 class RankFacts:
     """What is known of one rank beside the lowest one."""
 
-    compared: int = 0  # steps of which both tell a loss
+    compared: int = 0  # steps with a loss on both
     same_losses: int = 0  # bit for bit
     last_step: int = 0
     last_time_ns: int = 0
     ahead_ns: int | None = None  # its clock, at the first step that both have closed
-    # The lowest rank's and its own, at the first step of which both tell a scale.
+    # The lowest rank's and its own, at the first step with a scale on both.
     first_scales: tuple[float, float] | None = None
 
 
@@ -91,7 +91,7 @@ class RankHistory:
             losses_vary=self.losses_vary or bool((finite != finite[:1]).any()),
         )
 
-    def _with_rank(self, block: Block, rank: int, rows: RankRows) -> tuple[RankHistory, Mask]:
+    def _with_rank(self, block: Block, rank: int, rows: BlockRankRows) -> tuple[RankHistory, Mask]:
         """Compare one rank's steps of a block with the lowest rank's; also where they differ."""
         at, there = block.at_step(rows.step)
         at, mine = at[there], np.flatnonzero(there)

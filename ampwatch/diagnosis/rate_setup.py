@@ -27,11 +27,11 @@ class FirstRate:
     """Where the rate's setup began: a first rate that has not moved, and how far below its base."""
 
     rate: float | None = None  # the first recorded one, of the first optimizer's first group
-    steps: int = 0  # that tell a rate and its base
+    steps: int = 0  # with a rate and its base
     accepted: int = 0  # of them
-    base: float = 0.0  # as it was told last
+    base: float = 0.0  # the last one recorded
     share: float = 0.0  # of its base rate, at most
-    moved: bool = False  # another rate was told
+    moved: bool = False  # another rate was recorded
 
     def fold(self, block: Block) -> FirstRate:
         """The setup's first rate with one more block, while it has not moved."""

@@ -77,7 +77,7 @@ class RowsInMemory:
     def read(
         self, table: Table, columns: Sequence[str], rank: int | None = None, start: int = 0
     ) -> pa.Table:
-        """Read the rows of a table from number `start` on."""
+        """Read the rows of a table of the record from number `start` on."""
         return self._record.read(table, columns=columns, rank=rank).slice(start)
 
 

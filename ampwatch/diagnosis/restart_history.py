@@ -30,7 +30,7 @@ _AFTER = _FIRST_ROWS + 2 * _WINDOW
 _LOSS_RISE, _BLIND_RISE = 1.1, 1.25
 _NORM_RISE = 2.0
 _NORMS = ("update", "grad_norm")
-# A schedule that began anew raises the rate; then long updates prove nothing.
+# A schedule that started over raises the rate; then long updates prove nothing.
 _RATE_RISE = 2.0
 # Restarts by events; an attempt's first rows have nothing before them.
 _EVENTS = frozenset(
@@ -54,13 +54,13 @@ class RestartJump:
 
 @dataclass(frozen=True, slots=True)
 class _Restart:
-    """A restart that cannot be judged yet, and the rows before it."""
+    """A restart that cannot be judged yet, and windows of the rows before it."""
 
     position: int
     step: int
     is_seam: bool
     before: Sequence[RateRows]  # windows of the steps that it goes on from
-    nearest: Sequence[RateRows]  # ... of the rows before it: how far they lie apart by themselves
+    nearest: Sequence[RateRows]  # ... of the rows before it: how far they vary without a restart
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
 
-# Who keeps what rounding loses, in a Kahan sum or a float32 master, has nothing to give back before
-# the updates have come to a spacing or two of the weights: until then all look alike.
+# Kahan sums and float32 masters keep what rounding loses, but give nothing back before the updates
+# add up to a spacing or two of the weights: until then all optimizers look alike.
 SETTLED_SPACINGS = 2.0
-# Of longer records every second sample is dropped, again and again.
+# Beyond so many, every second sample is dropped.
 _MOST_SAMPLES = 256
 
 
@@ -40,7 +40,7 @@ class RoundingHistory:
 
     def fold(self, block: Block) -> RoundingHistory:
         """The history of rounding with one more block."""
-        # Masters and sums may be made anew from the weights where steps begin anew.
+        # After a restart, masters and sums may have been made from the weights again.
         history = replace(self, spacings=0.0, last_step=None) if block.restart else self
         figures = np.array([block.columns[name] for name in _COLUMNS])
         for at in np.isfinite(figures).all(axis=0).nonzero()[0].tolist():
@@ -72,6 +72,6 @@ class KeptUpdates:
 
     @classmethod
     def of(cls, samples: Sequence[RoundingSample]) -> KeptUpdates:
-        """The mean over these samples and its error; it takes two samples at least."""
+        """The mean that rounding kept over these samples (two at least), and its error."""
         shares = [sample.update_kept_share for sample in samples]
         return cls(statistics.fmean(shares), statistics.stdev(shares) / math.sqrt(len(shares)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Evidence, Finding, Severity, Standing
+from ampwatch.diagnosis.findings import Evidence, Finding, FindingStatus, Severity
 
 
 class Stretch(Protocol):
@@ -32,7 +32,7 @@ class Seen:
     cause: str
     action: str | None = None  # the page's remedy, unless the run itself suggests a better one
     severity: Severity | None = None  # the rule's usual one; information once it has healed
-    standing: Standing = Standing.STANDS
+    standing: FindingStatus = FindingStatus.STANDS
     if_healed: str = "Nothing to do unless it returns."  # replaces the action
     at: Stretch | None = None  # gives the steps, if they are not given one by one
     first_step: int | None = None

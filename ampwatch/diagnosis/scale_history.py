@@ -37,7 +37,7 @@ from ampwatch.diagnosis.scale_segments import (
 from ampwatch.diagnosis.scaler import Scaler
 from ampwatch.diagnosis.times import Times
 
-# Falls from one level tell the same story; scales have some 280 powers of two, few are ever levels.
+# Of falls from one level the first says all; of some 280 powers of two, few are ever levels.
 MOST_FALLS = 16
 
 
@@ -47,13 +47,13 @@ class ScaleHistory:
 
     scaler: Scaler
     lead: ScaleBeforeBlock = field(default_factory=ScaleBeforeBlock)  # of the next block
-    entries: int = 0  # rows, one a step that is told of
+    entries: int = 0  # rows, one a recorded step
     skips: int = 0
     first_step: int | None = None
     second_step: int | None = None
     first_scale: float = NAN  # the first known
     sees_beginning: bool = False  # the first row is of the run's first step
-    first_is_untold: bool = False  # ... and tells the scale after it only, which may have fallen
+    first_is_untold: bool = False  # ... and holds only the scale after it, which may have fallen
     search: SkipEpisode = field(
         default_factory=SkipEpisode
     )  # the skips before the first accepted step
@@ -165,16 +165,18 @@ class ScaleHistory:
         waiting, level = list(overflows), np.full(len(block), NAN)
         if len(block):
             self._take_beginning(block)
-            told = ScaleInBlock.of(block, self.lead)
-            for at in np.flatnonzero(told.set_here)[-1:]:
-                self.recent_levels.begin_anew(int(told.places[at]))
+            block_scale = ScaleInBlock.of(block, self.lead)
+            for at in np.flatnonzero(block_scale.set_here)[-1:]:
+                self.recent_levels.begin_anew(int(block_scale.places[at]))
             first_scale = self.first_scale if self.sees_beginning else NAN
-            for segment in scale_segments_of(told, self.scaler, self.first_step or 0, first_scale):
+            for segment in scale_segments_of(
+                block_scale, self.scaler, self.first_step or 0, first_scale
+            ):
                 self._take(segment)
                 level[segment.entries] = NAN if self.level is None else self.level
                 while waiting and waiting[0][0] < block.start + segment.entries.stop:
                     self._take_overflow(*waiting.pop(0), skipped=segment.skipped)
-            self._take_facts(told)
+            self._take_facts(block_scale)
         for position, event in waiting:
             self._take_overflow(position, event, skipped=False)
         scale = filled_forward(block.columns["scale"], NAN)
@@ -204,15 +206,15 @@ class ScaleHistory:
             both = np.column_stack([scale, after]).ravel()
             self.first_scale = float(np.append(both[~np.isnan(both)], NAN)[0])
 
-    def _take_facts(self, told: ScaleInBlock) -> None:
-        block, scale = told.block, told.begun
+    def _take_facts(self, block_scale: ScaleInBlock) -> None:
+        block, scale = block_scale.block, block_scale.begun
         tiny = np.flatnonzero(scale < policy.FLOOR_SCALE)
         at_floor = np.flatnonzero(block.skipped & (scale <= (self.scaler.floor or 0.0)))
         self.tiny = self.tiny.and_entries(tiny, block.step, block.start)
         self.at_floor = self.at_floor.and_entries(at_floor, block.step, block.start)
         self.lowest = float(np.fmin(self.lowest, np.fmin.reduce(scale)))
-        self.lead, self.entries = told.next_lead, self.entries + len(block)
-        recent = np.concatenate([self.recent_skips, told.places[block.skipped]])
+        self.lead, self.entries = block_scale.next_lead, self.entries + len(block)
+        recent = np.concatenate([self.recent_skips, block_scale.places[block.skipped]])
         self.recent_skips = recent[recent >= self.steps - policy.STORM_WINDOW_STEPS]
         self._take_micro_batches(block.columns["micro_batches"])
 
@@ -347,7 +349,7 @@ class ScaleHistory:
     def _take_fall(self, episode: SkipEpisode) -> None:
         level, begin = episode.level, episode.descent
         assert level is not None, "a fall has a level"
-        # Levels only rise, so of falls from one level the first tells all.
+        # Levels only rise, so of falls from one level the first says all.
         if len(self.falls) < MOST_FALLS and all(fall.level < level for fall in self.falls):
             skips = episode.skips_before + episode.skips - begin.skips_before
             self.falls += (
@@ -363,7 +365,7 @@ class ScaleHistory:
         if skipped and self.first_accepted is None:
             self.search.culprits.take(event, position)
         elif skipped and self.open is not None:
-            # Which layer caps a scale is chance; which rank overflows first is none.
+            # Which layer limits a scale is chance; which rank overflows first is not.
             searching = event.step == self.search_step and isinstance(event, Event)
             of = self.open.search_culprits if searching else self.open.culprits
             of.take(event, position)

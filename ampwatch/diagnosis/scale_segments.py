@@ -63,7 +63,7 @@ class ScaleSegment:
 class ScaleBeforeBlock:
     """What is known of the scale just before a block begins."""
 
-    steps: int = 0  # told of so far
+    steps: int = 0  # of the record so far
     last_step: int | None = None
     scale: float = NAN  # the last one before its step
     known: float = NAN  # the last one, before its step or after
@@ -78,13 +78,13 @@ class ScaleInBlock:
     block: Block
     lead: ScaleBeforeBlock
     places: Integers  # each entry's position in steps
-    begun: Floats  # the scale of each step: its own, or the last that an entry before it tells
+    begun: Floats  # the scale of each step: its own, or the last known before it
     expected: Floats  # what each would begin with if nothing happened
     began: Floats  # the scale of the step before each
     skipped_before: Mask
     set_here: Mask  # by the loop itself
     set_before: Mask  # one entry before: `update(new_scale)` shows in the next
-    unseen: Integers  # steps before each entry that no row tells of
+    unseen: Integers  # steps before each entry without a row
 
     @classmethod
     def of(cls, block: Block, lead: ScaleBeforeBlock) -> ScaleInBlock:
@@ -126,29 +126,31 @@ class ScaleInBlock:
 
 
 def scale_segments_of(
-    told: ScaleInBlock, scaler: Scaler, first_step: int, first_scale: float
+    block_scale: ScaleInBlock, scaler: Scaler, first_step: int, first_scale: float
 ) -> Iterator[ScaleSegment]:
     """Cut a block into segments of one scale; `first_scale` is nan if the record begins later."""
-    block = told.block
-    leaps = _leaps(told, scaler, scaler.initial or first_scale)
+    block = block_scale.block
+    leaps = _leaps(block_scale, scaler, scaler.initial or first_scale)
     # A run that is begun once more has lost nothing.
     leaps = {at: leap for at, leap in leaps.items() if block.step[at] > first_step + 1}
-    resets = {**leaps, **_resets(told, scaler)}
-    after, tried = block.columns["scale_after"], told.begun
-    if (grown := _have_grown(told, scaler)).any():
+    resets = {**leaps, **_resets(block_scale, scaler)}
+    after, tried = block.columns["scale_after"], block_scale.begun
+    if (grown := _have_grown(block_scale, scaler)).any():
         tried = np.where(grown, after / scaler.backoff_factor, tried)
     following = np.append(block.columns["scale"][1:], block.next_scale)
     after = np.where(np.isnan(after), following, after)
     after = np.where(np.isnan(after), tried, after)
-    before = _shifted(told.lead.scale, tried)
+    before = _shifted(block_scale.lead.scale, tried)
     cut = (tried != before) & ~(np.isnan(tried) & np.isnan(before))
-    cut |= (block.skipped != told.skipped_before) | (block.skipped & (told.unseen > 0))
+    cut |= (block.skipped != block_scale.skipped_before) | (
+        block.skipped & (block_scale.unseen > 0)
+    )
     cut[1:] |= block.left_out[1:] != block.left_out[:-1]
     cut[[0, *resets]] = True
     begin = np.flatnonzero(cut)
     end = np.append(begin[1:], len(cut))
     rows: Any = (
-        begin, end, told.places[begin], told.places[end - 1], block.step[begin],
+        begin, end, block_scale.places[begin], block_scale.places[end - 1], block.step[begin],
         block.step[end - 1], tried[begin], after[end - 1], np.fmin.reduceat(after, begin),
         block.skipped[begin], block.left_out[begin],
     )  # fmt: skip
@@ -156,56 +158,71 @@ def scale_segments_of(
         yield ScaleSegment(slice(first, last), resets.get(first), *figures)
 
 
-def _have_grown(told: ScaleInBlock, scaler: Scaler) -> Mask:
+def _have_grown(block_scale: ScaleInBlock, scaler: Scaler) -> Mask:
     """Where a skip did not lower the scale below its last known value: it had grown unseen.
 
     At its floor the scale cannot fall, and with hysteresis the first overflow does not lower it.
     """
-    if not told.block.skipped.any():
-        return told.block.skipped
-    after = told.block.columns["scale_after"]
-    must_fall = ~told.skipped_before & (after > (scaler.floor or 0.0)) & (scaler.hysteresis == 1)
-    unlowered = (after > told.begun) | (must_fall & (after == told.begun))
-    return np.asarray(told.block.skipped & np.isnan(told.block.columns["scale"]) & unlowered)
+    if not block_scale.block.skipped.any():
+        return block_scale.block.skipped
+    after = block_scale.block.columns["scale_after"]
+    must_fall = (
+        ~block_scale.skipped_before & (after > (scaler.floor or 0.0)) & (scaler.hysteresis == 1)
+    )
+    unlowered = (after > block_scale.begun) | (must_fall & (after == block_scale.begun))
+    return np.asarray(
+        block_scale.block.skipped & np.isnan(block_scale.block.columns["scale"]) & unlowered
+    )
 
 
-def _resets(told: ScaleInBlock, scaler: Scaler) -> Mapping[int, ScaleReset]:
+def _resets(block_scale: ScaleInBlock, scaler: Scaler) -> Mapping[int, ScaleReset]:
     """Where the scale is back at its initial value although nothing led it there."""
-    scale, after = (told.block.columns[name] for name in ("scale", "scale_after"))
-    initial, expected = scaler.initial, told.expected
+    scale, after = (block_scale.block.columns[name] for name in ("scale", "scale_after"))
+    initial, expected = scaler.initial, block_scale.expected
     if initial is None:
         return {}
     jumped = (scale == initial) & (expected != initial) & ~np.isnan(expected)
-    jumped |= np.isnan(scale) & ~told.block.skipped & (after == initial) & (expected < initial)
-    if not (jumped.any() or told.set_before.any()):
+    jumped |= (
+        np.isnan(scale) & ~block_scale.block.skipped & (after == initial) & (expected < initial)
+    )
+    if not (jumped.any() or block_scale.set_before.any()):
         return {}
-    jumped &= ~told.may_have_grown(expected, initial, scaler) & ~told.set_here & ~told.set_before
-    # Set by hand it is a decision, unless it goes so far back that a search is lost, and overflows.
-    by_hand = told.set_before & (scale == initial) & told.block.skipped
-    by_hand &= told.began <= initial * 2.0**-policy.COLLAPSE_OCTAVES
-    low = np.where(by_hand, told.began, expected)
+    jumped &= (
+        ~block_scale.may_have_grown(expected, initial, scaler)
+        & ~block_scale.set_here
+        & ~block_scale.set_before
+    )
+    # A scale set by hand is a decision, unless it goes so far back that it overflows again.
+    by_hand = block_scale.set_before & (scale == initial) & block_scale.block.skipped
+    by_hand &= block_scale.began <= initial * 2.0**-policy.COLLAPSE_OCTAVES
+    low = np.where(by_hand, block_scale.began, expected)
     found = np.flatnonzero(jumped | by_hand).tolist()
     return {at: ScaleReset(float(low[at]), initial, bool(by_hand[at])) for at in found}
 
 
-def _leaps(told: ScaleInBlock, scaler: Scaler, begun_with: float) -> Mapping[int, ScaleReset]:
+def _leaps(
+    block_scale: ScaleInBlock, scaler: Scaler, begun_with: float
+) -> Mapping[int, ScaleReset]:
     """Where the scale leaps back to where the run began, and overflows there at once.
 
     If the record holds only the scale after each step, this is all that shows of a new scaler: its
     first step recorded as a skip, or seen in the fall of the next one. (If the initial scale is
     known, the leap itself is a reset.)
     """
-    block, after = told.block, told.block.columns["scale_after"]
+    block, after = block_scale.block, block_scale.block.columns["scale_after"]
     if not block.skipped.any():
         return {}
-    within = np.isnan(block.columns["scale"]) & (after > told.begun)
-    entered = ~told.skipped_before & (scaler.initial is None)
-    low, high = np.where(within, told.begun, told.began), np.where(within, after, told.begun)
+    within = np.isnan(block.columns["scale"]) & (after > block_scale.begun)
+    entered = ~block_scale.skipped_before & (scaler.initial is None)
+    low, high = (
+        np.where(within, block_scale.begun, block_scale.began),
+        np.where(within, after, block_scale.begun),
+    )
     with np.errstate(all="ignore"):
         leaps = np.log2(high / low) >= _LEAP_OCTAVES
         leaps &= np.abs(np.log2(high / begun_with)) <= _SAME_OCTAVES
-    leaps &= block.skipped & (within | entered) & ~told.set_here & ~told.set_before
-    leaps &= ~told.may_have_grown(low, high, scaler)
+    leaps &= block.skipped & (within | entered) & ~block_scale.set_here & ~block_scale.set_before
+    leaps &= ~block_scale.may_have_grown(low, high, scaler)
     return {
         at: ScaleReset(float(low[at]), float(high[at])) for at in np.flatnonzero(leaps).tolist()
     }

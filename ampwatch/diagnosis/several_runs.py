@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +11,15 @@ from typing import Any
 from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.engine import Engine
-from ampwatch.diagnosis.findings import SCHEMA, Action, Advice, Diagnosis, Severity, json_value
+from ampwatch.diagnosis.findings import SCHEMA, Diagnosis, Severity, json_value
+from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.advice import Action, Advice, advise
+from ampwatch.diagnosis.learning_rate.estimate import Estimate, times_text
+from ampwatch.diagnosis.learning_rate.judgement import judge_rate
+from ampwatch.diagnosis.learning_rate.rate_history import RateState
 from ampwatch.diagnosis.record import Record
 from ampwatch.diagnosis.verdict import conclude
+from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import DifferentModelsError
 
 
@@ -38,8 +46,8 @@ class ForSeveralRuns:
     """What one run contributes to the advice on several: it is small, however long the run."""
 
     rate: learning_rate.RateState
-    optimizers: str  # their classes, as far as the run tells them; those of a GAN are several
-    says_nothing_of_the_rate: bool  # something else brought it down
+    optimizers: str  # their classes, as far as recorded; a GAN has several
+    says_nothing_of_the_rate: bool  # something else caused its trouble
 
     @classmethod
     def of(cls, case: Case, diagnosis: Diagnosis) -> ForSeveralRuns:
@@ -76,4 +84,48 @@ def advise_on_all(runs: Sequence[ForSeveralRuns]) -> Advice | None:
             "another's. Report each of them by itself."
         )
     telling = [run.rate for run in runs if not run.says_nothing_of_the_rate]
-    return learning_rate.advise_together(telling) if telling else None
+    return advise_together(telling) if telling else None
+
+
+def advise_together(states: Sequence[RateState]) -> Advice:
+    """One advice from the states of several runs; without a failed rate, the last run's own."""
+    failed: list[tuple[float, float, Estimate, RateState]] = []  # where it failed, and the base
+    worked = []
+    for state in states:
+        seen = judge_rate(state)
+        found = None if seen.trouble is None else seen.trouble.estimate
+        bounds = None if seen.trouble is None else seen.trouble.bounds
+        if seen.base is not None and seen.onset is None and seen.sees_course and seen.accepted:
+            worked.append(seen.base)
+        elif seen.base is not None and seen.is_the_rate and found is not None:
+            assert bounds is not None  # the base rate is known
+            failed.append((bounds.failed, seen.base, found, state))
+    if not failed:
+        return advise(states[-1])
+    fails, base, first, lowest = min(failed, key=lambda one: one[0])
+    works = max((rate for rate in worked if rate < fails), default=None)
+    # Above what worked, below what failed, and where the estimates place the limit.
+    floor, ceiling = -math.inf if works is None else math.log2(works), math.log2(fails)
+    # Estimates from runs of one model have the same error: their mean is steadier, but no more
+    # certain than one of them.
+    mean = sum(math.log2(rate) - found.octaves for _, rate, found, _ in failed) / len(failed)
+    line = min((found.line for *_, found, _ in failed), key=lambda line: line.below + line.above)
+    limit = min(max(mean, floor), ceiling)
+    goal = max(min(limit - first.line.margin, ceiling - constants.LEAST_OCTAVES), floor)
+    told = f"{fails:.3g} failed" + ("" if works is None else f", {works:.3g} worked")
+    low = max(limit - line.above, floor)
+    high = max(min(limit + line.below, ceiling - constants.BELOW_FAILED), low)
+    spared = "what has worked" if goal == floor else f"{times_text(limit - goal)} below it"
+    return dataclasses.replace(
+        advise(lowest),
+        action=Action.LOWER,
+        because=f"{count_text(len(states), 'run')} together: {told}. The first updates of what "
+        f"failed place the limit at about {2.0**limit:.2g}; the advised rate is {spared}.",
+        current=base,
+        recommended=2.0**goal,
+        factor=2.0**goal / base,
+        low=2.0**low,
+        high=2.0**high,
+        warmup_steps=None,
+        leapt_at_step=None,
+    )

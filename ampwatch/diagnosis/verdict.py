@@ -11,16 +11,9 @@ from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.causes import TIES, link_causes
 from ampwatch.diagnosis.enough_to_judge import is_too_short, little_seen, unsure_advice
-from ampwatch.diagnosis.findings import (
-    Action,
-    Advice,
-    Diagnosis,
-    Finding,
-    RunFacts,
-    Severity,
-    Verdict,
-)
+from ampwatch.diagnosis.findings import CUT_OFF, Diagnosis, Finding, RunFacts, Severity, Verdict
 from ampwatch.diagnosis.learning_rate import Judgement
+from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.rule import RATE
 from ampwatch.diagnosis.rules import RULES
 
@@ -38,7 +31,7 @@ def verdict_of(case: Case, findings: Sequence[Finding]) -> Verdict:
 
 
 def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
-    """The advice on the rate; a finding with another cause overrides the rate's own numbers."""
+    """Beside the verdict, the advice on the rate; another cause overrides the rate's numbers."""
     if verdict is Verdict.INCOMPLETE and (case.is_searching or case.is_one_line):
         judged = "any step was accepted" if case.is_searching else "the rate can be judged"
         return Advice(Action.UNKNOWN, f"The record ends before {judged}.")
@@ -64,7 +57,7 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
 
 
 def _doubtful(advice: Advice) -> Advice:
-    """The advice without its claim about the rate, but still with where to restart."""
+    """The advice beside a verdict that casts doubt on the rate: only where to restart remains."""
     return Advice(
         Action.UNKNOWN,
         f"{advice.because} The rate may still be the cause.",
@@ -80,7 +73,7 @@ _OFTEN_THE_RATE = _STANDS_AFTERWARDS | {"AMP103", "AMP104", "AMP203", "AMP204", 
 
 
 def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:
-    """The advice when a finding stands although loss and updates look normal."""
+    """The advice beside the verdict if a finding stands although loss and updates look normal."""
     codes, action = {finding.code for finding in causes}, Action.UNKNOWN
     if causes and "AMP307" not in codes and causes[0].code in {"AMP206", "AMP306"}:
         return _explained_by(causes[0], current=seen.base)
@@ -129,8 +122,8 @@ def _facts(case: Case) -> RunFacts:
         source=record.source,
         ranks=record.ranks,
         steps=numbers.steps if case.observed.loop else scale.steps + scale.steps_before,
-        started=_iso(record.started_ns),
-        ended=_iso(record.last_time_ns),
+        started=_as_iso_utc(record.started_ns),
+        ended=_as_iso_utc(record.last_time_ns),
         clean_end=record.clean_end,
         first_scale=None if np.isnan(scale.first_scale) else scale.first_scale,
         final_scale=case.final_scale,
@@ -140,9 +133,14 @@ def _facts(case: Case) -> RunFacts:
     )
 
 
-def _iso(time_ns: int | None) -> str | None:
-    """A time as ISO 8601 in UTC, for a diagnosis's facts about the run."""
+def _as_iso_utc(time_ns: int | None) -> str | None:
     if not time_ns or time_ns < 0:
         return None
     moment = datetime.fromtimestamp(time_ns // 1_000_000_000, tz=timezone.utc)
     return moment.isoformat().replace("+00:00", "Z")
+
+
+def verdict_text(diagnosis: Diagnosis) -> str:
+    """The verdict as text for a list of runs, with whether the run was cut off."""
+    verdict, state = diagnosis.verdict.value, diagnosis.run.state
+    return f"{verdict}, {state}" if state == CUT_OFF != verdict else verdict

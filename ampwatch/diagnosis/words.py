@@ -120,7 +120,7 @@ _SHORT_DTYPES = {
 
 
 def shortened(name: str, most: int) -> str:
-    """A layer's name, shortened in the middle: its ends tell layers apart."""
+    """A layer's name in at most so many letters: shortened in the middle, as its ends differ."""
     if len(name) <= most:
         return name
     tail = (most - 1) * 2 // 3
@@ -128,5 +128,5 @@ def shortened(name: str, most: int) -> str:
 
 
 def short_dtype(name: str) -> str:
-    """A data type as people write it: fp16, bf16."""
+    """A data type in the words of people: fp16, bf16."""
     return _SHORT_DTYPES.get(name, name)

@@ -28,7 +28,7 @@ class ZeroGradientRun:
     without_loss: int = 0  # of them, those whose loss was exactly 0
     lowest_loss: float = float("inf")
     highest_loss: float = float("-inf")
-    samples: int = 0  # of layers, that tell what their format lost
+    samples: int = 0  # of layers, that hold what their format lost
     lost: int = 0  # of them, those that lost all
 
     def and_entries(self, block: Block, at: Integers) -> ZeroGradientRun:

@@ -31,7 +31,7 @@ def resolve_endpoint(
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Return the endpoint; FeedError, which shows the form, if it is not one."""
+    """Return an endpoint of the feed; FeedError, which shows the form, if it is not one."""
     if not _FORM.fullmatch(endpoint):
         raise FeedError(
             f"{endpoint!r} is not an endpoint: write tcp://HOST:PORT, such as {DEFAULT_ENDPOINT}, "
@@ -64,7 +64,7 @@ def announce(endpoint: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def withdraw(environ: Mapping[str, str] = os.environ) -> None:
-    """Delete this process's note; another's stays."""
+    """Delete the note of this process's endpoint; another's stays."""
     with contextlib.suppress(OSError, RuntimeError):
         if _read_note(environ).get("pid") == os.getpid():
             _note(environ).unlink()

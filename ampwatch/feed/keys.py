@@ -122,7 +122,7 @@ def key_to_hex(key: bytes) -> str:
 
 
 def key_from_hex(text: str, where: str = "") -> bytes:
-    """A key from that form."""
+    """A key from the form that people pass on."""
     try:
         key = bytes.fromhex(text)
     except ValueError:
@@ -137,7 +137,7 @@ def key_from_hex(text: str, where: str = "") -> bytes:
 
 
 def _make_pair(path: Path) -> None:
-    """Write a new pair, whole or not at all; if another process was first, its pair stays."""
+    """Write a new key pair, whole or not at all; if another process was first, its pair stays."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     public, secret = (z85.decode(key) for key in zmq.curve_keypair())
     text = (
@@ -198,7 +198,7 @@ def _write_allowed(keys: Mapping[str, str], folder: Path) -> Path:
 
 
 def _refuse_if_shared(path: Path, forbidden: int, remedy: str) -> None:
-    """Refuse a file or folder that others may use; Windows' profile folder needs no check."""
+    """Refuse a key's file or folder that others may use; Windows' profile folder needs no check."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name != "nt" and mode & forbidden:
         raise FeedError(
@@ -281,11 +281,11 @@ class Doorkeeper:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """The socket to poll."""
+        """The socket of the authenticator of keys, to poll."""
         return self._authenticator.zap_socket
 
     def answer(self) -> None:
-        """Answer every question that has arrived."""
+        """Answer every question whether a key may connect."""
         with contextlib.suppress(zmq.Again):
             while True:
                 question = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -309,7 +309,7 @@ class Doorkeeper:
 
 
 def _finish(step: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that never waits: the authenticator does not, with a callback like ours."""
+    """Run a coroutine of the authenticator of keys, which never waits here."""
     try:
         step.send(None)
     except StopIteration:

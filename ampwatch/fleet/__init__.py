@@ -13,12 +13,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from ampwatch.fleet.call import judge
-from ampwatch.fleet.place import Place, is_place
-from ampwatch.fleet.published_run import open_published
+from ampwatch.fleet.judging_call import judge
+from ampwatch.fleet.place import Place
+from ampwatch.fleet.place_address import is_place
+from ampwatch.fleet.published_run_reader import open_published
 from ampwatch.fleet.publishing import publish
+from ampwatch.fleet.publishing_worker import Outcome
 from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
-from ampwatch.fleet.share_writing import Outcome
 
 __all__ = [
     "Outcome",
@@ -33,7 +34,7 @@ __all__ = [
 
 
 class _CallablePackage(ModuleType):
-    """A package by the name of a command, which is called as the command is."""
+    """A package that is also the function `judge`: `ampwatch.fleet(place)`."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return judge(*arguments, **named)

@@ -1,4 +1,7 @@
-"""The judged runs of a place, to compare a new run with; see `diagnosis.earlier_runs`."""
+"""Finds judged runs in a place that are made like a new run, to compare it with them.
+
+`diagnosis.earlier_runs` says what such runs teach.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from ampwatch.store import Run
 
 
 def runs_in(place: Place | str) -> list[EarlierRun]:
-    """The runs of a place that have a verdict (`ampwatch fleet`) and a signature."""
+    """The place's runs that have a verdict (from `ampwatch fleet`) and a signature."""
     return [_earlier_run(one) for one in read_verdicts(place) if one.signature]
 
 
 def alike_in(place: Place | str, run: Run) -> list[RunVerdict]:
-    """The verdicts on runs with the same structure as this one, the newest first.
+    """The verdicts on a place's runs with the same structure as this run, the newest first.
 
     RunError if the run does not record its structure.
     """
@@ -33,7 +36,7 @@ def alike_in(place: Place | str, run: Run) -> list[RunVerdict]:
 
 
 def lesson_in(verdicts: Iterable[RunVerdict], run: Run) -> LessonOfEarlierRuns | None:
-    """What those of some judged runs that started earlier teach this one."""
+    """What the alike ones among some judged runs teach a run that started later."""
     others = [_earlier_run(one) for one in verdicts]
     started_ns = run.info.started_ns
     return lesson_of(made_of(run), others, run_id=run.info.id, started_ns=started_ns)

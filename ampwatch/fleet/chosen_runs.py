@@ -1,4 +1,4 @@
-"""Which of a place's runs are meant: `--since`, `--where`, `--like`."""
+"""Chooses among a place's runs: by start (`--since`), search (`--where`), likeness (`--like`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 @dataclass(slots=True)
 class RunToFind:
-    """A published run, and its verdict once there is one."""
+    """A published run to choose or not, and its verdict once there is one."""
 
     row: PublishedRun
     verdict: RunVerdict | None = None
@@ -32,7 +32,7 @@ class RunToFind:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Its settings by their path, as text."""
+        """The run's settings by their path, as text."""
         if self._settings is None:
             try:
                 config = json.loads(self.row.config or "{}")
@@ -43,11 +43,11 @@ class RunToFind:
         return self._settings
 
     def setting(self, name: str) -> str | None:
-        """One setting."""
+        """The run's value of one setting."""
         return self.settings.get(name)
 
     def first_of(self, names: Sequence[str]) -> str:
-        """The first of these settings that it has."""
+        """The run's value of the first of these settings that it has."""
         return next((self.settings[name] for name in names if name in self.settings), "")
 
 
@@ -95,14 +95,14 @@ FIELDS = Fields(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which runs: those that started since then, that are what is searched for, that are alike."""
+    """Which runs of a place are chosen: started since then, found by the search, alike."""
 
     since: dt.datetime | None = None
     where: Search[RunToFind] = field(default_factory=Search)
     like: Signature | None = None
 
     def of_runs(self, rows: Sequence[PublishedRun]) -> list[PublishedRun]:
-        """The runs that can be meant, by what is known before they are judged."""
+        """The runs that may be chosen, by what is known before they are judged."""
         self._refuse_unknown(rows)
         known = self.where.without_diagnosis()
         return [row for row in rows if self._may_be(row) and known.finds(RunToFind(row))]
@@ -110,7 +110,7 @@ class Choice:
     def of_verdicts(
         self, rows: Sequence[PublishedRun], verdicts: Sequence[RunVerdict]
     ) -> list[RunVerdict]:
-        """The verdicts on the runs that are meant."""
+        """The verdicts on the chosen runs."""
         by_id = {row.id: row for row in rows}
         return [v for v in verdicts if self.where.finds(RunToFind(by_id[v.run_id], v))]
 
@@ -123,7 +123,7 @@ class Choice:
         return True
 
     def _refuse_unknown(self, rows: Sequence[PublishedRun]) -> None:
-        """A name that is no field and no run's setting is a mistake, and would find nothing."""
+        """Refuse a search for a name that is no field and no run's setting: it finds nothing."""
         wanted = {part.setting for part in self.where.parts if part.setting}
         for row in rows if wanted else ():
             wanted -= RunToFind(row).settings.keys()
@@ -138,7 +138,7 @@ class Choice:
 def choice_of(
     since: str | dt.timedelta | None = None, where: str = "", like: Run | None = None
 ) -> Choice:
-    """What was asked for, understood; SearchError if it is not."""
+    """The choice that `--since`, `--where` and `--like` ask for; SearchError if unreadable."""
     age = _age_in(since) if isinstance(since, str) else since
     return Choice(
         since=None if age is None else dt.datetime.now(dt.timezone.utc) - age,
@@ -148,7 +148,7 @@ def choice_of(
 
 
 def made_of(run: Run) -> Signature:
-    """What a run is made of; RunError if it does not tell."""
+    """The signature that other runs must be like; RunError if the run does not record it."""
     made = signature_of(run)
     if made is None:
         raise RunError(

@@ -1,4 +1,4 @@
-"""Commit written rows to their tables, then make their runs visible.
+"""Commits written rows to a place's tables, then makes their runs visible.
 
 What another publisher committed meanwhile is merged: for each rank, the copy with more rows counts.
 """
@@ -13,13 +13,18 @@ from dataclasses import replace
 import pyarrow as pa
 
 from ampwatch.errors import PlaceError
-from ampwatch.fleet.details import Detail
 from ampwatch.fleet.place import Place, retried
 from ampwatch.fleet.published_facts import is_retold
-from ampwatch.fleet.published_run import read_detail
-from ampwatch.fleet.runs_delta_table import PublishedRun, RunTable, fresh_token, of_rows
-from ampwatch.fleet.share_writing import Ready, Written
-from ampwatch.fleet.tables import DAY, RUNS_SCHEMA, TABLE_SCHEMAS
+from ampwatch.fleet.publishing_worker import Written, WrittenRun
+from ampwatch.fleet.row_tables import DAY, TABLE_SCHEMAS
+from ampwatch.fleet.run_details import Detail, read_detail
+from ampwatch.fleet.runs_delta_table import (
+    RUNS_SCHEMA,
+    PublishedRun,
+    RunTable,
+    fresh_token,
+    of_rows,
+)
 from ampwatch.follow.liveness import State
 from ampwatch.ranges import Ranges
 from ampwatch.store.tags import RunTags
@@ -29,7 +34,7 @@ _TRIES = 60  # to be the one who commits to `runs`, which takes a tenth of a sec
 
 
 def commit(place: Place, written: Written) -> None:
-    """Commit rows to their tables, one transaction per table, then make the runs visible."""
+    """Commit written rows, one transaction per table, then make their runs visible."""
     if not written.ready:
         return
     for table, files in written.added.items():
@@ -58,9 +63,9 @@ def commit(place: Place, written: Written) -> None:
 
 
 def _merged(
-    place: Place, table: RunTable, ready: Mapping[str, Ready]
+    place: Place, table: RunTable, ready: Mapping[str, WrittenRun]
 ) -> tuple[list[PublishedRun], bytes]:
-    """The rows to commit, and their concatenated details."""
+    """The rows of `runs` to commit and their details, merged with what others committed."""
     known = {row.id: row for row in of_rows(table.rows())}
     path = f"{DETAILS}/{fresh_token()}"
     rows, data = [], bytearray()
@@ -99,7 +104,10 @@ def _later(one: dt.datetime | None, other: dt.datetime | None) -> dt.datetime | 
 
 
 def _joined(new: Detail, old: Detail, told: RunTags, there: PublishedRun) -> Detail | None:
-    """For each rank the copy with more rows; None if the place already has all new rows."""
+    """The details to commit for a run: for each rank those of the copy with more rows.
+
+    None if the place already has all new rows.
+    """
     kept = {note.rank: (note, old) for note in old.ranks}
     for note in new.ranks:
         known = kept.get(note.rank)

@@ -1,4 +1,4 @@
-"""What is known of the runs of a place, as the object of `ampwatch fleet --json`."""
+"""The verdicts on a place's runs as JSON, as `ampwatch fleet --json` prints it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import datetime as dt
 from dataclasses import asdict
 from typing import Any
 
-from ampwatch.fleet.place_judging import FleetVerdicts
 from ampwatch.fleet.summary import Tally, by_code, total
-from ampwatch.fleet.verdicts import RunVerdict
+from ampwatch.fleet.verdicts import FleetVerdicts, RunVerdict
 
 SCHEMA = 1
 
 
 def to_json(fleet: FleetVerdicts) -> dict[str, Any]:
-    """The object, in JSON's types."""
+    """The verdicts on a place's runs, in JSON's types."""
     sums = _counts(total(fleet.runs))
     codes = {tally.key: _counts(tally) for tally in by_code(fleet.runs)}
     return {
@@ -53,7 +52,7 @@ def _counts(tally: Tally) -> dict[str, Any]:
 
 
 def _iso(time: dt.datetime) -> str | None:
-    """As in `report --json`; None where nobody knows."""
+    """A time in JSON, as in `report --json`; None where nobody knows."""
     seconds = int(time.timestamp())
     moment = dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
     return moment.isoformat().replace("+00:00", "Z") if seconds > 0 else None

@@ -1,90 +1,112 @@
-"""One published run, judged: the engine's diagnosis as a row of `verdicts`."""
+"""Judges the runs of a place that have no verdict yet, by workers, and stores the verdicts.
+
+Verdicts are stored while others are still worked on, so who is stopped keeps what was judged. Runs
+that cannot be judged are named, and the others go on.
+"""
 
 from __future__ import annotations
 
-import datetime as dt
-import json
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
 
-from ampwatch.diagnosis import Diagnosis, Severity
-from ampwatch.diagnosis.signature import signature_of
-from ampwatch.errors import RunError
-from ampwatch.fleet.lost_time import lost_time
+from ampwatch.errors import AmpwatchError, PlaceError
+from ampwatch.fleet.chosen_runs import Choice
+from ampwatch.fleet.judging_worker import ShareVerdicts, judge_share, shares_of
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.published_run import open_row
-from ampwatch.fleet.runs_delta_table import PublishedRun
-from ampwatch.fleet.verdicts import RunVerdict, rules_version
-from ampwatch.follow import diagnose
-from ampwatch.store import Run
+from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
+from ampwatch.fleet.verdicts import (
+    FleetVerdicts,
+    NotJudged,
+    RunVerdict,
+    rules_version,
+    store_verdicts,
+    tables_of,
+    verdicts_on,
+)
+from ampwatch.fleet.workers import Workers
 
-_UNKNOWN_TIME = dt.datetime.fromtimestamp(0, dt.timezone.utc)
+# A transaction takes some tenths of a second, in a bucket some seconds, so many verdicts are one.
+_STORED_EVERY_S, _STORED_RUNS = 20.0, 500
 
-
-def judge_run(place: Place, row: PublishedRun) -> RunVerdict:
-    """What `report --json PLACE#RUN` says of a run; AmpwatchError if it is damaged."""
-    return judge_opened(row, open_row(place, row))
-
-
-def judge_opened(row: PublishedRun, run: Run) -> RunVerdict:
-    """The same of a run that was opened."""
-    return verdict_of(row, run, diagnose(run))
-
-
-def verdict_of(row: PublishedRun, run: Run, diagnosis: Diagnosis) -> RunVerdict:
-    """The row of `verdicts` for a run with this diagnosis."""
-    said, lost = diagnosis.to_json(), lost_time(run, diagnosis)
-    made = signature_of(run)
-    codes, suspect = _codes(diagnosis), diagnosis.suspect
-    return RunVerdict(
-        run_id=row.id,
-        stamp=row.stamp,
-        rules=rules_version(),
-        name=row.name,
-        started=row.started or _UNKNOWN_TIME,
-        last_time=row.last_time or row.started or _UNKNOWN_TIME,
-        steps=diagnosis.run.steps,
-        ranks=row.ranks,
-        verdict=diagnosis.verdict.value,
-        codes=codes,
-        headline=_headline(diagnosis),
-        layer=suspect.layer if codes and suspect else None,
-        learning_rate=said["learning_rate"],
-        lost_steps=lost.steps,
-        lost_hours=lost.lost_hours,
-        hours=lost.hours,
-        config=_config(row),
-        tags=row.tags,
-        note=row.note,
-        signature=made.text if made else None,
-        findings_json=findings_text(said),
-        judged=dt.datetime.now(dt.timezone.utc),
-        highest_rate=lost.highest_rate,
-    )
+Progress = Callable[[int, int], None]
 
 
-def findings_text(said: dict[str, Any]) -> str:
-    """The findings of a `report --json` as they are stored."""
-    return json.dumps(said["findings"], ensure_ascii=False, allow_nan=False)
+def judge_place(
+    place: Place | str,
+    choice: Choice,
+    workers: Workers,
+    *,
+    findings: bool = True,
+    progress: Progress | None = None,
+) -> FleetVerdicts:
+    """Judge those chosen runs of a place that have no verdict yet; return all their verdicts.
 
-
-def _config(row: PublishedRun) -> dict[str, Any]:
+    The verdicts are on all chosen runs, also those judged before. Raises PlaceError; what was
+    judged by then is stored, as it is after Ctrl-C. Without `findings` the runs have none, which
+    are most of the bytes. `progress` gets the runs that were judged and all that are to be.
+    """
+    place = place if isinstance(place, Place) else Place(place)
+    chosen = choice.of_runs(list_published(place))
+    done = _JudgedSoFar(place, chosen)
     try:
-        config = json.loads(row.config or "{}")
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
-        raise RunError(f"The settings of {row.name} are not those of a run: publish it again.")
-    return config
+        for share, said in workers.as_done(judge_share, place.address, done.shares(workers.count)):
+            done.take(share, said)
+            if progress:
+                progress(done.seen, done.total)
+    finally:
+        done.store()
+    if done.judged:
+        done.tidy()
+    verdicts = choice.of_verdicts(chosen, verdicts_on(place, chosen, findings=findings))
+    ours = tuple(one for one in verdicts if one.rules == rules_version())
+    return FleetVerdicts(place.address, ours, done.judged, tuple(done.failed), done.changed)
 
 
-def _codes(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """Errors and warnings, each once, the headline first; without those of severity info."""
-    grave = [one.code for one in diagnosis.findings if one.severity is not Severity.INFO]
-    return tuple(dict.fromkeys(grave))
+class _JudgedSoFar:
+    """What the workers have judged so far, and what is not stored yet."""
 
+    def __init__(self, place: Place, chosen: Sequence[PublishedRun]) -> None:
+        self._place = place
+        self._tables = tables_of(place)
+        known = self._tables[0].keys()
+        self._left = [one for one in chosen if (one.id, one.stamp, rules_version()) not in known]
+        self._names = {one.id: one.name for one in self._left}
+        self._found: list[RunVerdict] = []
+        self._stored_s = time.monotonic()
+        self.total = len(self._left)
+        self.seen = self.judged = self.changed = 0
+        self.failed: list[NotJudged] = []
 
-def _headline(diagnosis: Diagnosis) -> str:
-    head = diagnosis.headline
-    if head is not None and head.severity is not Severity.INFO:
-        return head.summary
-    return diagnosis.calm or (head.summary if head else "")
+    def shares(self, workers: int) -> list[list[PublishedRun]]:
+        """The runs that are to be judged, in shares for the workers."""
+        return shares_of(self._left, workers)
+
+    def take(self, share: Sequence[PublishedRun], said: ShareVerdicts) -> None:
+        """Take what a worker made of its share; raises what kept it from reading the place."""
+        if said.rules != rules_version():
+            raise AmpwatchError(
+                f"A worker judges by the rules {said.rules} and this machine by {rules_version()}: "
+                "install the same ampwatch on both."
+            )
+        self._found += said.found
+        self.judged += len(said.found)
+        self.changed += len(said.changed)
+        self.seen += len(share)
+        self.failed += [NotJudged(id_, self._names[id_], why) for id_, why in said.failed.items()]
+        if said.trouble:
+            raise PlaceError(said.trouble, place=self._place.address)
+        is_time = time.monotonic() - self._stored_s > _STORED_EVERY_S
+        if self._found and (is_time or len(self._found) >= _STORED_RUNS):
+            self.store()
+
+    def store(self) -> None:
+        """Store the verdicts that are new."""
+        found, self._found = self._found, []
+        if found:
+            store_verdicts(self._tables, found)
+        self._stored_s = time.monotonic()
+
+    def tidy(self) -> None:
+        """Join the small files of the verdict tables after judging."""
+        for table in self._tables:
+            table.tidy()

@@ -19,8 +19,8 @@ from pyarrow import parquet
 
 from ampwatch.errors import PlaceError
 from ampwatch.fleet.place import Added, Place, retried
+from ampwatch.fleet.row_tables import DAY
 from ampwatch.fleet.runs_delta_table import fresh_token
-from ampwatch.fleet.tables import DAY
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -33,7 +33,7 @@ _MANY_FILES = 64  # are made few when there are more
 
 
 class KeyedTable:
-    """Such a table in a place; its files are partitioned by `day` if its schema has that column."""
+    """A Delta table of a place with keys; in files by `day` if its schema has that column."""
 
     def __init__(self, place: Place, name: str, schema: pa.Schema) -> None:
         self.place = place
@@ -43,12 +43,12 @@ class KeyedTable:
         self._keys: dict[str, frozenset[Key]] = {}  # of each file that was asked
 
     def keys(self) -> set[Key]:
-        """The keys in the table now; none if there is no table."""
+        """The keys in the table now; none if the place does not have the table."""
         table = self.place.table(self.name)
         return set() if table is None else self._keys_of(table)
 
     def read(self, columns: Sequence[str]) -> pa.Table:
-        """These columns of all rows."""
+        """These columns of all rows of the table."""
         table = self.place.table(self.name)
         if table is None:
             return pa.schema([self.schema.field(name) for name in columns]).empty_table()
@@ -56,7 +56,7 @@ class KeyedTable:
             return table.to_pyarrow_dataset().to_table(columns=list(columns))
 
     def add(self, keys: Iterable[Key], rows_of: Callable[[set[Key]], pa.Table]) -> set[Key]:
-        """Add the rows whose keys are not in the table; return those keys."""
+        """Add those rows whose keys are not in the table; return their keys."""
         wanted, added = set(keys), set[Key]()
 
         def try_once() -> bool:
@@ -77,7 +77,7 @@ class KeyedTable:
         return added
 
     def tidy(self) -> None:
-        """Join many small files into few; gives up if another writer commits meanwhile."""
+        """Join many small files of the table; give up if another writer commits meanwhile."""
         from deltalake.exceptions import CommitFailedError
 
         table = self.place.table(self.name)

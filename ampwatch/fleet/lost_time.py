@@ -1,4 +1,4 @@
-"""How many steps of a run were in vain, how long they took, and which rate they reached.
+"""Counts a run's lost steps and hours: how many steps were in vain, and how long they took.
 
 A step is lost if it was skipped, or if it came after the first error that still holds at the run's
 end. When a run recovers from an error, the engine lowers its severity to info, so such errors do
@@ -22,9 +22,9 @@ _MS_PER_HOUR = 3.6e6
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Steps in vain; hours are None where the rows tell no times.
+    """A run's lost steps and hours; hours are None where the rows tell no times.
 
-    `highest_rate` is that of the first group; None where none is told.
+    `highest_rate` is the highest learning rate of the first group; None where the rows tell none.
     """
 
     steps: int
@@ -34,9 +34,9 @@ class LostTime:
 
 
 def lost_time(run: Run, diagnosis: Diagnosis) -> LostTime:
-    """The lost steps and hours of a run, from its lowest rank's rows, in constant memory."""
+    """Count the lost steps and hours of a run, from its lowest rank's rows, in constant memory."""
     since = first_standing_error(diagnosis)
-    count = _Count(since)
+    count = _LostCount(since)
     reading, taken = Reading(run), 0
     for _ in reading.portions():
         rows = reading.read(Table.STEPS, _COLUMNS, min(run.ranks, default=0), taken)
@@ -59,13 +59,16 @@ def lost_time(run: Run, diagnosis: Diagnosis) -> LostTime:
 
 
 def first_standing_error(diagnosis: Diagnosis) -> int | None:
-    """The first step of the first error that still holds at the end; None if there is none."""
+    """The step from which on steps are lost: of the first error that holds at the run's end.
+
+    None if there is no such error.
+    """
     errors = [one for one in diagnosis.findings if one.severity is Severity.ERROR]
     return min((one.first_step for one in errors if one.first_step is not None), default=None)
 
 
-class _Count:
-    """The counts so far, over rows in their order."""
+class _LostCount:
+    """Counts lost steps and their time over rows, in the order of the rows."""
 
     def __init__(self, since: int | None) -> None:
         self.after = 0  # steps after the error that were not skipped
@@ -76,12 +79,15 @@ class _Count:
         self._last: tuple[int, float] | None = None  # step and time of the row before
 
     def take_rates(self, rates: Floats) -> None:
-        """Take in learning rates."""
+        """Keep the highest of these learning rates."""
         highest = float(np.max(rates, initial=-np.inf, where=np.isfinite(rates)))
         self.highest_rate = max(self.highest_rate, highest)
 
     def take(self, step: Integers, skipped: Mask, time_ns: Floats, step_ms: Floats) -> None:
-        """Add rows. If a step has several, one per optimizer, the times of the first count."""
+        """Count rows as lost or not, with their time.
+
+        If a step has several rows, one per optimizer, the times of the first count.
+        """
         last_step, last_ns = self._last or (int(step[0]) - 1, np.nan)
         before = np.concatenate([[last_step], step[:-1]])
         first = np.flatnonzero(step != before)

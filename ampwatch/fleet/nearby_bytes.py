@@ -1,4 +1,4 @@
-"""Bytes of a place that lie beside each other, fetched together.
+"""Reads bytes of a place that lie near each other in one request.
 
 A file holds the rows of many runs, one after the other. Whoever reads them all asks for stretches
 of some megabytes, and not once for each run.
@@ -18,7 +18,7 @@ _GAP_BYTES = 64 << 10  # not wanted, and yet fetched: another request takes as l
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Some bytes of an object."""
+    """A range of bytes in an object of the place."""
 
     path: str
     offset: int
@@ -26,12 +26,12 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """After its last byte."""
+        """The position after the last byte."""
         return self.offset + self.length
 
 
 class NearbyBytes:
-    """Reads a place; of what it was told to expect, what lies together is fetched together.
+    """Reads bytes of a place; expected ranges that lie near each other are read in one request.
 
     Of each object the last stretch is held, so that whoever goes on in the order of the objects
     fetches each byte once.
@@ -44,7 +44,7 @@ class NearbyBytes:
         self._held: dict[str, tuple[Extent, bytes]] = {}  # by path
 
     def expect(self, wanted: Iterable[Extent]) -> None:
-        """These will be asked for, and none that was expected before."""
+        """Say which ranges of bytes will be read; those expected before are forgotten."""
         self._stretches = {}
         order = sorted(set(wanted), key=lambda one: (one.path, one.offset))
         for _, group in groupby(order, key=lambda one: one.path):
@@ -54,7 +54,7 @@ class NearbyBytes:
                 self._stretches |= dict.fromkeys(members, stretch)
 
     def get(self, path: str, start: int, length: int) -> bytes:
-        """A range of an object."""
+        """Read a range of an object, together with the expected ranges near it."""
         stretch = self._stretches.get(Extent(path, start, length))
         if stretch is None:
             return self._place.get(path, start, length)
@@ -66,7 +66,7 @@ class NearbyBytes:
 
 
 def _together(extents: list[Extent]) -> Iterable[list[Extent]]:
-    """Extents of one object, by what is fetched at once."""
+    """The ranges of one object in groups, each to be read in one request."""
     found: list[list[Extent]] = []
     for one in extents:
         near = found and one.offset <= found[-1][-1].end + _GAP_BYTES

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.errors import PlaceError
-from ampwatch.fleet.addresses import checked_address
+from ampwatch.fleet.place_address import checked_address
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,14 +49,9 @@ _CAUSES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-def is_place(text: str) -> bool:
-    """Whether this is the address of a place: a URL, or a folder that holds one."""
-    return "://" in text or (Path(text) / "runs" / "_delta_log").is_dir()
-
-
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A file that is to become part of a table, or that is one."""
+    """A file of a table in the place, or one that is to become part of it."""
 
     path: str
     size: int
@@ -66,7 +61,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object, as the service lists it."""
+    """An object in the place, as the service lists it."""
 
     path: str
     size: int
@@ -74,7 +69,10 @@ class Listed:
 
 
 class Place:
-    """Where many runs are stored. No request is made before the first use."""
+    """A place, in which many runs are stored: its objects and its Delta tables.
+
+    No request is made before the first use.
+    """
 
     def __init__(self, text: str | Path) -> None:
         self.address, self.url = checked_address(str(text))
@@ -86,21 +84,21 @@ class Place:
     # --- objects ---------------------------------------------------------------------------------
 
     def put(self, path: str, data: bytes) -> None:
-        """Write an object, whole or not at all."""
+        """Write an object to the place, whole or not at all."""
         import obstore
 
         with self.trouble("written"):
             obstore.put(self._objects(), path, data)
 
     def get(self, path: str, start: int, length: int) -> bytes:
-        """A range of an object, in one request."""
+        """Read a range of an object in the place, in one request."""
         import obstore
 
         with self.trouble("read"):
             return bytes(obstore.get_range(self._objects(), path, start=start, length=length))
 
     def get_whole(self, path: str) -> bytes | None:
-        """An object; None if there is none."""
+        """Read an object in the place; None if there is none."""
         import obstore
 
         if self.is_local and not Path(self.url).is_dir():
@@ -112,7 +110,7 @@ class Place:
                 return None
 
     def has_commit_after(self, name: str, version: int) -> bool:
-        """Whether a table has a commit newer than this version."""
+        """Whether a table of the place has a newer commit than this version."""
         import obstore
 
         log = f"{name}/_delta_log/"
@@ -131,7 +129,7 @@ class Place:
         return {str(path).rstrip("/").rpartition("/")[2] for path in paths}
 
     def listed(self, prefix: str) -> list[Listed]:
-        """All objects whose paths have this prefix."""
+        """All objects in the place whose paths have this prefix."""
         import obstore
 
         with self.trouble("read"):
@@ -143,7 +141,7 @@ class Place:
             ]
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Delete objects."""
+        """Delete objects in the place."""
         import obstore
 
         with self.trouble("written"):
@@ -163,13 +161,13 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder of this machine."""
+        """Whether the place is a folder of this machine."""
         return "://" not in self.url
 
     # --- tables ----------------------------------------------------------------------------------
 
     def table(self, name: str) -> DeltaTable | None:
-        """The current version of a table; None if there is none of ours."""
+        """The current version of a table of the place; None if there is none of ours."""
         with self.trouble("read"):
             found = self._open(name)
         if found is not None:
@@ -177,7 +175,7 @@ class Place:
         return found
 
     def create(self, name: str, schema: pa.Schema, partition_by: Sequence[str]) -> DeltaTable:
-        """A table, created if missing; two processes that create it at once get the same one."""
+        """A table of the place, created if missing; two processes at once get the same one."""
         found = self.table(name)
         if found is not None:
             return found
@@ -212,7 +210,7 @@ class Place:
         *,
         alone: bool = False,
     ) -> bool:
-        """Add files to a table and remove others, in one transaction.
+        """Add files to a table of the place and remove others, in one transaction.
 
         `alone`: False, and nothing happened, if anybody committed since the table was read.
         """
@@ -312,7 +310,7 @@ def _actions(added: Sequence[Added], removed: Sequence[Added]) -> list[AddAction
 
 
 def retried(act: Callable[[], bool], tries: int) -> bool:
-    """Try up to that many times, with random and growing pauses; whether one try succeeded."""
+    """Try to change a place up to `tries` times, with growing random pauses; whether one worked."""
     import random
     import time
 

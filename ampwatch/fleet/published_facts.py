@@ -1,4 +1,4 @@
-"""The facts published about a run: its row in `runs`, and a note for each rank."""
+"""The facts that are published about a run: its row in `runs`, and a note on each rank's log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ampwatch.diagnosis.signature import signature_of
-from ampwatch.fleet.details import RankNote
+from ampwatch.fleet.row_tables import time_of
+from ampwatch.fleet.run_details import RankNote
 from ampwatch.fleet.runs_delta_table import PublishedRun
 from ampwatch.follow.liveness import State
 from ampwatch.rows import TABLES, Table
@@ -21,8 +22,8 @@ from ampwatch.store.tags import RunTags, read_tags
 _READ_AT_ONCE = 1 << 15  # rows between two places at which a reader of a long run may stop
 
 
-def note_of(run: Run, log: RankLog, edition: str) -> RankNote:
-    """The note on a rank's log."""
+def rank_note_of(run: Run, log: RankLog, edition: str) -> RankNote:
+    """The facts to publish about a rank's log."""
     return RankNote(
         rank=log.rank,
         edition=edition,
@@ -37,7 +38,7 @@ def note_of(run: Run, log: RankLog, edition: str) -> RankNote:
 
 
 def _row_ends(log: RankLog) -> dict[str, list[int]]:
-    """Row numbers at which a reader of a long run may stop: ends of batches, evenly spaced."""
+    """The row numbers to publish at which a reader may stop: ends of batches, evenly spaced."""
     ends = log.row_ends()
     if not len(ends):
         return {table.value: [0] for table in TABLES}
@@ -52,7 +53,7 @@ def _row_ends(log: RankLog) -> dict[str, list[int]]:
 def row_of(
     run: Run, name: str, state: State, stamp: str, notes: Sequence[RankNote]
 ) -> PublishedRun:
-    """A run's row in `runs`, without the place of its detail."""
+    """The facts to publish about a run, as its row in `runs`, without the place of its detail."""
     from ampwatch import __version__
 
     info, told, made = run.info, read_tags(run.path), signature_of(run)
@@ -84,7 +85,7 @@ def row_of(
 
 
 def _steps(run: Run) -> int:
-    """Steps from the first to the last logged one, of the first rank, as in a folder's list."""
+    """The steps to publish: from the first to the last logged one of the first rank."""
     log = next(iter(run.logs), None)
     if log is None or not log.rows(Table.STEPS):
         return 0
@@ -94,13 +95,6 @@ def _steps(run: Run) -> int:
     return (last or 0) - (first or 0) + 1
 
 
-def time_of(time_ns: int) -> dt.datetime:
-    """A time in the tables' format."""
-    # 9999 is the last year that tables know.
-    seconds = min(time_ns // 1000 / 1e6, 253_402_300_799.0)
-    return dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
-
-
 def is_retold(told: RunTags, there: PublishedRun) -> bool:
-    """Whether its tags or note changed; a copy without any removes none."""
+    """Whether a run's tags or note differ from the published ones; a run without any keeps them."""
     return told != RunTags() and (told.tags, told.note) != (there.tags, there.note)

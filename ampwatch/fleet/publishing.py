@@ -1,4 +1,4 @@
-"""Publish runs: rows first, each table's in one transaction, and the runs' own rows last.
+"""Publishes runs: rows first, each table's in one transaction, and the runs' own rows last.
 
 If the publisher is killed at any point, a run in the place is either as it was before or complete.
 No row of `runs` names what a killed publisher left behind, so nobody reads it. Publishing again
@@ -17,9 +17,9 @@ from pathlib import Path
 from ampwatch.errors import AmpwatchError, PlaceError, RunError
 from ampwatch.fleet.committing import DETAILS, commit
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.runs_delta_table import RunTable, of_rows
-from ampwatch.fleet.share_writing import Job, Outcome, bytes_in, write_share
-from ampwatch.fleet.tables import DAY, RUNS, RUNS_SCHEMA, TABLE_SCHEMAS
+from ampwatch.fleet.publishing_worker import Outcome, PublishingJob, bytes_in, write_share
+from ampwatch.fleet.row_tables import DAY, TABLE_SCHEMAS
+from ampwatch.fleet.runs_delta_table import RUNS, RUNS_SCHEMA, RunTable, of_rows
 from ampwatch.fleet.workers import in_order
 from ampwatch.rows import TABLES
 from ampwatch.store import RUN_FILE, read_info
@@ -39,7 +39,7 @@ def publish(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Publish a run's folder, or every run in a folder; raises PlaceError.
+    """Publish a run's folder, or every run in a folder, to a place; raises PlaceError.
 
     `live`: also runs that go on, as far as they are. `workers`: processes that read and encode many
     runs; they are started afresh, so a script that asks for more than one needs its `__main__`
@@ -48,7 +48,7 @@ def publish(
     place = place if isinstance(place, Place) else Place(place)
     folders = _folders(run)
     table = _prepared(place)
-    job = Job(place.address, {row.id: row for row in of_rows(table.rows())}, live=live)
+    job = PublishingJob(place.address, {row.id: row for row in of_rows(table.rows())}, live=live)
     shares = _shares(folders, workers)
     outcome, done = Outcome(), 0
     for share, written in in_order(write_share, job, shares, workers):
@@ -62,7 +62,7 @@ def publish(
 
 
 def _folders(run: str | Path | Iterable[Path]) -> list[Path]:
-    """The run folders, those of one day together."""
+    """The folders of the runs to publish, those of one day together."""
     if not isinstance(run, str | Path):
         return list(run)
     folder = Path(run)
@@ -75,7 +75,7 @@ def _folders(run: str | Path | Iterable[Path]) -> list[Path]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Folders that may be runs, the oldest first."""
+    """The folders in this folder that may be runs to publish, the oldest first."""
     found = [path for path in folder.iterdir() if path.is_dir() and _may_be_run(path)]
     return sorted(found, key=lambda path: (_started_ns(path), path.name))
 
@@ -93,7 +93,7 @@ def _started_ns(path: Path) -> int:
 
 
 def _shares(folders: Sequence[Path], workers: int) -> list[list[Path]]:
-    """Groups of runs that are written together, of about equal size."""
+    """The runs to publish in shares of about equal size, each for one worker at a time."""
     weights = [max(1 / _SHARE_RUNS, bytes_in(folder) / _SHARE_BYTES) for folder in folders]
     total = sum(weights)
     count = math.ceil(total)
@@ -107,7 +107,7 @@ def _shares(folders: Sequence[Path], workers: int) -> list[list[Path]]:
 
 
 def _prepared(place: Place) -> RunTable:
-    """The place's tables, created if missing; PlaceError if the place holds something else."""
+    """Prepare a place for publishing: create missing tables; PlaceError if it is something else."""
     if place.table(RUNS) is None:
         others = place.names() - {table.value for table in TABLES} - {RUNS, DETAILS}
         if others:

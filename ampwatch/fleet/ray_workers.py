@@ -1,4 +1,4 @@
-"""Work that is shared among the machines of a Ray cluster; the only file that imports ray.
+"""Workers on the machines of a Ray cluster; the only file that imports ray.
 
 A share whose worker or machine is lost is done again by another: Ray does that for as many times as
 a share is allowed. The nodes read the place themselves, so they need ampwatch with its extra
@@ -29,7 +29,7 @@ _LOCAL_OBJECTS_BYTES = 128 << 20  # what passes through a cluster of this machin
 
 @dataclass(frozen=True, slots=True)
 class RayWorkers:
-    """A cluster: at an address, at that of RAY_ADDRESS, or of this machine alone.
+    """Workers of a Ray cluster: at an address, at that of RAY_ADDRESS, or of this machine alone.
 
     `most` is how many shares are worked on at a time; None for as many as the cluster has CPUs.
     """
@@ -39,13 +39,13 @@ class RayWorkers:
 
     @property
     def count(self) -> int:
-        """How many shares are worked on at a time; before it is asked, a cluster may have many."""
+        """How many shares the cluster works on at a time; before it is asked, it may have many."""
         return self.most or os.cpu_count() or 1
 
     def as_done(
         self, work: Callable[[J, S], R], job: J, shares: Sequence[S]
     ) -> Iterator[tuple[S, R]]:
-        """Each share with what `work` returns for it, as they are done."""
+        """Each share with what `work` returns for it on the cluster, in the order they are done."""
         if not shares:
             return
         with _connected(self.address, self.most) as ray:
@@ -68,7 +68,7 @@ class RayWorkers:
 
 @contextmanager
 def _connected(address: str | None, most: int | None) -> Iterator[Any]:
-    """Ray, connected; left as it was found."""
+    """Ray, connected to the cluster; afterwards it is as it was found."""
     try:
         import ray
     except ImportError as problem:
@@ -118,6 +118,6 @@ def _result(ray: Any, ready: Any) -> Any:
 
 
 def _said(problem: BaseException) -> str:
-    """The first line of what a library said."""
+    """The first line of Ray's error message."""
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
     return printable(lines[0] if lines else type(problem).__name__)[:300]

@@ -1,4 +1,4 @@
-"""Many runs' rows in one Parquet file: a row group for each, found again without the file's footer.
+"""Parquet files with the rows of many runs: a row group each, found without the file's footer.
 
 Any Parquet reader opens the whole file. Whoever opens one run asks for that run's row group alone:
 its position and a footer that describes only this group are in the run's detail, so it
@@ -32,7 +32,7 @@ Fetch = Callable[[int, int], bytes]  # from an offset, so many bytes
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The position of some rows of a rank."""
+    """Where in a Parquet file a row group of a rank is."""
 
     table: str
     rank: int
@@ -46,7 +46,7 @@ class Part:
 
 
 class RowFile:
-    """A file of one table, written in memory one row group at a time."""
+    """A Parquet file of one table, written in memory one row group at a time."""
 
     def __init__(self, path: str, schema: pa.Schema, key: str = "run_id") -> None:
         self.path = path
@@ -63,11 +63,11 @@ class RowFile:
 
     @property
     def size(self) -> int:
-        """Bytes written so far."""
+        """Bytes of the file written so far."""
         return self._sink.tell()
 
     def add(self, table: str, rank: int, rows: pa.Table, edition: str = "") -> None:
-        """Write rows of one run and rank as a row group."""
+        """Write rows of one run and rank to the file as a row group."""
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
         self._owners.append((table, rank, rows.num_rows, edition))
         self._keys += rows.column(self._key).slice(0, 1).to_pylist()
@@ -89,7 +89,7 @@ class RowFile:
 
     @property
     def stats(self) -> str:
-        """The file statistics of a Delta table, by which readers skip files."""
+        """The file's statistics for a Delta table, by which readers skip files."""
         rows = sum(rows for _, _, rows, _ in self._owners)
         low, high = min(self._keys), max(self._keys)
         return json.dumps(
@@ -103,7 +103,7 @@ class RowFile:
 
 
 def read_part(part: Part, names: Sequence[str], fetch: Fetch, whole: dict[Part, bytes]) -> pa.Table:
-    """The columns `names` of a part, as far as it has them; small ones are kept in `whole`."""
+    """The columns `names` of a row group, as far as it has them; small ones are kept in `whole`."""
     if part.length <= WHOLE_BYTES and part not in whole:
         data = fetch(part.offset, part.length)
         if zlib.crc32(data) != part.crc:
@@ -126,7 +126,7 @@ def read_part(part: Part, names: Sequence[str], fetch: Fetch, whole: dict[Part, 
 
 
 class _Window(io.RawIOBase):
-    """A file of which only one part can be read."""
+    """A Parquet file of which only one row group can be read."""
 
     def __init__(self, part: Part, fetch: Fetch, data: bytes | None) -> None:
         self._part, self._fetch, self._data = part, fetch, data
@@ -178,7 +178,7 @@ def _extent(group: Any) -> tuple[int, int]:
 
 
 def _footers(footer: bytes, rows: Sequence[int]) -> list[bytes]:
-    """For each row group of a file, the footer of one that has only this row group.
+    """For each row group of a Parquet file, the footer of a file that has only this row group.
 
     In a footer the number of rows comes right before the row groups.
     """
@@ -191,7 +191,7 @@ def _footers(footer: bytes, rows: Sequence[int]) -> list[bytes]:
 
 
 def _closed(footer: bytes) -> bytes:
-    """A footer as a file's end."""
+    """A Parquet footer with its length and the closing bytes of the file."""
     return _MAGIC + footer + len(footer).to_bytes(4, "little") + _MAGIC
 
 

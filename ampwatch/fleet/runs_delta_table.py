@@ -19,7 +19,6 @@ from pyarrow import parquet
 
 from ampwatch.errors import NotInPlaceError, PlaceError
 from ampwatch.fleet.place import Added, Place
-from ampwatch.fleet.tables import RUNS, RUNS_SCHEMA
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -33,10 +32,40 @@ _MERGED_WITH = 4
 # version; that holds if its log, which one request lists, has no later commit.
 NOTE = "details/runs.json"
 
+RUNS = "runs"
+RUNS_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("name", pa.string()),  # of its folder, when it was published
+        pa.field("source", pa.string()),
+        pa.field("host", pa.string()),
+        pa.field("started", pa.timestamp("us", "UTC")),
+        pa.field("last_time", pa.timestamp("us", "UTC")),
+        pa.field("state", pa.string()),  # live, ended or lost, when it was published
+        pa.field("steps", pa.int64()),
+        pa.field("ranks", pa.int32()),
+        pa.field("world_size", pa.int32()),
+        pa.field("config", pa.string()),  # as JSON
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("note", pa.string()),
+        pa.field("editions", pa.list_(pa.string())),  # that make up its rows
+        pa.field("published", pa.timestamp("us", "UTC")),
+        pa.field("publisher", pa.string()),  # the host that published it
+        pa.field("ampwatch", pa.string()),  # the version that published it
+        pa.field("stamp", pa.string()),  # tells one state of a run from another
+        pa.field("signature", pa.string()),  # what the run is made of; null where it does not tell
+        # Where what it takes to read the run is: a range of an object beside the tables.
+        pa.field("detail_path", pa.string()),
+        pa.field("detail_offset", pa.int64()),
+        pa.field("detail_length", pa.int64()),
+        pa.field("detail_crc", pa.int64()),
+    ]
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
-    """One row of `runs`."""
+    """A row of the table `runs`: one published run."""
 
     id: str
     name: str
@@ -68,7 +97,7 @@ assert tuple(RUNS_SCHEMA.names) == _NAMES
 
 
 class RunTable:
-    """The table `runs`, as of when it was opened."""
+    """The table `runs` of a place, as of when it was opened."""
 
     def __init__(self, place: Place, files: Sequence[Added], table: DeltaTable | None = None):
         self.place = place
@@ -78,13 +107,13 @@ class RunTable:
 
     @classmethod
     def open(cls, place: Place) -> RunTable:
-        """To read; PlaceError if nothing was ever published there."""
+        """Open the table `runs` to read; PlaceError if nothing was ever published to the place."""
         files = _noted_files(place)
         return cls.to_write(place) if files is None else cls(place, files)
 
     @classmethod
     def to_write(cls, place: Place) -> RunTable:
-        """To read and to replace rows."""
+        """Open the table `runs` to read and to replace rows."""
         table = place.table(RUNS)
         if table is None:
             raise PlaceError(
@@ -98,13 +127,13 @@ class RunTable:
         return cls(place, [Added(*one) for one in zip(paths, sizes, strict=True)], table)
 
     def rows(self) -> pa.Table:
-        """All rows, the newest run first."""
+        """All rows of `runs`, the newest run first."""
         found = pa.concat_tables([RUNS_SCHEMA.empty_table(), *map(self._rows_of, self._files)])
         order = pc.sort_indices(found, sort_keys=[("started", "descending"), ("name", "ascending")])
         return found.take(order)
 
     def replace(self, fresh: pa.Table) -> bool:
-        """Replace the rows with these ids; False if another writer committed first."""
+        """Replace the rows of `runs` with these ids; False if another writer committed first."""
         ids = fresh.column("id").combine_chunks()
         held = {one.path: self._rows_of(one) for one in self._files}
         old = [one for one in self._files if _holds_any(held[one.path], ids)]
@@ -138,7 +167,7 @@ class RunTable:
 
 
 def list_published(place: Place | str) -> list[PublishedRun]:
-    """The runs in a place, newest first."""
+    """The runs in the table `runs` of a place, the newest first."""
     place = place if isinstance(place, Place) else Place(place)
     return of_rows(RunTable.open(place).rows())
 
@@ -152,7 +181,10 @@ def of_rows(rows: pa.Table) -> list[PublishedRun]:
 
 
 def find_published(place: Place, name: str) -> PublishedRun:
-    """The run of that name, or whose id begins so; NotInPlaceError if there is none, or several."""
+    """The row of `runs` with that name, or whose id begins so.
+
+    NotInPlaceError if there is none, or several.
+    """
     rows = RunTable.open(place).rows()
     wanted = pc.or_(
         pc.equal(rows.column("name"), name),
@@ -176,7 +208,7 @@ def find_published(place: Place, name: str) -> PublishedRun:
 
 
 def _to_merge(files: Sequence[Added]) -> list[Added]:
-    """The files that are small compared with the smaller ones together."""
+    """The files of `runs` to merge: small ones, compared with the smaller ones together."""
     found: list[Added] = []
     for one in sorted(files, key=lambda one: one.size):
         if one.size > max(_SMALL_BYTES, _MERGED_WITH * sum(other.size for other in found)):
@@ -186,7 +218,7 @@ def _to_merge(files: Sequence[Added]) -> list[Added]:
 
 
 def _noted_files(place: Place) -> list[Added] | None:
-    """The noted list of the table's files, if it is still current."""
+    """The noted list of the files of `runs`, if it is still current."""
     try:
         noted = json.loads(place.get_whole(NOTE) or b"{}")
         version = int(noted["version"])
@@ -202,7 +234,7 @@ def _note_files(place: Place, version: int, files: Sequence[Added]) -> None:
 
 
 def fresh_token() -> str:
-    """A unique name."""
+    """A unique name for a file or an edition."""
     import secrets
 
     return secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""Statistics over many verdicts: pure functions.
+"""Sums over many verdicts, by finding, week or setting: pure functions.
 
 Lost steps and hours are counted once: under the headline finding of a run, in the week in which it
 started. A run with several findings or tags is counted as a run under each of them.
@@ -28,7 +28,7 @@ _MOST_DEPTH = 6
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The sums over a group of runs; `key` names the group.
+    """The sums over the verdicts on a group of runs; `key` names the group.
 
     `incomplete` are the runs too short to be judged, and those that were cut off while healthy.
     `lost_hours` and `hours` leave out the runs whose rows tell no times.
@@ -47,12 +47,12 @@ class Tally:
 
 
 def total(verdicts: Iterable[RunVerdict]) -> Tally:
-    """All of them together."""
+    """The sums over all verdicts."""
     return _tally("all", list(verdicts))
 
 
 def by_code(verdicts: Iterable[RunVerdict]) -> list[Tally]:
-    """By finding, the most frequent first: errors and warnings.
+    """The sums over the verdicts by finding, the most frequent first: errors and warnings.
 
     `runs` and the verdicts count every run that has it; lost steps count under the headline only.
     """
@@ -66,12 +66,15 @@ def by_code(verdicts: Iterable[RunVerdict]) -> list[Tally]:
 
 
 def by_week(verdicts: Iterable[RunVerdict]) -> list[Tally]:
-    """By the Monday, in UTC, of the week in which runs started, the oldest first; `2026-11-23`."""
+    """The sums over the verdicts by the week in which runs started, the oldest first.
+
+    The key is the week's Monday, in UTC: `2026-11-23`.
+    """
     return sorted(_grouped((week_of(one), one) for one in verdicts), key=lambda tally: tally.key)
 
 
 def by_setting(verdicts: Iterable[RunVerdict], name: str) -> list[Tally]:
-    """By a setting of the runs' configuration (`optimizer.name`), or tag, person or model.
+    """The sums over the verdicts by a setting of the runs (`optimizer.name`), tag, person or model.
 
     The most frequent value first; `UNKNOWN` if a run has none.
     """
@@ -86,7 +89,7 @@ def worst(verdicts: Iterable[RunVerdict], count: int) -> list[RunVerdict]:
 
 
 def setting_names(verdicts: Iterable[RunVerdict]) -> list[str]:
-    """The settings that runs can be grouped by: those in which some of them differ."""
+    """The settings by which verdicts can be summed: those in which some of the runs differ."""
     seen: dict[str, set[str]] = defaultdict(set)
     counts: Counter[str] = Counter()
     verdicts = list(verdicts)
@@ -99,7 +102,7 @@ def setting_names(verdicts: Iterable[RunVerdict]) -> list[str]:
 
 
 def values_of(one: RunVerdict, name: str) -> tuple[str, ...]:
-    """A run's values of a setting: several for tags, UNKNOWN if it has none."""
+    """The values of a setting under which a run is summed: several for tags, UNKNOWN if none."""
     if name == TAG:
         return one.tags or (UNKNOWN,)
     settings = settings_of(one.config)
@@ -108,14 +111,14 @@ def values_of(one: RunVerdict, name: str) -> tuple[str, ...]:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """A configuration's values as text, those within others by their path with dots."""
+    """A configuration's settings as text, those within others by their path with dots."""
     found: dict[str, str] = {}
     _flatten(config, "", found, 0)
     return found
 
 
 def week_of(one: RunVerdict) -> str:
-    """The Monday, in UTC, of the week in which a run started."""
+    """The Monday, in UTC, of the week in which a judged run started."""
     day = one.started.astimezone(dt.timezone.utc).date()
     return (day - dt.timedelta(days=day.weekday())).isoformat()
 

@@ -1,4 +1,4 @@
-"""Delete what no run needs any more: rows and details of old editions, and of killed publishers.
+"""Deletes what no run of a place needs: rows and details of old editions, and of killed publishers.
 
 A file that no run's detail names is removed from its table in a transaction, and deleted after it
 has been out of the table for the safe age; until then, readers of an earlier version still work.
@@ -17,11 +17,10 @@ import pyarrow as pa
 
 from ampwatch.errors import PlaceError
 from ampwatch.fleet.committing import DETAILS
-from ampwatch.fleet.details import Detail
 from ampwatch.fleet.place import Added, Listed, Place
-from ampwatch.fleet.published_run import detail_in
-from ampwatch.fleet.runs_delta_table import NOTE, PublishedRun, list_published
-from ampwatch.fleet.tables import DAY, RUNS, TABLE_SCHEMAS
+from ampwatch.fleet.row_tables import DAY, TABLE_SCHEMAS
+from ampwatch.fleet.run_details import Detail, detail_in
+from ampwatch.fleet.runs_delta_table import NOTE, RUNS, PublishedRun, list_published
 from ampwatch.rows import TABLES, Table
 
 SAFE_AGE = dt.timedelta(days=7)
@@ -30,7 +29,7 @@ LEAST_AGE = dt.timedelta(hours=1)
 
 @dataclass(slots=True)
 class Swept:
-    """What was freed, or with a dry run would be."""
+    """What a sweep deleted, or with a dry run would delete."""
 
     deleted: int = 0
     deleted_bytes: int = 0
@@ -41,7 +40,10 @@ class Swept:
 def sweep(
     place: Place | str, *, older_than: dt.timedelta = SAFE_AGE, dry_run: bool = False
 ) -> Swept:
-    """Delete what is older and needed by no run; if unsure, PlaceError, and nothing is deleted."""
+    """Delete from a place what no run needs and what is older than the safe age.
+
+    If it cannot be sure what runs need, it raises PlaceError and deletes nothing.
+    """
     if older_than < LEAST_AGE:
         raise PlaceError(
             f"{older_than} is no safe age: a publisher at work may need what is so young. Give an "
@@ -70,7 +72,7 @@ def _table_names() -> list[str]:
 
 
 def _details(place: Place, runs: Iterable[PublishedRun]) -> Iterator[Detail]:
-    """The details of all runs; one object holds those of many."""
+    """The details of all runs, to know what they need; one object holds those of many."""
     by_path: dict[str, list[PublishedRun]] = {}
     for run in runs:
         by_path.setdefault(run.detail_path, []).append(run)
@@ -90,7 +92,7 @@ def _retire(
     *,
     dry_run: bool,
 ) -> None:
-    """Take files that no run needs out of a table."""
+    """Take files that no run needs out of a table; a later sweep deletes them."""
     opened = place.table(table.value)
     if opened is None:
         return
@@ -113,7 +115,7 @@ def _retire(
 def _out_of_table(
     place: Place, name: str, used: set[str], older_than: dt.timedelta
 ) -> list[Listed]:
-    """Files that have been in no version of a table for that long."""
+    """Files to delete: they have been in no version of a table for the safe age."""
     table = place.table(name)
     if table is None:
         return []

@@ -20,12 +20,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from ampwatch.diagnosis import Verdict
-from ampwatch.errors import PlaceError
+from ampwatch.diagnosis import Diagnosis, Severity, Verdict
+from ampwatch.diagnosis.signature import signature_of
+from ampwatch.errors import PlaceError, RunError
 from ampwatch.fleet.keyed_table import KEY_NAMES, Key, KeyedTable
+from ampwatch.fleet.lost_time import lost_time
 from ampwatch.fleet.place import Place
+from ampwatch.fleet.row_tables import DAY
 from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
-from ampwatch.fleet.tables import DAY
+from ampwatch.store import Run
 
 VERDICTS, FINDINGS = "verdicts", "findings"
 # What this package itself says of a run (its lost steps, its headline); raise it with a change.
@@ -83,7 +86,7 @@ _AS_JSON = ("learning_rate", "config")
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """One row of `verdicts`.
+    """A row of the table `verdicts`: the verdict on one state of a run.
 
     `lost_steps` were skipped, or came after the first error that stands at the run's end;
     `lost_hours` is the time they took, `hours` that of all steps. `findings_json` is None where it
@@ -116,12 +119,12 @@ class RunVerdict:
 
     @property
     def key(self) -> Key:
-        """The run, its state, and the version of the rules."""
+        """The verdict's key: the run, its state, and the version of the rules."""
         return self.run_id, self.stamp, self.rules
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """The findings, as in `report --json`."""
+        """The findings of this verdict, as in `report --json`."""
         found: list[dict[str, Any]] = json.loads(self.findings_json or "[]")
         return found
 
@@ -131,7 +134,10 @@ assert tuple(VERDICTS_SCHEMA.names) == tuple(f.name for f in dataclasses.fields(
 
 @functools.cache
 def rules_version() -> str:
-    """Changes when the diagnosis changes, and only then: the version and a digest of its source."""
+    """The version of the rules in a verdict's key; it changes exactly when the diagnosis changes.
+
+    It is made of our version and a digest of the diagnosis' source.
+    """
     import ampwatch.diagnosis
 
     folder = Path(ampwatch.diagnosis.__file__).parent
@@ -142,7 +148,7 @@ def rules_version() -> str:
 
 
 def read_verdicts(place: Place | str, *, findings: bool = False) -> list[RunVerdict]:
-    """The verdict on each published run that was judged since it changed, the newest run first.
+    """The verdicts on a place's runs, as each run is now, the newest run first.
 
     The one by this version's rules if there is one, otherwise the latest. Without `findings` their
     JSON, which is most of the bytes, is not fetched. Empty if nobody ran `ampwatch fleet` there.
@@ -154,7 +160,7 @@ def read_verdicts(place: Place | str, *, findings: bool = False) -> list[RunVerd
 def verdicts_on(
     place: Place, runs: Sequence[PublishedRun], *, findings: bool = False
 ) -> list[RunVerdict]:
-    """The same for some runs of a place, in their order."""
+    """The verdicts on some runs of a place, in the order of the runs."""
     stamps = {run.id: (run.stamp, number) for number, run in enumerate(runs)}
     names = [name for name in VERDICTS_SCHEMA.names if findings or name != "findings_json"]
     rows = KeyedTable(place, VERDICTS, VERDICTS_SCHEMA).read(names)
@@ -184,7 +190,7 @@ def store_verdicts(tables: tuple[KeyedTable, KeyedTable], found: Sequence[RunVer
 
 
 def tables_of(place: Place) -> tuple[KeyedTable, KeyedTable]:
-    """The tables `verdicts` and `findings`; created with the first rows."""
+    """The tables `verdicts` and `findings` of a place; created with the first rows."""
     return (
         KeyedTable(place, VERDICTS, VERDICTS_SCHEMA),
         KeyedTable(place, FINDINGS, FINDINGS_SCHEMA),
@@ -196,7 +202,7 @@ def _of_rows(rows: pa.Table, place: Place) -> list[RunVerdict]:
 
 
 def _of_row(row: dict[str, Any], place: Place) -> RunVerdict:
-    """A verdict from its row, which anybody may have written."""
+    """A verdict from its row in the table, which anybody may have written."""
     try:
         told: dict[str, Any] = {name: dict(json.loads(row[name])) for name in _AS_JSON}
         told |= {name: tuple(map(str, row[name])) for name in ("codes", "tags")}
@@ -213,7 +219,7 @@ def _of_row(row: dict[str, Any], place: Place) -> RunVerdict:
 
 
 def verdict_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
-    """Verdicts as rows of their table."""
+    """Verdicts as rows of the table `verdicts`."""
     rows = [{name: getattr(one, name) for name in VERDICTS_SCHEMA.names} for one in verdicts]
     texts = [{name: json.dumps(row[name]) for name in _AS_JSON} for row in rows]
     told = [row | text for row, text in zip(rows, texts, strict=True)]
@@ -221,7 +227,7 @@ def verdict_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
 
 
 def finding_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
-    """Their findings as rows of theirs."""
+    """The findings of verdicts as rows of the table `findings`."""
     rows = [
         {
             **{name: getattr(one, name) for name in (*KEY_NAMES, "name", "started")},
@@ -232,3 +238,100 @@ def finding_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
         for finding in one.findings
     ]
     return pa.Table.from_pylist(rows, schema=FINDINGS_SCHEMA)
+
+
+_UNKNOWN_TIME = dt.datetime.fromtimestamp(0, dt.timezone.utc)
+
+
+def verdict_of(row: PublishedRun, run: Run, diagnosis: Diagnosis) -> RunVerdict:
+    """The verdict on a published run with this diagnosis, as a row of `verdicts`."""
+    said, lost = diagnosis.to_json(), lost_time(run, diagnosis)
+    made = signature_of(run)
+    codes, suspect = _codes(diagnosis), diagnosis.suspect
+    return RunVerdict(
+        run_id=row.id,
+        stamp=row.stamp,
+        rules=rules_version(),
+        name=row.name,
+        started=row.started or _UNKNOWN_TIME,
+        last_time=row.last_time or row.started or _UNKNOWN_TIME,
+        steps=diagnosis.run.steps,
+        ranks=row.ranks,
+        verdict=diagnosis.verdict.value,
+        codes=codes,
+        headline=_headline(diagnosis),
+        layer=suspect.layer if codes and suspect else None,
+        learning_rate=said["learning_rate"],
+        lost_steps=lost.steps,
+        lost_hours=lost.lost_hours,
+        hours=lost.hours,
+        config=_config(row),
+        tags=row.tags,
+        note=row.note,
+        signature=made.text if made else None,
+        findings_json=findings_text(said),
+        judged=dt.datetime.now(dt.timezone.utc),
+        highest_rate=lost.highest_rate,
+    )
+
+
+def findings_text(said: dict[str, Any]) -> str:
+    """The findings of a `report --json` as the table `verdicts` holds them."""
+    return json.dumps(said["findings"], ensure_ascii=False, allow_nan=False)
+
+
+def _config(row: PublishedRun) -> dict[str, Any]:
+    try:
+        config = json.loads(row.config or "{}")
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise RunError(f"The settings of {row.name} are not those of a run: publish it again.")
+    return config
+
+
+def _codes(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """A verdict's codes: errors and warnings, each once, the headline first."""
+    grave = [one.code for one in diagnosis.findings if one.severity is not Severity.INFO]
+    return tuple(dict.fromkeys(grave))
+
+
+def _headline(diagnosis: Diagnosis) -> str:
+    head = diagnosis.headline
+    if head is not None and head.severity is not Severity.INFO:
+        return head.summary
+    return diagnosis.calm or (head.summary if head else "")
+
+
+@dataclass(frozen=True, slots=True)
+class NotJudged:
+    """A run that has no verdict because it could not be judged, and why."""
+
+    id: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FleetVerdicts:
+    """The verdicts on the chosen runs of a place, the newest run first
+
+    `judged` is how many of them were judged now. `changed` were published again or deleted while
+    they were judged.
+    """
+
+    place: str
+    runs: tuple[RunVerdict, ...]
+    judged: int = 0
+    failed: tuple[NotJudged, ...] = ()
+    changed: int = 0
+
+    @property
+    def verdicts(self) -> pa.Table:
+        """The verdicts, a row a run, as in the place's table."""
+        return verdict_rows(self.runs)
+
+    @property
+    def findings(self) -> pa.Table:
+        """The findings, a row each, as in the place's table."""
+        return finding_rows(self.runs)

@@ -1,4 +1,4 @@
-"""Work distributed over processes on this machine."""
+"""Workers that do shares of work: what any kind offers, and processes on this machine."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ LOSSES = 3  # of workers: then something in a share kills them
 
 
 class Workers(Protocol):
-    """Whoever does work: processes of this machine, or a cluster."""
+    """Workers of any kind: processes of this machine, or a cluster."""
 
     @property
     def count(self) -> int:
-        """How many shares are worked on at a time."""
+        """How many shares the workers do at a time."""
         ...
 
     def as_done(
         self, work: Callable[[J, S], R], job: J, shares: Sequence[S]
     ) -> Iterator[tuple[S, R]]:
-        """Each share with what `work` returns for it, as they are done."""
+        """Each share with what a worker's `work` returns for it, in the order they are done."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LocalWorkers:
-    """Processes of this machine; a worker that is killed is replaced, and its shares done again."""
+    """Worker processes of this machine; a killed one is replaced, and its shares done again."""
 
     count: int
 
     def as_done(
         self, work: Callable[[J, S], R], job: J, shares: Sequence[S]
     ) -> Iterator[tuple[S, R]]:
-        """Each share with what `work` returns for it, as they are done."""
+        """Each share with what a process' `work` returns for it, in the order they are done."""
         if min(self.count, len(shares)) < 2:
             yield from ((share, work(job, share)) for share in shares)
             return
@@ -70,7 +70,10 @@ class LocalWorkers:
 def in_order(
     work: Callable[[J, S], R], job: J, shares: Sequence[S], workers: int
 ) -> Iterator[tuple[S, R]]:
-    """Each share with the result of `work`, in order; in this process if one is enough."""
+    """Each share with what a worker's `work` returns for it, in the order of the shares.
+
+    If one worker is enough, this process does the work.
+    """
     workers = min(workers, len(shares))
     if workers < 2:
         yield from ((share, work(job, share)) for share in shares)
@@ -105,7 +108,7 @@ def _as_done(
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes, which end at once when their results are no longer wanted."""
+    """Worker processes, which end at once when their results are no longer wanted."""
     # Started afresh: threads of the libraries that speak to object stores do not survive a fork.
     context = multiprocessing.get_context("spawn")
     stop = context.RawValue("b", 0)  # no lock in it, which a worker that is killed might hold
@@ -122,7 +125,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Workers started in this context do not run the caller's script, so it needs no guard."""
+    """Start worker processes that do not run the caller's script, so it needs no guard."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -132,7 +135,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _begin(parent: int, stop: Any) -> None:
-    """A worker leaves Ctrl-C to its parent, and ends when the parent ends it or was killed."""
+    """Prepare a worker process: Ctrl-C is its parent's, and it ends when the parent ends."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

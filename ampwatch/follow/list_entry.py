@@ -17,8 +17,8 @@ import numpy as np
 
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.diagnosis.earlier_runs import Outcome, outcome_of, rate_told, steps_held
-from ampwatch.diagnosis.findings import verdict_text
 from ampwatch.diagnosis.signature import Signature, signature_of
+from ampwatch.diagnosis.verdict import verdict_text
 from ampwatch.rows import Table
 from ampwatch.store import OWN_SOURCE, Reading, Run, RunSummary
 from ampwatch.store.kept_facts import KeptFacts

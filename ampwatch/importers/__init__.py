@@ -4,7 +4,7 @@
 
 A format recognises its framework's lines and returns what they state. `store` writes the rows, and
 from then on an imported run is a run like any other. `import_log` imports a whole file;
-`GrowingLog` follows a log that is still being written.
+`TextLogFollower` follows a log that is still being written.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from pathlib import Path
 
 from ampwatch.errors import LogError
 from ampwatch.importers.formats import BY_SOURCE, FORMATS
+from ampwatch.importers.import_options import ImportOptions, OnProgress
 from ampwatch.importers.log_file import LogFile
-from ampwatch.importers.options import ImportOptions, OnProgress
-from ampwatch.importers.rank_logs import import_ranks, rank_logs
+from ampwatch.importers.rank_logs_import import import_ranks, rank_logs
 from ampwatch.importers.table_import import SOURCES, import_table, open_table
-from ampwatch.importers.text_import import GrowingLog, TextImport, import_text, nothing_known
+from ampwatch.importers.text_import import TextImport, import_text
+from ampwatch.importers.text_log_follower import TextLogFollower, nothing_known
 
 __all__ = [
     "FORMATS",
-    "GrowingLog",
     "ImportOptions",
     "LogFile",
     "TextImport",
+    "TextLogFollower",
     "import_log",
     "known_sources",
     "nothing_known",
@@ -33,7 +34,7 @@ __all__ = [
 
 
 def known_sources() -> tuple[str, ...]:
-    """The names of all formats."""
+    """The names of all log formats that can be imported, text and table."""
     return tuple(sorted({*BY_SOURCE, *SOURCES}))
 
 
@@ -43,11 +44,11 @@ def import_log(
     options: ImportOptions | None = None,
     on_progress: OnProgress | None = None,
 ) -> Path:
-    """Import a log into the folder `out`; return the run's folder.
+    """Import another trainer's log into the folder `out`; return the run's folder.
 
     The format is recognised unless `options` names one; a folder with a log of each rank becomes a
-    run with all of them. Raises LogError, with a sentence, if the
-    file cannot be read or holds no training; then nothing is left in `out`.
+    run with all of them. Raises LogError, with a sentence, if the file cannot be read or holds no
+    training; then nothing is left in `out`.
     """
     options = options or ImportOptions()
     if options.source is not None and options.source not in known_sources():

@@ -27,15 +27,15 @@ def _key(skip: Skip) -> _Key:
 
 
 @dataclass(slots=True)
-class NamedRanks:
-    """Overflows whose lines name a rank."""
+class RankedOverflows:
+    """Overflows of which each line names its rank; several ranks print the same one."""
 
     total: int = 0
     counts: Counter[int] = field(default_factory=Counter)
     recent: deque[_Key] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     def is_new(self, skip: Skip) -> bool:
-        """Whether no other rank has printed this event."""
+        """Whether no other rank has printed this overflow."""
         assert skip.rank is not None
         count = self.counts[skip.rank]
         behind = self.total - count
@@ -52,8 +52,8 @@ class NamedRanks:
 
 
 @dataclass(slots=True)
-class Burst:
-    """Overflows without a rank, printed directly after one another."""
+class OverflowBurst:
+    """Overflows printed in a row without a rank: duplicates of other ranks are found among them."""
 
     world: int | None = None  # number of ranks that print, once known
     waiting: list[Skip] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Burst:
     strangers: int = 0  # other lines since the last overflow
 
     def passed(self, lines: int) -> bool:
-        """Count other lines; return whether the waiting overflows are to be settled.
+        """Count lines that are no overflow; return whether the waiting overflows are to be settled.
 
         A single overflow followed by anything else comes from a single process. If several ranks
         print, other lines may occur between theirs.
@@ -72,14 +72,14 @@ class Burst:
         return bool(self.waiting) and self.strangers >= few
 
     def add(self, skip: Skip) -> Iterator[Skip]:
-        """Hold an overflow back; yield the settled ones if too many wait."""
+        """Hold an overflow back until its duplicates are known; if too many wait, yield them."""
         self.waiting.append(skip)
         self.strangers = 0
         if len(self.waiting) >= _MOST_WAITING:
             yield from self.settle()
 
     def settle(self) -> list[Skip]:
-        """The distinct events among the waiting overflows."""
+        """The waiting overflows without the duplicates that other ranks printed."""
         waiting, self.waiting = self.waiting, []
         if not waiting:
             return []
@@ -105,12 +105,12 @@ class Burst:
 
 
 def _is_later(time_ns: int | None, began_ns: int | None) -> bool:
-    """Whether a line was printed too late to belong to the same event."""
+    """Whether an overflow was printed too late to be another rank's line about the same one."""
     return time_ns is not None and began_ns is not None and time_ns - began_ns > _MOMENT_NS
 
 
 def _world(waiting: Sequence[Skip]) -> int:
-    """The number of ranks: 1, unless every value occurs equally often.
+    """How many ranks print each overflow: 1, unless every value occurs equally often.
 
     Lines without a value cannot be compared, so each is one event. A single value that is repeated
     comes from several ranks only if the count is a power of two.

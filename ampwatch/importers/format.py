@@ -1,8 +1,7 @@
-"""A text format, and the patterns that formats share."""
+"""What a text format is, and the patterns for numbers and fields that the formats share."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,18 +17,18 @@ TORCH_SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 
 
 
 def any_scale(_: float) -> bool:
-    """Every printed scale is a scale."""
+    """Accept every printed scale: the default of formats that print scales exactly."""
     return True
 
 
 def as_printed(scale: float) -> float:
-    """The scale as printed."""
+    """Take a scale as printed: the default of formats that do not round it."""
     return scale
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One framework's text: how its lines are found and read.
+    """One framework's text format: how its lines are found and read.
 
     `anchors` are literal texts. Every line that `read` understands contains one of them; `read`
     never gets other lines. `read` returns what a line states, or nothing.
@@ -52,29 +51,21 @@ class Format:
 
 
 def number(text: str) -> float:
-    """A printed number; nan if the text is not a number."""
+    """The number that a format's pattern found in a line; nan if the text is not a number."""
     try:
         return float(text.strip("'\" ").replace(",", ""))
     except ValueError:
         return float("nan")
 
 
-def snapped(scale: float) -> float:
-    """The power of two that is printed like this in a few digits."""
-    if not (scale > 0 and math.isfinite(scale)):
-        return scale
-    near: float = 2.0 ** round(math.log2(scale))
-    return near if math.isclose(near, scale, rel_tol=0.05) else scale
-
-
 def pattern(text: str) -> re.Pattern[str]:
-    """A pattern in which `{}` matches a number (a group) and a blank matches one or more blanks."""
+    """A format's pattern: `{}` matches a number (a group), a blank matches one or more blanks."""
     pieces = [re.escape(piece).replace(r"\ ", " +") for piece in text.split("{}")]
     return re.compile(f"({NUMBER})".join(pieces))
 
 
 def fields(line: str, keys: Mapping[str, re.Pattern[str]]) -> dict[str, float]:
-    """The columns whose pattern matches in the line."""
+    """The numbers that a format's patterns find in a line, by our column."""
     found = {}
     for column, wanted in keys.items():
         match = wanted.search(line)
@@ -84,5 +75,5 @@ def fields(line: str, keys: Mapping[str, re.Pattern[str]]) -> dict[str, float]:
 
 
 def keyed(text: str) -> re.Pattern[str]:
-    """The pattern of a value after its key: `key: value`, `key=value` or `'key': 'value'`."""
+    """A format's pattern of a number after its key: `key: 1`, `key=1` or `'key': '1'`."""
     return re.compile(rf"(?<![\w.-]){text}['\"]?\s*[:=]?\s*['\"\[]?({NUMBER})")

@@ -1,4 +1,4 @@
-"""Rows that a line implies but nobody printed; they are marked as implied.
+"""Adds rows that a line implies but nobody printed; they are marked as implied.
 
 Skipped steps follow from a counter of skips, a scale that fell by whole halvings, or a missing loss
 beside an unchanged norm. Accepted steps follow from a scale that rose, or a counter that went on,
@@ -24,7 +24,7 @@ _FRESH_STEPS = 1000
 def imply_skips(
     state: RunState, stats: Stats, step: int | None, values: dict[str, float], since: int
 ) -> None:
-    """Add rows for the skips that this line shows and no earlier line did."""
+    """Add rows for the skipped steps that a line of statistics implies and no line printed."""
     if stats.is_skipped is not None:
         return
     window = 1 if step is None else max(1, step - since)
@@ -64,7 +64,7 @@ def imply_skips(
 def _imply_earlier(
     state: RunState, count: int, step: int | None, begins_with: float | None
 ) -> None:
-    """Add skips before a step whose initial scale is known: the step itself was not skipped.
+    """Add implied skips before a step whose initial scale is known: that step was not skipped.
 
     Skips that do not fit between the rows begin at the row before.
     """
@@ -82,9 +82,9 @@ def _imply_earlier(
 
 
 def _lacks_its_loss(state: RunState, stats: Stats, values: dict[str, float]) -> bool:
-    """Whether the loss is missing beside a norm that is unchanged or not finite.
+    """Whether a skip is implied by a missing loss beside a norm that is unchanged or not finite.
 
-    With a scaler that is an overflow; without one the loss was nan.
+    With a scaler that is an overflow; without one the loss was nan, and is noted as that.
     """
     norm = values.get("grad_norm")
     if not stats.lost_loss:
@@ -124,7 +124,7 @@ def _skips_by_counters(state: RunState, stats: Stats) -> int:
 def imply(
     state: RunState, count: int, step: int | None, path: list[float] | None, after: float | None
 ) -> None:
-    """Add `count` skipped steps before `step`, with the scales of `path` if known."""
+    """Add `count` implied skipped steps before `step`, with the scales of `path` if known."""
     count = min(count, _MOST_IMPLIED)
     if count <= 0:
         return
@@ -148,14 +148,14 @@ def _fits(state: RunState, after: float) -> bool:
 
 
 def scale_before(state: RunState, after: float | None) -> float | None:
-    """The scale before an overflow that left it at `after`; at its floor it stays the same."""
+    """The scale before an overflow, as the scale after it implies; at its floor it is the same."""
     if after is None or after <= state.setting("min_scale", 0.0):
         return after
     return after / state.setting("backoff_factor", 0.5)
 
 
 def show_growth(state: RunState, before: float | None) -> None:
-    """Add an accepted row if the scale rose between two overflows without a line about it."""
+    """Add an implied accepted step if the scale rose between two overflows without a line."""
     if before is None or state.now.scale is None or state.now.accepted_since_skip:
         return
     if state.now.is_numbered:  # the counter shows how many steps lie between
@@ -172,7 +172,7 @@ def show_growth(state: RunState, before: float | None) -> None:
 
 
 def grown_before(state: RunState, before: float | None) -> float | None:
-    """The scale before an overflow, if it had grown since the line before."""
+    """The implied scale before an overflow, if it had grown since the line before; else None."""
     if before is None or state.now.scale is None or octaves_between(state.now.scale, before) <= 0:
         return None
     state.mark("scale", Mark.IMPLIED)
@@ -180,7 +180,7 @@ def grown_before(state: RunState, before: float | None) -> float | None:
 
 
 def show_accepted(state: RunState, step: int | None, before: float | None) -> None:
-    """Add an accepted row if the counter went on without an overflow."""
+    """Add an implied accepted step if the counter went on without an overflow."""
     attempt = state.now
     if attempt.is_empty and step is None and attempt.counter == attempt.first_counter:
         return  # this was before the log begins

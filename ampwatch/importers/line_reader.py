@@ -1,4 +1,4 @@
-"""Reads lines into statements: finds a line's format, joins wrapped lines, notes unknown ones."""
+"""Reads a log's lines into statements: finds formats, joins wrapped lines, notes unknown lines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MOST_TRIALS = 64  # in a row without success: the log has no repeated lines
 
 @dataclass(slots=True)
 class Tally:
-    """What a format has found."""
+    """How many lines, and how many scales, a format has read."""
 
     lines: int = 0
     scales: int = 0  # statements with a scale or a skip
@@ -58,15 +58,15 @@ class Tally:
 
 @dataclass(slots=True)
 class Unknown:
-    """Lines that look like messages about the scale in an unknown format."""
+    """Lines that look like messages about the scale but that no format reads."""
 
     count: int = 0
     example: str = ""
 
 
 @dataclass(slots=True)
-class Reader:
-    """Reads the lines of one log into a run builder."""
+class LineReader:
+    """Reads the lines of one text log and passes their statements to a run builder."""
 
     formats: Sequence[Format]
     builder: RunBuilder
@@ -82,7 +82,7 @@ class Reader:
     _trials: int = 0
 
     def feed(self, lines: Lines) -> None:
-        """Read those of these lines that contain an anchor."""
+        """Read those of a log's lines that contain an anchor of any format."""
         self._used = before = -1
         active: LineTemplate | None = None
         for at in lines.candidates:
@@ -103,7 +103,7 @@ class Reader:
             if active is not None:
                 self._flush_template(active)
                 active = None
-            self._slowly(lines, at, line)
+            self._read_line(lines, at, line)
         if active is not None:
             self._flush_template(active)
         if self.builder.is_waiting:
@@ -116,7 +116,7 @@ class Reader:
         return sorted(wanted | set(SUSPECTS))
 
     def source(self) -> Format | None:
-        """The format that printed the scale or the skips; if none did, the one of most lines."""
+        """The format that printed the scale or the skips; if none did, the one that read most."""
         told = [f for f in self.formats if f.source in self.tallies and not f.is_shared]
         leading = [f for f in told if f.leads and self.tallies[f.source].printed_scales]
         if not told:
@@ -133,7 +133,7 @@ class Reader:
     # --- the quick way ---------------------------------------------------------------------------
 
     def _flush_template(self, shape: LineTemplate) -> None:
-        """Pass on the lines that a template kept: plain ones at once, the others line by line."""
+        """Pass on the lines that a template read: plain ones at once, the others one by one."""
         form = next(form for one, form in self._shapes if one is shape)
         columns = shape.columns()
         step = columns[line_templates.STEP]
@@ -161,7 +161,7 @@ class Reader:
         self._hand_on(columns, values, plain)
 
     def _hand_on(self, columns: Columns, values: Columns, plain: np.ndarray) -> None:
-        """Pass on plain stretches at once, the rows between them one by one."""
+        """Pass plain stretches of template lines on at once, the lines between them one by one."""
         step, at = columns[line_templates.STEP], 0
         while at < len(step):
             rest = plain[at:]
@@ -176,9 +176,9 @@ class Reader:
 
     # --- the slow way ----------------------------------------------------------------------------
 
-    def _slowly(self, lines: Lines, at: int, line: bytes) -> None:
+    def _read_line(self, lines: Lines, at: int, line: bytes) -> None:
         text = line.decode("utf-8", "replace")
-        form, said, used = self._understood(lines, at, text)
+        form, said, used = self._read_joined(lines, at, text)
         said = [_with_true_scale(statement, form) for statement in said]
         if form is None:
             self.builder.passed(1)
@@ -195,7 +195,7 @@ class Reader:
         at_ns = time_ns(text)
         self.builder.tell_time(at_ns)
         said = [_timed(statement, at_ns) for statement in said]
-        for statement in self._of_series(said) if form.is_last_resort else said:
+        for statement in self._series_of(said) if form.is_last_resort else said:
             self.builder.take(statement)
         may_learn = len(self._shapes) < _MOST_SHAPES and self._trials < _MOST_TRIALS
         if used == at and may_learn and not self._held:
@@ -205,8 +205,8 @@ class Reader:
                 self._trials = 0
                 self._shapes.append((shape, form))
 
-    def _of_series(self, said: list[Statement]) -> list[Statement]:
-        """The statements of a loop: at least two places; a single one is not a training."""
+    def _series_of(self, said: list[Statement]) -> list[Statement]:
+        """The statements of a loop's lines, from two places on; a single one is not a training."""
         if self._is_series:
             return said
         self._held += said
@@ -216,38 +216,40 @@ class Reader:
         held, self._held, self._is_series = self._held, [], True
         return held
 
-    def _understood(
+    def _read_joined(
         self, lines: Lines, at: int, text: str
     ) -> tuple[Format | None, list[Statement], int]:
-        """The format that understands the line, alone or joined with its broken-off parts."""
-        form, said = self._asked(text)
+        """The format that reads the line, alone or joined with the lines it was broken into."""
+        form, said = self._read_by_formats(text)
         # From a part of a line the last-resort format may only find that something was skipped.
         is_told = form is not None and not (form.is_last_resort and Skip() in said)
         if is_told and not _may_be_cut(text, said):
             return form, said, at
         if not is_told and _PADDING.search(text):
-            unpadded, words = self._asked(_PADDING.sub("", text), is_whole=False)
+            unpadded, words = self._read_by_formats(_PADDING.sub("", text), is_whole=False)
             if unpadded is not None:
                 return unpadded, words, at
         joined = text
         for more in range(1, _WRAP_LINES):
             following = lines.line(at + more).decode("utf-8", "replace")
-            if not following or self._asked(following)[0] is not None:
+            if not following or self._read_by_formats(following)[0] is not None:
                 break
             joined += following
-            other, words = self._asked(joined, is_whole=False)
+            other, words = self._read_by_formats(joined, is_whole=False)
             if other is not None and (not is_told or _is_rounder(words, said)):
                 return other, words, at + more
         if not is_told and at - 1 > self._used:
             before = lines.line(at - 1).decode("utf-8", "replace")
-            if before and self._asked(before)[0] is None:
-                other, words = self._asked(before + text, is_whole=False)
+            if before and self._read_by_formats(before)[0] is None:
+                other, words = self._read_by_formats(before + text, is_whole=False)
                 if other is not None:
                     return other, words, at
         return form, said, at
 
-    def _asked(self, text: str, *, is_whole: bool = True) -> tuple[Format | None, list[Statement]]:
-        """The format that understands a line; of a bar the last-resort format may read more."""
+    def _read_by_formats(
+        self, text: str, *, is_whole: bool = True
+    ) -> tuple[Format | None, list[Statement]]:
+        """The first format that reads a line; of a progress bar the last-resort one reads more."""
         known: tuple[Format | None, list[Statement]] = (None, [])
         for form in self.formats:
             if known[0] is not None and not form.is_last_resort:
@@ -264,7 +266,7 @@ class Reader:
 
     @staticmethod
     def _bar(text: str) -> Statement | None:
-        """The step and values of the last progress bar before the line's text."""
+        """The step and values of the last progress bar before a line's text."""
         bars = list(_BAR.finditer(text)) if "it/s" in text or "s/it" in text else []
         if not bars:
             return None
@@ -277,7 +279,7 @@ class Reader:
         return self.tallies.setdefault(form.source, Tally())
 
     def _pass_defaults(self) -> None:
-        """Pass the framework's scaler defaults to the run builder."""
+        """Pass the scaler defaults of the log's format to the run builder."""
         form = self.source()
         self.builder.expect(form.scaler if form else {})
 
@@ -305,7 +307,7 @@ class Reader:
 
 
 def _timed(statement: Statement, at_ns: int | None) -> Statement:
-    """The statement with the time at which it was printed."""
+    """A line's statement with the time at which the line was printed."""
     if at_ns is None or not isinstance(statement, Stats | Skip | LayerStats):
         return statement
     if isinstance(statement, Skip | LayerStats):
@@ -314,7 +316,7 @@ def _timed(statement: Statement, at_ns: int | None) -> Statement:
 
 
 def _with_true_scale(statement: Statement, form: Format | None) -> Statement:
-    """Statistics with the true scale; a scale that too few digits show is left out."""
+    """A line's statistics with the true scale; a scale printed with too few digits is left out."""
     if form is None or not isinstance(statement, Stats) or "scale_after" not in statement.values:
         return statement
     printed = statement.values["scale_after"]
@@ -329,13 +331,13 @@ def _replaced(statement: Stats, values: Mapping[str, float]) -> Stats:
 
 
 def _may_be_cut(text: str, said: Sequence[Statement]) -> bool:
-    """Whether the last number of a long line may continue on the next one."""
+    """Whether the last number of a long line may continue on the next line."""
     tail = text[-1:]
     return len(text) >= 40 and (tail.isdigit() or tail in ".e-+") and bool(_scales(said))
 
 
 def _is_rounder(longer: Sequence[Statement], shorter: Sequence[Statement]) -> bool:
-    """Whether the longer text gives powers of two where the shorter one did not."""
+    """Whether the joined lines give powers of two where the first line alone did not."""
     return all(map(_is_power, _scales(longer))) and not all(map(_is_power, _scales(shorter)))
 
 

@@ -1,4 +1,4 @@
-"""Splits bytes into lines: normalises line ends, removes colours, cuts over-long lines.
+"""Splits a log's bytes into lines: normalises line ends, removes colours, cuts over-long lines.
 
 One pass of a linear-time matcher (RE2, through Arrow) over a chunk finds the lines that contain an
 anchor of any format; only those are read again. Of a line of 50 MB the first 64 kB are kept.
@@ -21,7 +21,7 @@ _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Complete lines of a log, and which of them contain an anchor."""
+    """Whole lines split from a log's bytes, and which of them contain an anchor."""
 
     data: bytes
     begins: npt.NDArray[np.int32]  # of each line, and one past the last
@@ -31,13 +31,13 @@ class Lines:
         return len(self.begins) - 1
 
     def line(self, at: int) -> bytes:
-        """One line without its end; empty if there is no such line."""
+        """One of the lines without its end; empty if there is no such line."""
         if not 0 <= at < len(self):
             return b""
         return self.data[self.begins[at] : min(self.begins[at + 1] - 1, self._limit(at))]
 
     def count_filled(self, begin: int, end: int) -> int:
-        """How many of these lines are not empty; at most eight are checked."""
+        """How many of these lines are not empty; at most eight are looked at."""
         some = range(begin, min(end, begin + 8))
         return sum(1 for at in some if self.line(at).strip())
 
@@ -46,7 +46,7 @@ class Lines:
 
 
 class LineSplitter:
-    """Splits chunks into lines; an incomplete line waits for the next chunk."""
+    """Splits a log's chunks of bytes into lines; an incomplete line waits for the next chunk."""
 
     def __init__(self, anchors: Iterable[str]) -> None:
         self._pattern = "|".join(re.escape(anchor).replace(r"\ ", " ") for anchor in anchors)
@@ -54,7 +54,7 @@ class LineSplitter:
         self._is_cut = False  # the rest is the beginning of a line too long to keep
 
     def feed(self, chunk: bytes) -> Lines:
-        """The lines that this chunk completes."""
+        """The lines that this chunk of bytes completes."""
         end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         if end < 0:
             self._keep(chunk)
@@ -68,7 +68,7 @@ class LineSplitter:
         return self._found(whole)
 
     def finish(self) -> Lines:
-        """The last line, which has no line end."""
+        """The last line of the log, which has no line end."""
         rest, self._rest, self._is_cut = self._rest, b"", False
         return self._found(rest + b"\n" if rest else b"")
 
@@ -90,7 +90,7 @@ class LineSplitter:
 
 
 def _plain(data: bytes) -> bytes:
-    """Normalise line ends and remove colours; clean data stays as it is."""
+    """Normalise a chunk's line ends and remove colours; clean bytes stay as they are."""
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\x1b" in data:
@@ -105,5 +105,5 @@ def _true_at(flags: pa.BooleanArray) -> list[int]:
 
 
 def all_lines(lines: Lines) -> Iterator[bytes]:
-    """Every line, for formats that need them all."""
+    """Every line of a chunk, for formats that need all of them."""
     return (lines.line(at) for at in range(len(lines)))

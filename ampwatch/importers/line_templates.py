@@ -1,4 +1,4 @@
-"""Reads repeated lines by template, a thousand at a time.
+"""Reads lines that repeat with other numbers by a template, a thousand at a time.
 
 A log prints the same line again and again with other numbers. After a format has read one such
 line, its *template* is found by trial: each number is replaced in turn and the line read again;
@@ -28,14 +28,14 @@ TIME = "time_ns"
 
 @dataclass(slots=True)
 class LineTemplate:
-    """A pattern, the field of each of its groups, and the numbers extracted so far."""
+    """The pattern of a repeated line, the field of each of its numbers, and the numbers so far."""
 
     pattern: re.Pattern[bytes]
     names: tuple[str, ...]
     taken: list[tuple[bytes, ...]] = field(default_factory=list)
 
     def takes(self, line: bytes) -> bool:
-        """Whether the line fits; if so, its numbers are kept."""
+        """Whether a line fits the template; if so, its numbers are kept."""
         match = self.pattern.fullmatch(line)
         if match is None:
             return False
@@ -43,7 +43,7 @@ class LineTemplate:
         return True
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The kept numbers, by field."""
+        """The numbers of all lines that fitted the template, by field."""
         taken, self.taken = self.taken, []
         told = zip(self.names, zip(*taken, strict=True), strict=True)
         found = {name: _column(name, texts) for name, texts in told}
@@ -59,7 +59,7 @@ def _column(name: str, texts: Sequence[bytes]) -> np.ndarray | None:
 
 
 def learn(line: bytes, read: Callable[[str], Iterable[Statement]]) -> LineTemplate | None:
-    """The template of a plain line of statistics; None for any other line."""
+    """Learn the template of a plain line of statistics; None for any other line."""
     text = line.decode("utf-8", "replace")
     if "�" in text or not (facts := _facts(read, text)):
         return None
@@ -84,7 +84,7 @@ def learn(line: bytes, read: Callable[[str], Iterable[Statement]]) -> LineTempla
 
 
 def _within(stamp: re.Match[str], tokens: Sequence[re.Match[str]]) -> list[int]:
-    """The numbers within the timestamp; none if it ends inside one."""
+    """Which numbers of a line are within its timestamp; none if the timestamp ends inside one."""
     touched = [
         at for at, token in enumerate(tokens)
         if token.start() < stamp.end() and token.end() > stamp.start()
@@ -95,7 +95,7 @@ def _within(stamp: re.Match[str], tokens: Sequence[re.Match[str]]) -> list[int]:
 
 
 def rebuilt(columns: Mapping[str, np.ndarray], at: int) -> Stats:
-    """One of the kept lines, as its format would have read it."""
+    """The statistics of one line that fitted a template, as its format would have read them."""
     row = {name: column[at] for name, column in columns.items()}
     window, total = row.pop(SKIPS_IN_WINDOW, None), row.pop(SKIPS_IN_ALL, None)
     step = int(row.pop(STEP))
@@ -112,7 +112,7 @@ def rebuilt(columns: Mapping[str, np.ndarray], at: int) -> Stats:
 
 
 def _facts(read: Callable[[str], Iterable[Statement]], text: str) -> dict[str, float]:
-    """Everything in a plain line of statistics, by field; empty for any other line."""
+    """What a format reads in a plain line of statistics, by field; empty for any other line."""
     said = list(read(text))
     if len(said) != 1 or not isinstance(said[0], Stats):
         return {}
@@ -137,7 +137,7 @@ def _field_of(
     token: re.Match[str], text: str, facts: Mapping[str, float],
     read: Callable[[str], Iterable[Statement]],
 ) -> str | None:  # fmt: skip
-    """The field of this number; "" if it has none, None if it is not a plain field."""
+    """The field that a number in a line is; "" if it is none, None if no template can hold it."""
     changed: set[str] = set()
     for trial in _TRIALS:
         other = _facts(read, text[: token.start()] + trial + text[token.end() :])
@@ -171,5 +171,5 @@ def _pattern(
 
 
 def _literal(text: str) -> str:
-    """The text, with any number of blanks: numbers are aligned with them."""
+    """A line's text as a pattern with any number of blanks: numbers are aligned with blanks."""
     return re.sub(r"(?:\\ )+", " *", re.escape(text))

@@ -1,4 +1,4 @@
-"""A log as a stream of bytes: plain, gzip, bzip2, zstd, xz or standard input, in UTF-8 or UTF-16.
+"""A log file as a stream of bytes: plain, gzip, bzip2, zstd, xz or standard input, UTF-8 or UTF-16.
 
 Nothing is held but the chunk in hand. A file that breaks off (a truncated gzip) is read as far as
 it goes, and `damage` says so.
@@ -30,7 +30,7 @@ _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
 class LogFile:
-    """An opened log; `chunks()` yields its bytes once, from the beginning."""
+    """An opened log file; `chunks()` yields its bytes once, from the beginning."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
@@ -52,7 +52,7 @@ class LogFile:
 
     @property
     def read_bytes(self) -> int:
-        """How far the file itself has been read, for a progress bar."""
+        """How many bytes of the file itself have been read, for a progress bar."""
         try:
             return self._raw.tell()
         except (OSError, ValueError):
@@ -60,28 +60,28 @@ class LogFile:
 
     @property
     def head(self) -> bytes:
-        """The first 64 kB, to recognise the log by; they are read again with the rest."""
+        """The file's first 64 kB, to recognise its format by; they are read again with the rest."""
         while len(self._held) < SNIFF_BYTES and not self._is_over:
             self._held += self._next(SNIFF_BYTES - len(self._held))
         return self._held
 
     @property
     def head_text(self) -> str:
-        """The same as text, whatever its encoding."""
+        """The file's first 64 kB as text, whatever its encoding."""
         head = self.head
         decoder = _decoder_of(head)
         text = head.decode("utf-8", "replace") if decoder is None else decoder.decode(head)
         return text.lstrip("\ufeff")
 
     def read(self, size: int) -> bytes:
-        """The next bytes, unchanged; fewer only at the end."""
+        """The file's next bytes, decompressed but not decoded; fewer only at its end."""
         while len(self._held) < size and not self._is_over:
             self._held += self._next(max(size - len(self._held), SNIFF_BYTES))
         taken, self._held = self._held[:size], self._held[size:]
         return taken
 
     def lines(self) -> Iterator[str]:
-        """The lines of a table."""
+        """The file's lines of text, decompressed and decoded."""
         rest = ""
         for chunk in self.chunks():
             *whole, rest = (rest + chunk.decode("utf-8", "replace")).split("\n")
@@ -92,7 +92,7 @@ class LogFile:
             yield rest.rstrip("\r")
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes, as UTF-8, some MB at a time."""
+        """The file's bytes as UTF-8, some MB at a time."""
         decoder: codecs.IncrementalDecoder | None = None
         is_first = True
         while data := self._held or self._next(CHUNK_BYTES):
@@ -122,7 +122,7 @@ class LogFile:
 
 
 def refuse_binary(head: bytes, path: str) -> None:
-    """Raise LogError if these first bytes are not text."""
+    """Raise LogError if a log file's first bytes are not text."""
     part = head[:SNIFF_BYTES]
     if head.startswith(_ZIP):
         raise LogError(
@@ -143,7 +143,7 @@ _CONTROLS = [bytes([code]) for code in range(32) if code not in (7, 8, 9, 10, 12
 
 
 def opened(path: str) -> BinaryIO:
-    """The file, or standard input; raises LogError with a sentence."""
+    """Open a log file, or standard input; raises LogError with a sentence."""
     if path == STANDARD_INPUT:
         return sys.stdin.buffer
     if Path(path).is_dir():
@@ -185,7 +185,7 @@ def _inflated(raw: BinaryIO, head: bytes) -> BinaryIO:
 
 
 def _decoder_of(head: bytes) -> codecs.IncrementalDecoder | None:
-    """The decoder for text that begins like this; None for UTF-8 and its subsets."""
+    """The decoder for a file that begins with these bytes; None for UTF-8 and its subsets."""
     for mark, name in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
         if head.startswith(mark):
             return codecs.getincrementaldecoder(name)("replace")

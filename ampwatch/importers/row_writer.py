@@ -1,4 +1,4 @@
-"""Writes the rows of an imported log to the store, batch by batch."""
+"""Writes the rows that an import makes to the store, in batches."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ Row = dict[str, Any]
 
 
 class RowSink(Protocol):
-    """Where batches are written."""
+    """Where the row writer puts full batches."""
 
     def write(self, batch: codec.Batch) -> None:
-        """Write a batch of one table."""
+        """Write a full batch of the row writer."""
 
 
 class StoreSink:
-    """Writes batches to a run's folder, as one rank."""
+    """Writes the row writer's batches to a run's folder, as one rank."""
 
     def __init__(self, run_folder: Path, rank: int = 0) -> None:
         self._writer = RankWriter(run_folder, rank)
 
     def write(self, batch: codec.Batch) -> None:
-        """Append a batch."""
+        """Append a full batch to the run's folder."""
         self._writer.append(batch)
 
     def close(self) -> None:
-        """Close the run's folder."""
+        """Close the run's folder: the row writer has written all."""
         self._writer.close()
 
 
 class RowWriter:
-    """Collects steps and events into batches and writes them in order."""
+    """Collects imported steps, layers and events into batches and writes them in order."""
 
     def __init__(self, sink: RowSink) -> None:
         self._sink = sink
@@ -60,14 +60,14 @@ class RowWriter:
         self.count = 0
 
     def add(self, row: Row) -> None:
-        """One step."""
+        """Add the row of one step to the batch."""
         self._rows.append(row)
         self.count += 1
         if len(self._rows) >= _BATCH_ROWS:
             self.flush()
 
     def add_columns(self, columns: Mapping[str, np.ndarray | Cells]) -> None:
-        """Many steps at once."""
+        """Add the rows of many steps to the batch, by column."""
         step = columns["step"]
         count = len(step.values if isinstance(step, Cells) else step)
         self._close_rows()
@@ -77,23 +77,23 @@ class RowWriter:
             self.flush()
 
     def add_extra(self, step: int, name: str, value: float) -> None:
-        """A scalar for which the steps table has no column."""
+        """Add a scalar for which the steps table has no column."""
         self._extras.append((step, name, value))
         if len(self._extras) >= _BATCH_ROWS:
             self.flush()
 
     def add_layer(self, row: Row) -> None:
-        """What one step tells of a layer, by the layer's number."""
+        """Add the row of one layer at one step."""
         self._layers.append(row)
         if len(self._layers) >= _BATCH_ROWS:
             self.flush()
 
     def add_layer_fact(self, row: Row) -> None:
-        """What a layer is, from a step on."""
+        """Add a row that says what a layer is, from a step on."""
         self._layer_facts.append(row)
 
     def add_event(self, kind: EventKind, step: int | None, detail: Mapping[str, Any]) -> None:
-        """One event; a `started` event begins the attempt of all rows after it."""
+        """Write an event; a `started` event begins the attempt of all rows after it."""
         self.flush()
         text = json.dumps(detail, allow_nan=False, default=str)
         columns: dict[str, list[Any]]
@@ -101,7 +101,7 @@ class RowWriter:
         self._sink.write(codec.encode(Table.EVENTS, columns))
 
     def flush(self) -> None:
-        """Write what has been collected."""
+        """Write all rows collected so far as batches."""
         self._close_rows()
         pieces, self._pieces, self._piece_rows = self._pieces, [], 0
         if pieces:

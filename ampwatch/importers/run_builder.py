@@ -14,19 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ampwatch.importers.bulk_table_rows import agrees, planned, take_rows
+from ampwatch.importers.bulk_rows import add_plain_rows, add_plain_statistics, plan_holds, plan_of
 from ampwatch.importers.implied_rows import show_accepted
-from ampwatch.importers.layer_rows import LayerRows
+from ampwatch.importers.logged_layers import LoggedLayers
 from ampwatch.importers.row_writer import RowWriter
 from ampwatch.importers.run_state import MOST_STEPS, RunState
-from ampwatch.importers.statement_rows import (
-    amend,
-    put_skip,
-    take_many,
-    take_progress,
-    take_scale,
-    take_stats,
-)
+from ampwatch.importers.statement_rows import amend, put_skip, take_progress, take_scale, take_stats
 from ampwatch.importers.statements import (
     Amend,
     Fatal,
@@ -49,17 +42,17 @@ _LEAST_PLANNED, _MOST_PLANNED, _WORTH_A_PLAN = 1024, 1 << 16, 32
 
 
 class RunBuilder:
-    """Takes statements in the order of the log and writes rows; call `finish` at its end."""
+    """Takes a log's statements in order and writes the run's rows; `finish` ends it."""
 
     def __init__(self, writer: RowWriter) -> None:
         self._state = RunState(writer)
-        self._layers = LayerRows(writer)
+        self._layers = LoggedLayers(writer)
         self.config: dict[str, Any] = {}
         self._place: Place | None = None  # later values may belong to it
         self.started_ns: int | None = None  # the time of the first line that counts
 
     def take(self, statement: Statement) -> None:
-        """Take one statement."""
+        """Take one statement of the log and add the rows that follow from it."""
         if not _is_sane(statement):
             return
         if isinstance(statement, LayerStats):
@@ -85,7 +78,7 @@ class RunBuilder:
         self._take_settled(statement)
 
     def _take_layer(self, statement: LayerStats) -> None:
-        """Add what a line tells of a layer; its step has a row."""
+        """Take a statement about a layer; its step gets a row."""
         if statement.step != self._layers.step:
             self._layers.settle()
             attempt = self._state.now
@@ -97,7 +90,7 @@ class RunBuilder:
         self._layers.take(statement)
 
     def _at_its_place(self, statement: More | Stats) -> Stats | None:
-        """The statistics with the place that was printed before them."""
+        """The statistics with the step or epoch that an earlier line printed for them."""
         place = self._place
         if isinstance(statement, More):
             if place is None:
@@ -127,28 +120,28 @@ class RunBuilder:
             self._state.event(EventKind.EXCEPTION, detail)
 
     def tell_time(self, at_ns: int | None) -> None:
-        """Note when the current line was printed."""
+        """Note when the current line was printed; the first time is the start of the run."""
         if at_ns is not None and self.started_ns is None:
             self.started_ns = at_ns
             self._state.mark("time_ns", Mark.ASSUMED)  # its time zone
 
     @property
     def is_waiting(self) -> bool:
-        """Whether overflows wait for other ranks' lines."""
+        """Whether overflows wait until it is known which lines are other ranks' duplicates."""
         return bool(self._state.now.burst.waiting)
 
     def passed(self, lines: int) -> None:
-        """Note that so many lines without a statement were read."""
+        """Note that the log has so many lines without a statement."""
         if self._state.now.burst.passed(lines):
             self.settle()
 
     def settle(self) -> None:
-        """Add the overflows that waited for other ranks' lines."""
+        """Add the waiting overflows to the run, each once."""
         for skip in self._state.now.burst.settle():
             put_skip(self._state, skip)
 
     def finish(self) -> None:
-        """Write everything: the log has ended."""
+        """Write the run's last rows: the log has ended."""
         self.settle()
         self._layers.settle()
         if not self._state.now.is_empty:
@@ -158,26 +151,26 @@ class RunBuilder:
         self._state.writer.flush()
 
     def catch_up(self) -> None:
-        """Write what is known so far, except the last row, to which the next line may add."""
+        """Write the rows known so far, except the last one, to which the next line may add."""
         self.settle()
         self._state.end()
         self._state.writer.flush()
 
     def take_many(self, step: np.ndarray, columns: Mapping[str, np.ndarray]) -> int:
-        """Add plain statistics at once; return how many, the rest is to be added singly."""
+        """Add plain lines of statistics to the run at once; return how many were plain."""
         self.settle()
         self._state.go_on(int(step[0]), len(step))
-        return take_many(self._state, step, columns)
+        return add_plain_statistics(self._state, step, columns)
 
     def take_table(self, rows: TableRows) -> None:
-        """Add the rows of a table: plain stretches at once, the others singly."""
+        """Add the rows of a table to the run: plain stretches at once, the others one by one."""
         self.settle()
         at, width = 0, _LEAST_PLANNED
         while at < len(rows):
-            plan = planned(self._state, rows, slice(at, at + width))
+            plan = plan_of(self._state, rows, slice(at, at + width))
             begin, end = at, min(at + width, len(rows))
-            while at < end and agrees(self._state, rows, plan, at):
-                at = take_rows(self._state, rows, plan, at)
+            while at < end and plan_holds(self._state, rows, plan, at):
+                at = add_plain_rows(self._state, rows, plan, at)
                 if at < end:
                     self.take(rows.stats(at))
                     at += 1
@@ -193,41 +186,41 @@ class RunBuilder:
 
     @property
     def attempts(self) -> int:
-        """The number of attempts in the log."""
+        """How many attempts the run has so far."""
         return self._state.attempts
 
     @property
     def layers_told(self) -> int:
-        """How many layers the log tells of."""
+        """How many layers the run has so far."""
         return self._layers.count
 
     @property
     def marks(self) -> Mapping[str, set[Mark]]:
-        """How the values of a column were obtained, if they are not plain readings."""
+        """How the values of each column were obtained, if they are not plain readings."""
         return self._state.marks
 
     @property
     def scaler(self) -> Mapping[str, float]:
-        """The scaler's settings in the log."""
+        """The scaler's settings that the log has printed so far."""
         return self._state.scaler
 
     @property
     def first_scale(self) -> float | None:
-        """The scale before the first step that has one."""
+        """The scale before the first step of the run that has one."""
         return self._state.first_scale
 
     @property
     def last_counter(self) -> int | None:
-        """The last printed counter."""
+        """The step counter that the log has printed last."""
         return self._state.now.counter
 
     @property
     def total_skips(self) -> int | None:
-        """The last printed counter of all skips."""
+        """The counter of all skips that the log has printed last."""
         return self._state.now.total_skips
 
     def expect(self, defaults: Mapping[str, float]) -> None:
-        """Use the framework's defaults to interpret the scale."""
+        """Build the run with a framework's scaler defaults where the log prints no settings."""
         self._state.defaults = defaults
 
     # --- overflows -------------------------------------------------------------------------------
@@ -245,7 +238,7 @@ class RunBuilder:
                 put_skip(self._state, settled)
 
     def _amend_waiting(self, more: Amend) -> None:
-        """A later line completes the waiting overflow; another rank's equal line does not."""
+        """Add what a later line says to the last waiting overflow."""
         waiting = self._state.now.burst.waiting
         last = waiting[-1]
         waiting[-1] = dataclasses.replace(
@@ -268,6 +261,6 @@ class RunBuilder:
 
 
 def _is_sane(statement: Statement) -> bool:
-    """Whether the step is possible: a damaged line may have any number of digits."""
+    """Whether a statement's step is possible: a damaged line may have any number of digits."""
     step = getattr(statement, "step", None)
     return step is None or -MOST_STEPS < step < MOST_STEPS

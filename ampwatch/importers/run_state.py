@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampwatch.importers.duplicate_overflows import Burst, NamedRanks
+from ampwatch.importers.duplicate_overflows import OverflowBurst, RankedOverflows
 from ampwatch.importers.row_writer import STEP_COLUMNS, Row, RowWriter
 from ampwatch.importers.statements import GaveUp, Stats
 from ampwatch.rows import EventKind, Mark
@@ -26,13 +26,13 @@ MOST_STEPS = 1 << 42  # the largest step that the store accepts
 
 @dataclass(slots=True)
 class Epochs:
-    """Turns a counter that restarts with each epoch into one counter."""
+    """Turns a step counter that restarts with each epoch into one that goes on."""
 
     before: int = 0
     epoch: int | None = None  # the last epoch in the log
 
     def step(self, stats: Stats, batch: int, last: int | None, stride: int) -> int:
-        """The step of a batch within its epoch; `last` is the step of the previous line."""
+        """The run's step of a batch within its epoch; `last` is the step of the previous line."""
         last_batch = None if last is None else last - self.before
         if last_batch is not None and batch <= last_batch:
             self._turn_back(stats, batch, last_batch, stride)
@@ -40,7 +40,7 @@ class Epochs:
         return self.before + batch
 
     def _turn_back(self, stats: Stats, batch: int, last: int, stride: int) -> None:
-        """Decide whether a counter that fell is in a later epoch or was reset."""
+        """Decide whether a counter that fell belongs to a later epoch or was reset."""
         length, passed = stats.per_epoch, 0
         if stats.epoch is not None and self.epoch is not None:
             passed = stats.epoch - self.epoch
@@ -54,7 +54,7 @@ class Epochs:
 
 @dataclass(slots=True)
 class Attempt:
-    """What is known about the current attempt."""
+    """The state of the attempt that the log is in: last row, counter, scale, skips."""
 
     open: Row | None = None  # the last row: the next line may add to it
     last_step: int = -1
@@ -74,8 +74,8 @@ class Attempt:
     has_scaler: bool = False  # a scale other than 1 was printed; bf16 prints 1
     has_fine_losses: bool = False
     last_norm: float | None = None
-    named: NamedRanks = field(default_factory=NamedRanks)
-    burst: Burst = field(default_factory=Burst)
+    named: RankedOverflows = field(default_factory=RankedOverflows)
+    burst: OverflowBurst = field(default_factory=OverflowBurst)
     ending: GaveUp | None = None
     lines_since_ending: int = 0
     has_ended: bool = False
@@ -86,7 +86,7 @@ class Attempt:
 
 
 class RunState:
-    """Passes rows to the writer in the order of the log."""
+    """The state of a run while its log is read; passes rows to the writer in the log's order."""
 
     def __init__(self, writer: RowWriter) -> None:
         self.writer = writer
@@ -99,26 +99,26 @@ class RunState:
         self.now = Attempt()
 
     def mark(self, column: str, *marks: Mark) -> None:
-        """Note that the values of a column are not plain readings."""
+        """Note in the run's state that the values of a column are not plain readings."""
         self.marks.setdefault(column, set()).update(marks)
 
     def setting(self, name: str, otherwise: float) -> float:
-        """The scaler's setting in the log, or the framework's default."""
+        """A setting of the scaler as the log printed it, else the framework's default."""
         return self.scaler.get(name, self.defaults.get(name, otherwise))
 
     def meet(self, step: int) -> None:
-        """Handle a numbered line: if its counter has fallen, a new attempt begins."""
+        """Note a line's step: if its counter has fallen, a new attempt begins."""
         if self.now.counter is not None and step < self.now.counter:
             self.restart()
 
     def restart(self) -> None:
-        """Begin a new attempt."""
+        """End the current attempt and begin a new one."""
         self.end()
         self.close_row()
         self.now = Attempt()
 
     def placed(self, step: int | None, *, is_marked: bool = True) -> int:
-        """The row's step: the log's number if it is above the last one, else the next free one."""
+        """The step for a new row: the log's number if it is above the last, else the next one."""
         if step is not None and step > self.now.last_step:
             return step
         if is_marked:
@@ -128,7 +128,7 @@ class RunState:
         return self.now.last_step + 1
 
     def add(self, row: Row) -> None:
-        """Add a row; the one before it is then complete."""
+        """Add a row to the run, open for later lines; the row before it is then complete."""
         self.close_row()
         self.start()
         self.now.is_empty = False
@@ -142,7 +142,7 @@ class RunState:
         self.now.has_scaler |= after is not None and after != 1.0
 
     def close_row(self) -> None:
-        """Pass the last row to the writer: no later line adds to it."""
+        """Pass the open row to the writer: no later line adds to it."""
         row, self.now.open = self.now.open, None
         if row is None:
             return
@@ -156,14 +156,14 @@ class RunState:
         self.writer.add(row)
 
     def event(self, kind: EventKind, detail: Mapping[str, Any]) -> None:
-        """Add an event at the last row's step."""
+        """Add an event to the run, at the last row's step."""
         step = None if self.now.last_step < 0 else self.now.last_step
         self.close_row()
         self.start()
         self.writer.add_event(kind, step, detail)
 
     def start(self) -> None:
-        """Write the attempt's `started` event, once."""
+        """Write the current attempt's `started` event, once."""
         if not self.now.started:
             self.now.started = True
             self.attempts += 1
@@ -175,7 +175,7 @@ class RunState:
             self.now.ending, self.now.lines_since_ending = statement, 0
 
     def go_on(self, step: int | None, lines: int) -> None:
-        """Note that the log goes on: after more lines than ranks print late, it did not end."""
+        """Note that the log goes on: after more lines than ranks print late, no end was meant."""
         falls = step is not None and self.now.counter is not None and step <= self.now.counter
         if self.now.ending is not None and not falls:
             self.now.lines_since_ending += lines
@@ -183,7 +183,7 @@ class RunState:
                 self.now.ending = None
 
     def end(self) -> None:
-        """Write the end that the framework announced: a row with the nan, and the event."""
+        """Write the end of the run that the framework announced: a row with the nan, an event."""
         ending, self.now.ending = self.now.ending, None
         if ending is None:
             return

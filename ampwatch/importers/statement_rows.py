@@ -1,11 +1,9 @@
-"""One statement as rows: statistics, skips, scales, progress bars."""
+"""Adds the rows of one statement: statistics, a skip, a scale, a progress bar."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-
-import numpy as np
 
 from ampwatch.importers.implied_rows import (
     grown_before,
@@ -15,15 +13,15 @@ from ampwatch.importers.implied_rows import (
     show_accepted,
     show_growth,
 )
-from ampwatch.importers.row_writer import STEP_COLUMNS, Row
+from ampwatch.importers.row_writer import Row
 from ampwatch.importers.run_state import REMEMBERED_STEPS, RunState
-from ampwatch.importers.scale_arithmetic import SAME_SCALE, halvings, is_same, octaves_between
+from ampwatch.importers.scale_arithmetic import halvings, is_same, octaves_between
 from ampwatch.importers.statements import Amend, Progress, Scale, Skip, Stats
 from ampwatch.rows import EventKind, Mark
 
 
 def take_stats(state: RunState, stats: Stats) -> None:
-    """Add a row for a line of statistics, after the rows that it implies."""
+    """Add the row of a statement of statistics, after the rows that it implies."""
     values = _usable(state, stats)
     step = _step_of(state, stats)
     if step is not None and _is_repeat(state, step, values):
@@ -55,7 +53,7 @@ def _since(state: RunState, step: int | None) -> int:
 
 
 def _usable(state: RunState, stats: Stats) -> dict[str, float]:
-    """The values, except those that a summary or a rounded scale would falsify."""
+    """A statement's values, except those that a summary or a rounded scale would falsify."""
     values = dict(stats.values)
     if is_same(values.get("scale_after"), state.now.scale):
         values["scale_after"] = state.now.scale or 0.0
@@ -80,7 +78,7 @@ def _step_of(state: RunState, stats: Stats) -> int | None:
 
 
 def _is_repeat(state: RunState, step: int, values: Mapping[str, float]) -> bool:
-    """Whether this step is known: from another rank, or another line about it."""
+    """Whether the run has this step: from another rank, or another line about it."""
     if state.now.counter is None or step > state.now.counter or step not in state.now.recent:
         return False
     if step == state.now.counter:
@@ -99,7 +97,7 @@ def _merge(state: RunState, values: Mapping[str, float]) -> None:
 
 
 def _closes_open(state: RunState, step: int | None, row: Row) -> bool:
-    """Whether the last row is an overflow of the same step, to which the line adds values."""
+    """Whether the last row is an overflow of the same step; it then gets the statement's values."""
     last = state.now.open
     if last is None or not last.get("skipped") or step != last["step"]:
         return False
@@ -124,64 +122,17 @@ def _after_stats(state: RunState, stats: Stats, row: Row) -> None:
     state.now.accepted_since_skip = not row.get("skipped")
 
 
-def take_many(state: RunState, step: np.ndarray, columns: Mapping[str, np.ndarray]) -> int:
-    """Add plain statistics at once; return how many, the rest is to be added singly.
-
-    Plain means: steps that rise, and a scale that does not fall.
-    """
-    last, counter = state.now.last_step, state.now.counter
-    plain = np.diff(step, prepend=last if counter is None else max(counter, last)) > 0
-    scale = columns.get("scale_after")
-    if scale is not None and state.now.scale:
-        with np.errstate(all="ignore"):
-            same = np.abs(scale / state.now.scale - 1) < SAME_SCALE
-        scale = np.where(same, state.now.scale, scale)
-        columns = {**columns, "scale_after": scale}
-    if scale is not None:
-        before = np.nan if state.now.scale is None else state.now.scale
-        plain &= ~(np.diff(scale, prepend=before) < 0)
-    count = len(plain) if plain.all() else int(np.argmin(plain))
-    if count > 1:
-        most = count - 1
-        _put_many(state, step[:most], {name: c[:most] for name, c in columns.items()})
-    if count:  # a later line may add to the last one
-        values = {name: column[count - 1].item() for name, column in columns.items()}
-        take_stats(state, Stats(int(step[count - 1]), values))
-    return count
-
-
-def _put_many(state: RunState, step: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
-    state.close_row()
-    state.start()
-    state.now.is_empty = False
-    ours = {name: column for name, column in columns.items() if name in STEP_COLUMNS}
-    state.writer.add_columns({"step": step, **ours})
-    for name in columns.keys() - ours.keys():
-        for at, value in zip(step.tolist(), columns[name].tolist(), strict=True):
-            state.writer.add_extra(at, name, value)
-    state.now.last_step = state.now.counter = int(step[-1])
-    state.now.is_numbered = state.now.accepted_since_skip = True
-    state.now.recent.extend(step[-REMEMBERED_STEPS:].tolist())
-    if "scale_after" in columns:
-        state.now.scale = float(columns["scale_after"][-1])
-        state.now.has_scaler |= state.now.scale != 1.0
-    state.now.has_fine_losses |= "loss" in columns
-    if "grad_norm" in columns:
-        state.now.last_norm = float(columns["grad_norm"][-1])
-    state.now.skips_since = 0
-
-
 # --- skips, scales and progress bars --------------------------------------------------------------
 
 
 def put_skip(state: RunState, skip: Skip) -> None:
-    """Add a skipped step, after the accepted ones that it implies."""
+    """Add the row of a skip statement, after the accepted steps that it implies."""
     if _is_counted(state, skip):
         state.now.credit -= 1
-        _complete(state, skip)
+        _add_scale_of_counted(state, skip)
         return
     step, last = skip.step, state.now.open
-    if last is not None and not last.get("skipped") and _is_of(skip, last):
+    if last is not None and not last.get("skipped") and _explains(skip, last):
         _mark_skipped(state, last)
         return
     if step is not None:
@@ -204,7 +155,7 @@ def put_skip(state: RunState, skip: Skip) -> None:
 
 
 def _is_counted(state: RunState, skip: Skip) -> bool:
-    """Whether a counter printed just before already included this overflow.
+    """Whether a skip statement is about an overflow that a counter printed just before includes.
 
     An overflow that starts at the scale printed beside the counter came after it.
     """
@@ -213,15 +164,15 @@ def _is_counted(state: RunState, skip: Skip) -> bool:
     return skip.scale is None or not is_same(state.now.credit_scale, skip.scale)
 
 
-def _is_of(skip: Skip, last: Row) -> bool:
-    """Whether the line only explains why the last step's values are not finite."""
+def _explains(skip: Skip, last: Row) -> bool:
+    """Whether a skip statement only explains why the last row's values are not finite."""
     is_bare = skip.step is None and skip.scale is None and skip.scale_after is None
     finite = all(math.isfinite(last.get(name) or 0.0) for name in ("loss", "grad_norm"))
     return is_bare and skip.grad_norm is None and not finite
 
 
 def _mark_skipped(state: RunState, row: Row) -> None:
-    """Mark the last step as skipped, at the scale that was printed with it."""
+    """Mark the last row as skipped, at the scale that was printed with it."""
     row["skipped"] = row["found_inf"] = True
     if row.get("scale") is None and "scale_after" in row:
         row["scale"] = row.pop("scale_after")
@@ -230,8 +181,8 @@ def _mark_skipped(state: RunState, row: Row) -> None:
     state.now.accepted_since_skip = False
 
 
-def _complete(state: RunState, skip: Skip) -> None:
-    """Fill in the scale of a counted overflow, at the overflow or at the counter's line."""
+def _add_scale_of_counted(state: RunState, skip: Skip) -> None:
+    """Add a skip statement's scale to the row of an overflow that a counter has already added."""
     row = state.now.open
     if row is not None and not row.get("skipped") and row.get("scale_after") is None:
         row["scale_after"] = state.now.scale = skip.scale_after
@@ -239,7 +190,7 @@ def _complete(state: RunState, skip: Skip) -> None:
 
 
 def amend(state: RunState, more: Amend) -> None:
-    """Apply what a later line adds to the overflow in the last row."""
+    """Add a later statement about an overflow to its row, which is the last one."""
     row = state.now.open
     if row is not None and more.is_skip and not row.get("skipped"):
         _mark_skipped(state, row)
@@ -255,7 +206,7 @@ def amend(state: RunState, more: Amend) -> None:
 
 
 def take_scale(state: RunState, told: Scale) -> None:
-    """Add a row for a scale printed alone, after the skips that its fall implies."""
+    """Add the row of a scale printed alone, after the skips that its fall implies."""
     if told.step is not None:
         state.meet(told.step)
     now = state.now
@@ -273,7 +224,7 @@ def take_scale(state: RunState, told: Scale) -> None:
 
 
 def take_progress(state: RunState, bar: Progress) -> None:
-    """Take a bar's step; bars of other loops (an evaluation) count once this one is full."""
+    """Take the step of a progress bar; bars of other loops (evaluation) count once it is full."""
     now = state.now
     is_other = bar.total != now.bar_total
     if is_other and now.bar_total is not None and not now.bar_is_full:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A line of statistics: the state after a step, or over the steps since the last such line."""
+    """A statement of statistics: the state after a step, or over the steps since the last one."""
 
     step: int | None = None  # the log's own counter
     values: Mapping[str, float] = field(default_factory=dict)  # columns of the steps table
@@ -29,7 +29,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class LayerStats:
-    """Statistics of one layer at one step."""
+    """A statement of one layer's statistics at one step."""
 
     layer: str
     step: int
@@ -41,7 +41,7 @@ class LayerStats:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A step or an epoch alone: its values are on the lines after it."""
+    """A statement of a step or an epoch alone: its values are on the lines after it."""
 
     step: int | None = None
     epoch: int | None = None
@@ -50,14 +50,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class More:
-    """Values alone: they belong to the last place, if there was one."""
+    """A statement of values alone: they belong to the last place, if there was one."""
 
     values: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """An overflow: the step was skipped."""
+    """The statement that a step overflowed and was skipped."""
 
     scale: float | None = None  # before
     scale_after: float | None = None
@@ -69,7 +69,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Amend:
-    """What a later line adds to the last overflow."""
+    """A later line's statement about the last overflow."""
 
     scale: float | None = None
     scale_after: float | None = None
@@ -79,7 +79,7 @@ class Amend:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The loss scale outside of the statistics, such as a growth."""
+    """A statement of the loss scale outside of the statistics, such as a growth."""
 
     scale_after: float
     step: int | None = None
@@ -87,7 +87,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A progress bar or a bare counter: the current step."""
+    """The statement of a progress bar or a bare counter: the current step."""
 
     step: int
     total: int | None = None  # the end of the bar; bars of other loops have another one
@@ -96,7 +96,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Settings that the log prints at its start."""
+    """A statement of settings that the log prints at its start."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     scaler: Mapping[str, float] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Fatal:
-    """The error that ended the run."""
+    """The statement of the error that ended the run."""
 
     exception: str
     message: str
@@ -113,7 +113,7 @@ class Fatal:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The framework says that it ends the run; ignored if the log goes on."""
+    """The statement that the framework ends the run; ignored if the log goes on."""
 
     exception: str
     message: str

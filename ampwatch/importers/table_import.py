@@ -13,19 +13,22 @@ from typing import Any
 import numpy as np
 
 from ampwatch.errors import LogError
+from ampwatch.importers.counting_columns import counted_rows
 from ampwatch.importers.formats import torchtitan
+from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.log_file import STANDARD_INPUT, LogFile
-from ampwatch.importers.options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.row_writer import RowWriter, StoreSink
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.run_state import MOST_STEPS
-from ampwatch.importers.table_rows import Say, complete, in_order, rows_of
+from ampwatch.importers.table_rows import Say, merged_by_step, sorted_by_step
 from ampwatch.importers.tables import (
-    delimited,
+    csv_file,
     json_objects,
     parquet,
-    tensorboard,
+    tensorboard_file,
+    tensorboard_records,
     wandb_file,
+    wandb_records,
 )
 from ampwatch.importers.tables.cells import Block, Cells
 from ampwatch.importers.tables.column_names import Names, recognised, tells_training
@@ -36,7 +39,7 @@ SOURCES = ("csv", "json", "jsonl", "lightning", "wandb", "tensorboard", "keras",
 
 @dataclass(slots=True)
 class Table:
-    """An opened table: its source, names, rows and settings; all may grow while it is read."""
+    """An opened table to import: its format, names, rows and settings; all may grow while read."""
 
     source: str
     names: Names
@@ -47,26 +50,26 @@ class Table:
 
 
 def open_table(log: LogFile, options: ImportOptions) -> Table | None:
-    """The opened table; None if the log is text."""
+    """Open a log as a table by its first bytes (CSV, JSON, Parquet, ...); None if it is text."""
     head = log.head
-    if tensorboard.looks_like_events(head):
-        return _events(log, options)
+    if tensorboard_file.looks_like_events(head):
+        return _tensorboard_table(log, options)
     if wandb_file.looks_like_wandb(head):
-        return _wandb(log, options)
+        return _wandb_table(log, options)
     if parquet.looks_like_parquet(head):
-        return _parquet(log, options)
+        return _parquet_table(log, options)
     text = log.head_text
     filled = [line for line in text.splitlines() if line.strip()]
-    has_mark = bool(filled) and delimited.names_mark(filled[0])
+    has_mark = bool(filled) and csv_file.names_mark(filled[0])
     first = next(iter(filled[has_mark:]), "")
     if torchtitan.is_event(first):
         return None
     if text.lstrip().startswith("{") or json_objects.looks_listed(text):
-        return _objects(log, options, text, first)
-    header = delimited.split(first)
+        return _json_table(log, options, text, first)
+    header = csv_file.split(first)
     mapped = options.columns and set(options.columns.values()) <= set(header)
-    if mapped or options.source in ("csv", "lightning") or delimited.looks_delimited(first):
-        return _delimited(log, options, text, first, 1 + has_mark)
+    if mapped or options.source in ("csv", "lightning") or csv_file.looks_delimited(first):
+        return _csv_table(log, options, text, first, 1 + has_mark)
     return None
 
 
@@ -77,7 +80,7 @@ def import_table(
     options: ImportOptions,
     on_progress: OnProgress | None = None,
 ) -> Path:
-    """Import a table into the folder `out`; raises LogError if it holds no training."""
+    """Import an opened table into the folder `out`; raises LogError if it holds no training."""
     if not tells_training(table.names):
         raise LogError(
             f"{log.path} has no column of a loss, a gradient norm or a loss scale: name them "
@@ -111,7 +114,9 @@ def import_table(
 
 def _take_rows(builder: RunBuilder, table: Table, tell: Callable[[], object]) -> None:
     say = table.notes.append
-    for part in complete(in_order(rows_of(table.blocks, lambda: table.names, say), say)):
+    for part in merged_by_step(
+        sorted_by_step(counted_rows(table.blocks, lambda: table.names, say), say)
+    ):
         builder.take_table(part)
         tell()
     builder.finish()
@@ -120,19 +125,19 @@ def _take_rows(builder: RunBuilder, table: Table, tell: Callable[[], object]) ->
 # --- text tables ---------------------------------------------------------------------------------
 
 
-def _delimited(log: LogFile, options: ImportOptions, head: str, first: str, above: int) -> Table:
-    header, mark = delimited.split(first), delimited.mark_of(first)
+def _csv_table(log: LogFile, options: ImportOptions, head: str, first: str, above: int) -> Table:
+    header, mark = csv_file.split(first), csv_file.mark_of(first)
     notes: list[str] = []
     names = _of_one_run(header, options, log.path, notes.append)
-    comma = delimited.decimal_comma(head[head.index(first) :], mark)
-    reader = delimited.Reader(header, mark, names.of.values(), notes.append, comma)
-    made = options.source or delimited.source_of(header, names, log.path)
+    comma = csv_file.decimal_comma(head[head.index(first) :], mark)
+    reader = csv_file.CsvReader(header, mark, names.of.values(), notes.append, comma)
+    made = options.source or csv_file.source_of(header, names, log.path)
     return Table(made, names, reader.blocks(log.chunks(), above), notes=notes)
 
 
 def _of_one_run(header: Sequence[str], options: ImportOptions, path: str, say: Say) -> Names:
-    """What the names mean; of several exported runs, for the first one or the mapped one."""
-    runs = delimited.runs_of(header)
+    """The columns of one run in a CSV file; of several exported runs, the mapped or first one."""
+    runs = csv_file.runs_of(header)
     if len(runs) < 2:
         return recognised(header, options.columns, path)
     mapped = set(options.columns.values())
@@ -147,27 +152,33 @@ def _of_one_run(header: Sequence[str], options: ImportOptions, path: str, say: S
     return recognised(kept, options.columns, path)
 
 
-def _objects(log: LogFile, options: ImportOptions, text: str, first: str) -> Table | None:
+def _json_table(log: LogFile, options: ImportOptions, text: str, first: str) -> Table | None:
     if '"log_history"' in text:
         history = json_objects.history_of("\n".join(log.lines()))
         if history is None:
             raise LogError(f"{log.path} is a damaged trainer_state.json.", path=log.path)
-        return _growing("hf-trainer", iter([json_objects.block_of(history)]), options, log)
+        return _table_without_header(
+            "hf-trainer", iter([json_objects.block_of(history)]), options, log
+        )
     if json_objects.looks_listed(text):
         listed = json_objects.listed("\n".join(log.lines()))
         if listed is None:
-            raise LogError(f"{log.path} is a damaged list of JSON json_objects.", path=log.path)
-        return _growing(options.source or "json", iter([listed]), options, log)
+            raise LogError(f"{log.path} is a damaged list of JSON objects.", path=log.path)
+        return _table_without_header(options.source or "json", iter([listed]), options, log)
     if json_objects.object_of(first) is None:
         return None
-    table = _growing(options.source or "jsonl", json_objects.blocks(log.chunks()), options, log)
+    table = _table_without_header(
+        options.source or "jsonl", json_objects.blocks(log.chunks()), options, log
+    )
     if options.source is None and {"_step", "_runtime"} & table.seen.keys():
         table.source = "wandb"
     return table
 
 
-def _growing(made: str, blocks: Iterator[Block], options: ImportOptions, log: LogFile) -> Table:
-    """A table without a header: the first rows give the names, later ones may add some."""
+def _table_without_header(
+    made: str, blocks: Iterator[Block], options: ImportOptions, log: LogFile
+) -> Table:
+    """A table without a header: the first rows give the names, later rows may add some."""
     first = next(blocks, Block(0, {}))
     table = Table(made, recognised(first.columns, options.columns, log.path), iter(()))
     table.seen = dict.fromkeys(first.columns)
@@ -188,23 +199,25 @@ def _growing(made: str, blocks: Iterator[Block], options: ImportOptions, log: Lo
 # --- binary tables -------------------------------------------------------------------------------
 
 
-def _wandb(log: LogFile, options: ImportOptions) -> Table:
+def _wandb_table(log: LogFile, options: ImportOptions) -> Table:
     config: dict[str, Any] = {}
     notes: list[str] = []
 
     def take(number: int, value: bytes) -> None:
-        if number == wandb_file.CONFIG:
-            config.update(wandb_file.settings(value))
-        elif number == wandb_file.RUN:
-            config.update(wandb_file.settings_of_run(value))
+        if number == wandb_records.CONFIG:
+            config.update(wandb_records.settings(value))
+        elif number == wandb_records.RUN:
+            config.update(wandb_records.settings_of_run(value))
 
     records = wandb_file.parts(log.read, notes.append)
-    table = _growing("wandb", wandb_file.blocks(records, take), options, log)
+    table = _table_without_header(
+        "wandb", wandb_records.history_blocks(records, take), options, log
+    )
     table.config, table.notes = config, notes
     return table
 
 
-def _parquet(log: LogFile, options: ImportOptions) -> Table:
+def _parquet_table(log: LogFile, options: ImportOptions) -> Table:
     is_packed = log.is_compressed or log.path == STANDARD_INPUT
     file = io.BytesIO(b"".join(iter(lambda: log.read(1 << 20), b""))) if is_packed else None
     found = parquet.ParquetTable(file or log.path, log.path)
@@ -215,10 +228,10 @@ def _parquet(log: LogFile, options: ImportOptions) -> Table:
     return Table(options.source or made, names, found.blocks(kept, notes.append), notes=notes)
 
 
-def _events(log: LogFile, options: ImportOptions) -> Table:
+def _tensorboard_table(log: LogFile, options: ImportOptions) -> Table:
     notes: list[str] = []
-    pieces: dict[str, list[tensorboard.Scalars]] = {}
-    for piece in tensorboard.scalars(log.read, notes.append):
+    pieces: dict[str, list[tensorboard_records.Scalars]] = {}
+    for piece in tensorboard_file.scalars(log.read, notes.append):
         pieces.setdefault(piece.tag, []).append(piece)
     tags = [tag for tag in pieces if not _is_of_epochs(tag, pieces)]
     names = recognised(tags, options.columns, log.path)
@@ -226,19 +239,22 @@ def _events(log: LogFile, options: ImportOptions) -> Table:
     is_keras = any(tag.startswith(("epoch_", "batch_")) for tag in pieces)
     made = options.source or ("keras" if is_keras else "tensorboard")
     kept = {name: pieces[name] for name in of.values()}
-    return Table(made, Names({**of, "step": _STEP}), _joined(kept), notes=notes)
+    return Table(made, Names({**of, "step": _STEP}), _rows_of_tags(kept), notes=notes)
 
 
 _STEP = "(step)"
 
 
 def _is_of_epochs(tag: str, tags: Iterable[str]) -> bool:
-    """Whether its steps are epochs while those of other tags are batches."""
+    """Whether a TensorBoard tag counts epochs while other tags of the file count batches."""
     return tag.startswith("epoch_") and any(other.startswith("batch_") for other in tags)
 
 
-def _joined(tags: Mapping[str, Sequence[tensorboard.Scalars]]) -> Iterator[Block]:
-    """One row for each step with all scalars; if steps restart, so do the rows."""
+def _rows_of_tags(tags: Mapping[str, Sequence[tensorboard_records.Scalars]]) -> Iterator[Block]:
+    """The rows of a TensorBoard file: one a step with the scalars of all tags.
+
+    If the steps restart, so do the rows.
+    """
     parts = []
     for pieces in tags.values():
         step = np.concatenate([piece.step for piece in pieces])

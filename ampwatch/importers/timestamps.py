@@ -21,12 +21,12 @@ _PLACES = {"year": (0, 4), "month": (5, 2), "day": (8, 2), "hour": (11, 2), "min
 
 
 def find(text: str) -> re.Match[str] | None:
-    """The first timestamp of a line."""
+    """The first timestamp in a line."""
     return _STAMP.search(text)
 
 
 def time_ns(text: str) -> int | None:
-    """The time in a line's timestamp, in nanoseconds; None if it has none."""
+    """The time that a line's timestamp says, in nanoseconds; None if the line has none."""
     found = find(text)
     return None if found is None else _one_ns(found[0])
 
@@ -38,7 +38,7 @@ def _one_ns(stamp: str) -> int | None:
 
 
 def times_ns(timestamps: Sequence[bytes]) -> npt.NDArray[np.int64] | None:
-    """The times of many timestamps; None if one of them is not a date."""
+    """The times that many timestamps say; None if one of them is not a date."""
     width = max(map(len, timestamps))
     whole = b"".join(stamp.ljust(width, b"0") for stamp in timestamps)
     digits = np.frombuffer(whole, np.uint8).reshape(-1, width) - np.uint8(ord("0"))

@@ -116,7 +116,7 @@ class MirrorWorker:
 
 
 def close_workers(workers: Sequence[MirrorWorker], wait_s: float | None) -> None:
-    """Close all workers, within `wait_s` together."""
+    """Close all workers of mirrors, within `wait_s` together."""
     for worker in workers:
         worker.thread.end()
     until_s = None if wait_s is None else time.monotonic() + wait_s
@@ -229,7 +229,7 @@ def _workers(places: Sequence[str], thin: int, every_s: float) -> list[MirrorWor
 
 
 def _end_with(watch: Any, mirroring: Mirroring) -> None:
-    """Send the rest when the watch ends, before the clients end at process exit.
+    """Send a mirror's rest when the watch ends, before the clients end at process exit.
 
     A client registers its own exit handler when its run begins. Ours is registered now, so it runs
     first.

@@ -22,12 +22,12 @@ _VERDICT, _FINDING, _RUN = "ampwatch.verdict", "ampwatch.finding.", "ampwatch.ru
 
 
 def is_active() -> bool:
-    """Whether this thread has an active run."""
+    """Whether this thread has an active MLflow run."""
     return client("mlflow", "mlflow").active_run() is not None
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> MlflowMirror:
-    """A mirror to the active run, or to new runs in the experiment `rest`."""
+    """A mirror to the active MLflow run, or to new runs in the experiment `rest`."""
     mlflow = client("mlflow", "mlflow")
     server = mlflow.MlflowClient(mlflow.get_tracking_uri())
     if rest or not is_inside:
@@ -114,7 +114,7 @@ def _tags(update: Update) -> dict[str, str]:
 
 
 def _line(finding: Finding) -> str:
-    """One finding in a line."""
+    """One finding as the text of an MLflow tag."""
     since = "" if finding.first_step is None else f" since step {finding.first_step}"
     layer = f", layer {finding.layer}" if finding.layer else ""
     return printable(f"{finding.severity.value}{since}{layer}: {finding.summary}")

@@ -27,7 +27,7 @@ _FLUSH_MS = 5000
 def open_mirror(
     rest: str, *, is_inside: bool, scheme: str = "http"
 ) -> OtlpMirror | OtlpActiveMirror:
-    """A mirror that sends to the collector at `rest`, or uses the provider of this process."""
+    """A mirror to the OpenTelemetry collector at `rest`, or by the provider of this process."""
     client("opentelemetry.sdk.metrics", _SDK)
     if not rest and is_inside and (provider := _active_provider()) is not None:
         return OtlpActiveMirror(provider)
@@ -86,7 +86,7 @@ class OtlpActiveMirror:
 
 
 def _observe(provider: Any, values: Callable[[], CurrentValues]) -> None:
-    """One instrument for each reading, which asks for its current value."""
+    """One OpenTelemetry instrument for each reading, which asks for its current value."""
     meter = provider.get_meter("ampwatch")
     for reading in (STEP, *READINGS, ENDED, FINDING):
         make = (
@@ -118,7 +118,7 @@ def _active_provider() -> Any:
 
 
 def _exporter(rest: str, scheme: str) -> Any:
-    """An exporter by HTTP, or by gRPC for gRPC's port; the environment may give the address."""
+    """An OpenTelemetry exporter by HTTP, or by gRPC for its port; the environment may say where."""
     if not rest:
         return client(_module("http"), _HTTP).OTLPMetricExporter()
     try:
@@ -142,7 +142,7 @@ def _module(protocol: str) -> str:
 
 
 def _resource() -> Any:
-    """The resource of the metrics: the environment's service name, else ours."""
+    """The resource of OpenTelemetry's metrics: the environment's service name, else ours."""
     from opentelemetry.sdk.resources import Resource
 
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name" in os.environ.get(

@@ -90,12 +90,12 @@ def active_places() -> list[str]:
 
 
 def _file(name: str) -> ModuleType:
-    """One of our own modules, loaded when somebody asks for that place."""
+    """Our module for a place to mirror to, loaded when somebody asks for it."""
     return import_module(f"ampwatch.mirrors.{'otlp' if name == 'otlps' else name}")
 
 
 def client(module: str, package: str) -> Any:
-    """A client's module; MirrorError says what to install."""
+    """The module of a place's client; MirrorError says what to install."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -19,7 +19,7 @@ _EXAMPLE = "prometheus://:9464, or prometheus://0.0.0.0:9464 for all interfaces"
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> PrometheusMirror:
-    """A mirror that serves at the address `rest`, or adds to the registry of this process."""
+    """A Prometheus mirror that serves at the address `rest`, or adds to this process's registry."""
     prometheus = client("prometheus_client", "prometheus-client")
     values = CurrentValues()
     if not rest:

@@ -17,7 +17,7 @@ from ampwatch.report import EventStream
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> TensorBoardMirror:
-    """A mirror that writes under the folder `rest`."""
+    """A mirror that writes TensorBoard's event files under the folder `rest`."""
     del is_inside
     if not rest:
         raise MirrorError("Where to write the event files is missing: write tensorboard:DIR.")

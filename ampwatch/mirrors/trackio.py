@@ -18,12 +18,12 @@ _QUIET = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
 
 
 def is_active() -> bool:
-    """Whether this thread has an active run."""
+    """Whether this thread has an active trackio run."""
     return _active(client("trackio", "trackio")) is not None
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> TrackioMirror:
-    """A mirror to the active run, or to new runs in the project `rest`."""
+    """A mirror to the active trackio run, or to new runs in the project `rest`."""
     trackio = client("trackio", "trackio")
     if rest or not is_inside:
         return TrackioMirror(trackio, project=rest or "ampwatch")

@@ -316,7 +316,7 @@ class UpdateReader:
 
 
 def _curves(rows: pa.Table) -> dict[str, Curve]:
-    """The plain columns. An imported log may have only the scale after each step."""
+    """The readings that are plain columns. An imported log may have only the later scale."""
     found = {name: _curve(rows, name) for name in _PLAIN}
     after, scale = _curve(rows, "scale_after"), found["scale"]
     values = np.where(scale.there, scale.values, after.values)

@@ -21,12 +21,12 @@ _COLUMNS = ["code", "name", "severity", "first step", "layer", "summary", "actio
 
 
 def is_active() -> bool:
-    """Whether this process has an active run."""
+    """Whether this process has an active W&B run."""
     return client("wandb", "wandb").run is not None
 
 
 def open_mirror(rest: str, *, is_inside: bool) -> WandbActive | WandbOwn:
-    """A mirror to the active run, or to new runs in the project `rest`."""
+    """A mirror to the active W&B run, or to new runs in the project `rest`."""
     wandb = client("wandb", "wandb")
     if rest or not is_inside:
         return WandbOwn(wandb, rest or os.environ.get("WANDB_PROJECT") or "ampwatch")

@@ -412,9 +412,9 @@ def _is_delayed(formats: RoleFormats) -> bool:
 
 def scales_in_use(module: Any, formats: RoleFormats) -> dict[str, torch.Tensor]:
     """The scales that are not computed from the operands, by role; copies, because they change."""
-    meta = attributes(module).get(META, {})
     found: dict[str, torch.Tensor] = {}
-    if not _is_delayed(formats) or meta.get(PRODUCTS) != 1:
+    meta = attributes(module).get(META, {}) if _is_delayed(formats) else {}
+    if meta.get(PRODUCTS) != 1:
         return found
     places = {FORWARD_SCALES: _FORWARD_ROLES, BACKWARD_SCALES: _BACKWARD_ROLES}
     for name, roles in places.items():

@@ -188,7 +188,7 @@ def copy_in(
 
 
 def _has_log(run_folder: Path, rank: int) -> bool:
-    """Whether somebody has written the rank there: a trainer writes its index before it sends."""
+    """Whether a rank was written where its copy would be: trainers write an index first."""
     folder = rank_folder(run_folder, rank)
     return size_of(folder / INDEX_FILE) > 0 or (folder.exists() and locks.is_held(folder))
 
@@ -240,7 +240,7 @@ def files_for_copies() -> int:
 
 
 def allow_more_files() -> None:
-    """Raise this process's own limit as far as the system lets it."""
+    """Raise the limit of open files, which copies need, as far as the system lets it."""
     if sys.platform == "win32":
         return
     import resource

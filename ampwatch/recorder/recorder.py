@@ -298,7 +298,7 @@ class Recorder:
 
 
 def _error_of(first: Message | None, ending: str) -> AmpwatchError:
-    """The error that kept the first process from listening."""
+    """The error that kept the recorder's first process from listening."""
     if isinstance(first, Failed):
         kind: type[AmpwatchError] = getattr(errors, first.error, FeedError)
         return kind(first.sentence)
@@ -309,7 +309,7 @@ def _error_of(first: Message | None, ending: str) -> AmpwatchError:
 
 
 def _trouble_in(callback: Callable[[T], None] | None, value: T) -> str | None:
-    """What a caller's own function raised, in words; None if nothing."""
+    """What a function given to the recorder raised, in words; None if nothing."""
     if callback is None:
         return None
     try:

@@ -148,7 +148,7 @@ class Orders:
     beside: tuple[Path, ...] = ()  # where runs are read that need no copy
 
     def to_text(self) -> str:
-        """As one argument of a command."""
+        """The orders as one argument of a command."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
@@ -169,7 +169,7 @@ class Asked:
     instruction: feed.Instruction
 
     def to_line(self) -> bytes:
-        """As a line, its end included."""
+        """The instruction as a line, its end included."""
         instruction = self.instruction.to_bytes().decode()
         return json.dumps([self.run_id, self.rank, self.number, instruction]).encode() + b"\n"
 
@@ -221,12 +221,12 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def to_line(message: Message) -> bytes:
-    """A message as a line, its end included."""
+    """A message of the recorder's process as a line, its end included."""
     return json.dumps([type(message).__name__, asdict(message)], default=str).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Message:
-    """The message in a whole line."""
+    """The message of the recorder's process in a whole line."""
     name, told = json.loads(line)
     if "folder" in told:
         told["folder"] = Path(told["folder"])

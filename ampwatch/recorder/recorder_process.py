@@ -166,7 +166,7 @@ def _unless_taken(at: Callable[[], Recording]) -> Recording | None:
 
 
 def _own_stdout() -> int:
-    """Where to send messages; what a library prints goes to stderr from now on."""
+    """Where the process sends messages; what a library prints goes to stderr from now on."""
     ours = os.dup(1)
     os.dup2(2, 1)
     return ours
@@ -230,7 +230,7 @@ def _write(out: int, line: bytes) -> None:
 
 
 def _slot(message: Message) -> Hashable:
-    """Messages of one slot replace each other."""
+    """The slot of a message: those of one slot replace each other until they are sent."""
     if isinstance(message, RankReport):
         return (message.run_id, message.record.rank)
     return RecorderStats if isinstance(message, RecorderStats) else message

@@ -1,6 +1,12 @@
 """A run and its diagnosis as text for the terminal, as JSON, or as one HTML file.
 
 Names of runs and layers are data: they are shown, never interpreted.
+
+- what is told of a run: facts, settings, scaler_settings, attempts, event_text, timeline
+- the report: terminal_report, html_file, tensorboard_event_files, plotly_figure
+- charts: overview_chart, thinning, painter
+- layers: last_layer_values, scale_windows, format_losses, layer_views
+- several runs: compared_run, divergence, comparison, comparison_text, sweep, sweep_chart
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def outline_as(run: Run, diagnosis: Diagnosis, for_several: ForSeveralRuns) -> O
 
 
 def course_of(step: NDArray[np.int64], logged: Any, name: str) -> Course | None:
-    """The course of the values that were logged; None where there are none."""
+    """The course of one value of a compared run; None where none was logged."""
     told = np.asarray(logged.is_valid().to_numpy())
     values = np.asarray(logged.to_numpy(), np.float64)[told]
     if not len(values):
@@ -154,7 +154,7 @@ def higher_is_better(name: str) -> bool | None:
 
 
 def _own_values(run: Run) -> Iterator[tuple[str, Course]]:
-    """The values given to `watch.log`, from the lowest rank that logged any."""
+    """A compared run's own values, given to `watch.log`, from the lowest rank that logged any."""
     rows = run.read(Table.EXTRAS, columns=("rank", "step", "name", "value"))
     if not rows.num_rows:
         return
@@ -185,7 +185,7 @@ def _median(rows: Any, name: str) -> float | None:
 
 
 def peak_bytes(run: HasTables) -> tuple[int | None, bool]:
-    """The peak of the device memory by torch, else the memory in use, else that of the process."""
+    """A compared run's peak memory: of the device by torch, else in use, else of the process."""
     rows = run.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
     for column in rows.column_names:
         known = rows.column(column).drop_null()

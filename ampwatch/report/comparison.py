@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ampwatch.diagnosis import Action, advise_on_all
-from ampwatch.diagnosis.findings import SCHEMA, Advice, json_value, verdict_text
+from ampwatch.diagnosis.findings import SCHEMA, json_value
+from ampwatch.diagnosis.learning_rate.advice import Advice
+from ampwatch.diagnosis.verdict import verdict_text
 from ampwatch.diagnosis.words import (
     bytes_text,
     count_text,
@@ -146,7 +148,7 @@ def compared(
 
 
 def _outcomes(runs: Sequence[Outline], numbers: Mapping[str, Any]) -> tuple[str, ...]:
-    """The figures that may tell what came of a run: of the loss, and of the user's own values."""
+    """The compared figures that may tell what came of a run: of the loss, and the user's own."""
     own = {name for run in runs for name in run.values if name != LOSS}
     told = [END, BEST, *(name for name in numbers if name.rpartition(", ")[0] in own)]
     return tuple(name for name in told if name in numbers)
@@ -174,7 +176,7 @@ def _sweep(
 
 
 def _asked_for(asked: str | None, known: Mapping[str, T], what: str) -> T | None:
-    """What was asked for, by its whole name or by its end; the first where nothing was."""
+    """What was asked of a comparison, by its whole name or its end; the first if nothing was."""
     if asked is None:
         return next(iter(known.values()), None)
     found = [name for name in known if asked in {name, name.rpartition(".")[2]}]
@@ -195,7 +197,7 @@ def _advice(runs: Sequence[Outline]) -> tuple[Advice | None, str | None]:
 def differing(
     settings: Sequence[Mapping[str, str]],
 ) -> tuple[dict[str, tuple[str | None, ...]], dict[str, str]]:
-    """The settings that differ, None where a run does not have one; and those that are alike."""
+    """The settings in which compared runs differ, None where one lacks it; and those alike."""
     names = dict.fromkeys(name for one in settings for name in one)
     found = {name: tuple(one.get(name) for one in settings) for name in names}
     differ = {name: values for name, values in found.items() if len(set(values)) > 1}
@@ -227,7 +229,7 @@ _NOT_COMPARED = frozenset({"steps", "learning rate"})
 def _side_by_side(
     runs: Sequence[Mapping[str, Figure]],
 ) -> dict[str, tuple[Figure | None, ...]]:
-    """Each figure that any run has."""
+    """Each figure that any of the compared runs has."""
     own = dict.fromkeys(
         name for one in runs for name in one if name not in {*_FIGURES, *_LAST_FIGURES}
     )
@@ -303,5 +305,5 @@ def _figure_at(at: At) -> Figure:
 
 
 def has_boundary(advice: Advice) -> bool:
-    """Whether the runs show which rate is too high."""
+    """Whether the compared runs show which rate is too high."""
     return advice.action is Action.LOWER and advice.has_interval

@@ -40,13 +40,13 @@ def letter(number: int) -> str:
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print it, as this console can show it."""
+    """Print a comparison of runs, as this console can show it."""
     write = writer(fancy=is_fancy(console))
     console.print(comparison_text(comparison, write, console.width), highlight=False)
 
 
 def comparison_text(comparison: Comparison, write: Write, width: int | None = None) -> Group:
-    """The whole comparison; runs that do not fit into the width are told below the others."""
+    """A comparison as tables; runs that do not fit into the width are told below the others."""
     parts: list[RenderableType] = []
     figures, left_out = _figures(comparison)
     parts += _grids(comparison.names, figures, write, width)
@@ -79,7 +79,7 @@ def print_sweep(console: Console, comparison: Comparison) -> None:
 
 
 def sweep_text(comparison: Comparison, sweep: Sweep, write: Write) -> Group:
-    """A row a run, by the setting, and where it begins to fail."""
+    """A sweep as a table: a row a run, by the setting, and where it begins to fail."""
     grid = Grid.grid(padding=(0, 2))
     for _ in (sweep.setting, sweep.outcome, "verdict", "run"):
         grid.add_column(overflow="fold")
@@ -130,7 +130,7 @@ def _figures(comparison: Comparison) -> tuple[dict[str, list[str]], str]:
 def _grids(
     names: Sequence[str], rows: Mapping[str, Sequence[str]], write: Write, width: int | None
 ) -> list[RenderableType]:
-    """The table, in as many parts as it takes to show every run."""
+    """The table of a comparison, in as many parts as it takes to show every run."""
     count = len(next(iter(rows.values())))
     room = 0 if width is None else width - max(len(label) for label in rows)
     fits = count if width is None else max(2, room // (_LEAST_WIDTH + 2))
@@ -208,7 +208,7 @@ def parting_text(one: Divergence, first: str, second: str) -> str:
 
 
 def parting_parts(one: Divergence, first: str, second: str) -> list[str]:
-    """The same as separate sentences, the most important one first."""
+    """Where the second run diverges, in separate sentences, the most important one first."""
     if not one.common_steps:
         return ["They have no step in common."]
     if not one.compared:
@@ -230,7 +230,7 @@ def parting_parts(one: Divergence, first: str, second: str) -> list[str]:
 
 
 def parted_by(one: Divergence) -> str:
-    """The same in a few words, to group runs that diverge alike."""
+    """Where a run diverges, in a few words, to group runs that diverge alike."""
     if not one.common_steps:
         return "no step in common"
     if not one.compared:
@@ -250,7 +250,7 @@ def grouped_partings(partings: Sequence[Divergence]) -> list[tuple[str, list[int
 
 
 def layer_text(found: LayerDifference) -> str:
-    """The layer that shows the difference."""
+    """The sentence on the layer that shows a difference."""
     label = words_of(found.column, Table.LAYERS)
     pair = _pair(found.first, found.second)
     if found.is_where_it_began:
@@ -264,7 +264,7 @@ def layer_text(found: LayerDifference) -> str:
 
 
 def _rest_text(found: FirstDifference, first: str, second: str) -> str:
-    """What else differs there, and what differs later."""
+    """The sentences on what else differs there, and on what differs later."""
     there = [_said(part, first, second) for part in found.columns[1:]]
     later = [f"{words_of(part.column)} from step {part.step:,}" for part in found.later]
     sentences = []
@@ -285,7 +285,7 @@ def _said(part: ColumnDifference, first: str, second: str) -> str:
 
 
 def _pair(first: float | str, second: float | str) -> str:
-    """Both values, with enough digits to see that they differ."""
+    """Both runs' values in words, with enough digits to see that they differ."""
     if isinstance(first, str) or isinstance(second, str):
         return f"{first} against {second}"
     if math.isfinite(first) != math.isfinite(second):

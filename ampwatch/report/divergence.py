@@ -148,7 +148,7 @@ class Divergence:
 
 
 def step_rows(run: Record) -> StepRows:
-    """A run's columns by step, for its first optimizer."""
+    """A run's columns by step, to compare with another's; of its first optimizer."""
     names = (*GIVEN, *RESULTS)
     rows = rows_of_first_optimizer(run, ("step", *names))
     step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
@@ -251,7 +251,7 @@ def _pair(
 
 
 def _scale_of(rows: StepRows) -> tuple[Floats, Mask]:
-    """Each step's scale; its value after the step if a log has only that."""
+    """Each step's scale, to compare; its value after the step if a log has only that."""
     unknown: Mask = np.zeros(len(rows.step), np.bool_)
     nothing: tuple[Floats, Mask] = np.full(len(rows.step), np.nan), unknown
     scale, known = rows.columns.get("scale", nothing)
@@ -276,7 +276,7 @@ def _first_difference(step: Integers, columns: Mapping[str, _Pair]) -> FirstDiff
 
 
 def same(one: Floats, other: Floats) -> Mask:
-    """Where values are bit-identical; two nan count as equal."""
+    """Where two runs' values are bit-identical; two nan count as equal."""
     return np.asarray((one == other) | (np.isnan(one) & np.isnan(other)))
 
 
@@ -288,7 +288,7 @@ def _values_told(name: str, found: Difference) -> tuple[float | str, float | str
 
 
 def words_of(name: str, table: Table = Table.STEPS) -> str:
-    """A column as a sentence names it."""
+    """A column as a sentence on a divergence names it."""
     return (WORDS.get(name) if table is Table.STEPS else None) or column(table, name).label or name
 
 

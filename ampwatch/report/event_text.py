@@ -18,7 +18,7 @@ def title_of(kind: str) -> str:
 
 
 def text_of(event: Event) -> str:
-    """The text beside the title."""
+    """The text beside an event's title."""
     words = _SHOWN[event.kind][1] if event.kind in _SHOWN else _unknown
     return words(event.detail)
 

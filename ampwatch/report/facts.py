@@ -73,7 +73,7 @@ _COLUMNS = (
 def facts_of(
     run: Record, diagnosis: Diagnosis, *, arrow: str = "→", curves: bool = False
 ) -> Iterator[Fact]:
-    """The facts that the record holds; others have no line."""
+    """The facts of a run that the record holds; others have no line."""
     facts = diagnosis.run
     rows = rows_of_first_optimizer(run, _COLUMNS)
     if facts.first_scale is not None:
@@ -142,7 +142,7 @@ def course_text(present: npt.NDArray[np.float64], arrow: str) -> str:
 
 
 def age_text(step: int | None, *, is_broken: bool = False) -> str:
-    """Of when a number is, after it, where it is not the newest step's."""
+    """The step of a fact's number, in words, where it is not the newest step's."""
     if step is None:
         return ""
     return f" at step {step:,}, then not finite" if is_broken else f" at step {step:,}"
@@ -204,7 +204,7 @@ def _by_stamps(rows: Any, *, knows_step_time: bool) -> Iterator[Fact]:
 
 
 def _latest_devices(devices: Any) -> list[tuple[str, int | None, int | None]]:
-    """Each device once, as last sampled."""
+    """The facts on each device, as last sampled."""
     last: dict[str, tuple[str, int | None, int | None]] = {}
     tail = devices.slice(max(0, devices.num_rows - 64))
     for row in tail.to_pylist():

@@ -122,7 +122,7 @@ _KINDS = ("flushed", "saturated")
 
 
 def what_if_layers(run: Readable, step: int | None) -> list[WhatIfLayer]:
-    """The layers with such samples, as last sampled at a step or at the end, in forward order."""
+    """The layers as last sampled in other formats, at a step or at the end, in forward order."""
     found = last_known(run, ("order", *WHAT_IF_COLUMNS.values()), step)
     told = (_what_if_layer(name, facts) for name, facts in found.items() if name)
     return _in_order(one for one in told if one.losses)
@@ -138,7 +138,7 @@ def _what_if_layer(name: str, facts: Mapping[str, Any]) -> WhatIfLayer:
 
 
 def _share(value: float | None) -> float | None:
-    """A share that is a number."""
+    """A share of lost values that is a number."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -52,7 +52,7 @@ _STYLE = Path(__file__).with_name("report.css")
 
 
 def html_report(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
-    """The whole file; `level` is the scale that the run had established.
+    """A run's report as one HTML file; `level` is the scale that it had established.
 
     Raises ReportError where tsdownsample is not installed.
     """
@@ -75,7 +75,7 @@ def html_report(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
 
 
 def html_comparison(runs: Sequence[Run], comparison: Comparison) -> str:
-    """The terminal's tables as a file, and the runs' curves over one another.
+    """A comparison as one HTML file: the terminal's tables, and the runs' curves together.
 
     Raises ReportError where tsdownsample is not installed.
     """
@@ -90,7 +90,7 @@ _LEAST_SWEPT = 3  # runs: two points show no course
 
 
 def _sweep(comparison: Comparison) -> str:
-    """The runs over the setting that differs, and all such settings side by side."""
+    """The HTML of a sweep: runs over the setting that differs, and all such settings."""
     sweep, names = comparison.sweep, comparison.names
     if sweep is None or len(names) < _LEAST_SWEPT:
         return ""
@@ -120,7 +120,7 @@ def _course(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
 
 
 def _views(run: Run, diagnosis: Diagnosis, level: float | None) -> list[str]:
-    """The layers in each view that the run has: the one that fits, the others folded."""
+    """The HTML of each view of the layers: the one that fits, the others folded."""
     views = offered(run)
     drawn = [
         _drawn(view_message(run, views, Wanted(view), diagnosis, level, switch=False))
@@ -135,7 +135,7 @@ def _views(run: Run, diagnosis: Diagnosis, level: float | None) -> list[str]:
 
 
 def _courses(runs: Sequence[Run]) -> str:
-    """One panel a quantity that any run has, one line a run."""
+    """The HTML of compared runs' curves: one panel a quantity, one line a run."""
     curves = [curves_of(run) for run in runs]
     ends = [one.ends for one in curves if one is not None]
     labels = [letter(number) for number in range(len(runs))]
@@ -154,7 +154,7 @@ def _courses(runs: Sequence[Run]) -> str:
 
 
 def _section(title: str, *parts: str) -> str:
-    """A heading with its parts; empty if they are."""
+    """The HTML of a heading with its parts; empty if they are."""
     return f"<h2>{title}</h2>{''.join(parts)}" if any(parts) else ""
 
 
@@ -173,7 +173,7 @@ def _drawn(message: bytes | None) -> str:
 
 
 def _document(title: str, body: str) -> str:
-    """The whole file around a body."""
+    """The whole HTML file around a body."""
     script = bundled("report")
     name = html.escape(printable(title))
     style = style_sheet() + _STYLE.read_text("utf-8")
@@ -297,7 +297,7 @@ def _tones() -> dict[object, str]:
 
 
 def findings_in_full(findings: Sequence[Finding]) -> str:
-    """Every finding with its cause, remedy and evidence."""
+    """The HTML of every finding with its cause, remedy and evidence."""
     if not findings:
         return ""
     return "<h2>Findings in full</h2>" + "".join(_finding(finding) for finding in findings)
@@ -329,7 +329,7 @@ def _labelled(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def settings_table(settings: Mapping[str, str]) -> str:
-    """Names and values as the record has them."""
+    """The HTML of the settings: names and values as the record has them."""
     if not settings:
         return ""
     rows = [(said(cut(name, _MOST_LETTERS)), said(text)) for name, text in settings.items()][
@@ -350,7 +350,7 @@ def assumed_note(source: str, settings: Mapping[str, str]) -> str:
 
 
 def reading_notes(notes: Sequence[str]) -> str:
-    """What the record lacks, and how to read the charts."""
+    """The HTML of what the record lacks, and of how to read the charts."""
     told = "".join(f"<li>{said(note)}</li>" for note in notes)
     lacks = f"<h2>Notes on the record</h2><ul>{told}</ul>" if notes else ""
     parts = (" ".join(part.split()) for part in HOW_TO_READ.split("\n\n"))
@@ -369,7 +369,7 @@ _COLUMNS = tuple(
 
 
 def layers_table(run: Readable, step: int | None) -> str:
-    """Each layer's last numbers at a step, in forward order; empty without layer rows."""
+    """The HTML of each layer's last numbers, in forward order; empty without layer rows."""
     shown = (one.name for one in _COLUMNS)
     names = (*_FACTS, *FORMAT_FACTS, "order", "scale_low", "scale_high", *shown)
     found = [(name, facts) for name, facts in last_known(run, names, step).items() if name]

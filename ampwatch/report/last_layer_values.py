@@ -57,12 +57,12 @@ def last_known(
 
 
 def stored(columns: Iterable[str]) -> tuple[str, ...]:
-    """The stored columns that contain these, each once."""
+    """The stored columns that contain these values of layers, each once."""
     return tuple(dict.fromkeys(name.partition(".")[0] for name in columns))
 
 
 def values_of(rows: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column, or one element of its lists; null if a list is shorter."""
+    """A column of layers' values, or one element of its lists; null if a list is shorter."""
     import pyarrow.compute as pc
 
     source, _, place = name.partition(".")
@@ -77,7 +77,7 @@ def values_of(rows: pa.Table, name: str) -> pa.ChunkedArray:
 def has_values(
     run: Readable, groups: Sequence[Sequence[str]], *, quick: bool = False
 ) -> list[bool]:
-    """Whether any column of each group has a value among the last rows, or the last few."""
+    """Whether layers have a value in any column of each group, among the last rows."""
     columns = stored(name for group in groups for name in group)
     few, many = _ROWS_READ
     read = run.last_rows(Table.LAYERS, columns, few if quick else many)

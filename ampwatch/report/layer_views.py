@@ -57,7 +57,7 @@ class Wanted:
 
 
 def offered(run: Readable, *, quick: bool = False) -> tuple[str, ...]:
-    """The views for which the run has data, the best one first.
+    """The views of layers for which the run has data, the best one first.
 
     The last rows are enough to know: each sample has all columns of its view.
     """
@@ -66,7 +66,7 @@ def offered(run: Readable, *, quick: bool = False) -> tuple[str, ...]:
 
 
 def chosen_view(views: Sequence[str], wanted: str | None) -> str | None:
-    """The view to show: the chosen one if the run has it, otherwise the best."""
+    """The view of layers to show: the chosen one if the run has it, otherwise the best."""
     return wanted if wanted in views else next(iter(views), None)
 
 
@@ -79,7 +79,7 @@ def view_message(
     *,
     switch: bool = True,
 ) -> bytes | None:
-    """The message for the painter; None if the run has no layer data.
+    """The painter's message of a view of layers; None if the run has no layer data.
 
     `level` is the established scale; `switch` is whether the panel itself offers the other views
     and roles.
@@ -180,7 +180,7 @@ def what_if_header(
 
 
 def fault_of(diagnosis: Diagnosis | None) -> dict[str, str] | None:
-    """The layer that the findings name, and the text for it."""
+    """The layer that a view marks because findings name it, and the text for it."""
     suspect = None if diagnosis is None else diagnosis.suspect
     if suspect is None or diagnosis is None:
         return None
@@ -342,7 +342,7 @@ def _cell(
 
 
 def short_percent(share: float) -> str:
-    """A share in per cent without the sign, short enough for a narrow cell."""
+    """A share in per cent without the sign, short enough for a cell of a view."""
     percent = 100 * share
     if not percent:
         return "0"

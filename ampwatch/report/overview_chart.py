@@ -100,7 +100,7 @@ def panels_of(shown: Shown) -> Iterator[Panel]:
 
 
 def is_change(advice: Advice) -> bool:
-    """Whether another rate is advised."""
+    """Whether another rate is advised, which the chart then shows."""
     return advice.action in {Action.LOWER, Action.RAISE} and advice.recommended is not None
 
 
@@ -147,7 +147,7 @@ def _named(diagnosis: Diagnosis | None) -> list[Finding]:
 
 
 def restart_of(diagnosis: Diagnosis | None) -> int | None:
-    """The step to restart from, where a restart is advised."""
+    """The step to restart from that the chart marks, where a restart is advised."""
     if diagnosis is None or diagnosis.calm is not None:
         return None
     advice = diagnosis.learning_rate

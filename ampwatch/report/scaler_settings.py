@@ -58,7 +58,7 @@ class ScalerSettings:
 
 
 def worthwhile_settings(run: Record, diagnosis: Diagnosis) -> ScalerSettings | None:
-    """Settings that save skipped steps; None where they would not, or an error comes first."""
+    """Settings of the scaler that save skipped steps; None if they would not, or after an error."""
     if diagnosis.run.skipped < _WORTH_SKIPS or diagnosis.worst() is Severity.ERROR:
         return None
     found = scaler_settings(run, diagnosis)
@@ -75,7 +75,7 @@ class _Windows:
 
 
 def scaler_settings(run: Record, diagnosis: Diagnosis) -> ScalerSettings | None:
-    """What the windows of a run suggest; None without a scaler, or without windows."""
+    """The settings of the scaler that a run's windows suggest; None without windows."""
     told = run.info.scaler
     first, interval = diagnosis.run.first_scale, told.get("growth_interval")
     if not told.get("enabled") or not first or not isinstance(interval, int):
@@ -136,7 +136,7 @@ def _found_by_search(rows: pa.Table) -> float:
 
 
 def _intervals(interval: int) -> list[int]:
-    """Growth intervals to compare: the run's own, and longer ones up to torch's own."""
+    """Growth intervals of the scaler to try: the run's own, and longer ones up to torch's."""
     found = [interval]
     while found[-1] < DEFAULT_INTERVAL:
         found.append(min(DEFAULT_INTERVAL, 4 * found[-1]))

@@ -72,7 +72,7 @@ def assumed_settings(info: RunInfo) -> dict[str, str]:
 
 
 def flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The contents of a value, as dotted names and texts."""
+    """The contents of a setting's value, as dotted names and texts."""
     if isinstance(value, Mapping):
         for name, inside in value.items():
             yield from flat(f"{prefix}.{name}" if prefix else str(name), inside)
@@ -98,7 +98,7 @@ def _optimizers(run: Run) -> dict[str, Any]:
 
 
 def _by_group(detail: Mapping[str, Any]) -> dict[str, Any]:
-    """Its groups, with their numbers if there are several."""
+    """An optimizer's groups of settings, with their numbers if there are several."""
     groups = detail.get("groups")
     rest = {name: value for name, value in detail.items() if name not in {"groups", "optimizer"}}
     if not isinstance(groups, list):
@@ -109,7 +109,7 @@ def _by_group(detail: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _precision(run: Run) -> dict[str, str]:
-    """How many layers have which data type of weights and outputs."""
+    """The precision as a setting: how many layers have which data type."""
     rank = min(run.ranks, default=0)
     rows = run.read(Table.LAYER_INFO, ("name", "param_dtype", "output_dtype"), rank).to_pylist()
     last = {row["name"]: row for row in rows}.values()
@@ -122,7 +122,7 @@ def _precision(run: Run) -> dict[str, str]:
 
 
 def _devices(run: Run) -> str:
-    """The cards of all ranks, as `8 x NVIDIA H200, 150 GB`."""
+    """The devices as a setting: the cards of all ranks, as `8 x NVIDIA H200, 150 GB`."""
     known: dict[tuple[int, str], str] = {}
     for rank in run.ranks:
         for row in run.last_rows(Table.DEVICES, _DEVICE, _NEWEST, rank=rank).to_pylist():
@@ -215,7 +215,7 @@ def changed_text(run: Run) -> str:
 
 
 def _beside(run: Run) -> Iterator[tuple[Path, RunInfo]]:
-    """The other readable runs of its folder."""
+    """The other readable runs of a run's folder: one may be the previous one."""
     for path in _newest_beside(Path(run.path)):
         with contextlib.suppress(AmpwatchError, OSError):
             yield path, read_info(path)

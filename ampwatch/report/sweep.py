@@ -120,7 +120,7 @@ def sweep_of(
 
 
 def value_text(value: float) -> str:
-    """A value of a setting as people write it: 3e-4, 0.1, 16."""
+    """A value of a swept setting as people write it: 3e-4, 0.1, 16."""
     if not value or 1e-3 <= abs(value) < 1e4:
         return f"{value:.4g}"
     mantissa, exponent = f"{value:.3e}".split("e")
@@ -234,7 +234,7 @@ def _by_value(points: Sequence[Point]) -> str:
 
 
 def _aside(points: Sequence[Point]) -> str:
-    """The runs that do not count for the boundary."""
+    """The runs of a sweep that do not count for the boundary."""
     told: Mapping[str, int] = {
         fate.value: count
         for fate in (Fate.ELSEWHERE, Fate.UNJUDGED)

@@ -48,7 +48,7 @@ class Axis:
 
 
 def axis_of(values: Sequence[float], *, is_log: bool | None = None) -> Axis:
-    """The axis of these values; as many of them as fit are its ticks."""
+    """The axis of a sweep's values; as many of them as fit are its ticks."""
     low, high = min(values), max(values)
     log = low > 0 and (high > _LOG_RATIO * low if is_log is None else is_log)
     axis = Axis(low, high, log, ())
@@ -63,7 +63,7 @@ def axis_of(values: Sequence[float], *, is_log: bool | None = None) -> Axis:
 
 
 def sweep_html(sweep: Sweep, names: Sequence[str], link: Link) -> str:
-    """The runs over the setting; empty if it is not a number or has one value only."""
+    """A sweep's chart, runs over the setting; empty if that is no number or has one value."""
     points = [point for point in sweep.points if point.value is not None]
     values = [point.value for point in points if point.value is not None]
     if len(set(values)) < 2:

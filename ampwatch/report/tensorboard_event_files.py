@@ -137,7 +137,7 @@ def _repeated(data: bytes, count: int) -> Bytes:
 
 
 def _varints(numbers: NDArray[np.int64]) -> Bytes:
-    """Numbers of seven bits a byte, all as long as the longest: leading zeros are allowed."""
+    """Numbers of an event file, seven bits a byte, all as long as the longest."""
     width = max(1, -(-int(numbers.max()).bit_length() // 7))
     shifts = 7 * np.arange(width)
     found = (numbers[:, None] >> shifts) & 0x7F
@@ -165,7 +165,7 @@ def _varint_field(number: int, value: int) -> bytes:
 
 
 def _framed(events: Bytes) -> Bytes:
-    """Each row with its length before it and both checksums."""
+    """Each event's row with its length before it and both checksums."""
     count, length = events.shape
     size = np.frombuffer(struct.pack("<Q", length), np.uint8)[None, :]
     head = np.broadcast_to(np.concatenate([size, _checksums(size)], axis=1), (count, 12))
@@ -173,7 +173,7 @@ def _framed(events: Bytes) -> Bytes:
 
 
 def _checksums(rows: Bytes) -> Bytes:
-    """Each row's masked CRC-32C, as four bytes."""
+    """Each event's masked CRC-32C, as four bytes."""
     table, crc = _table(), np.full(len(rows), 0xFFFFFFFF, np.uint32)
     for column in rows.T:
         crc = table[(crc ^ column) & 0xFF] ^ (crc >> 8)
@@ -255,7 +255,7 @@ def _write_scalars(file: EventFile, run: Run, rank: int) -> None:
 
 
 def _by_optimizer(steps: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-    """The rows of each optimizer, the first as number 0."""
+    """The rows to write of each optimizer, the first as number 0."""
     numbers = steps.column("optimizer")
     known = numbers.drop_null().unique().to_pylist()
     if len(known) < 2:
@@ -266,7 +266,7 @@ def _by_optimizer(steps: pa.Table) -> Iterator[tuple[int, pa.Table]]:
 
 
 def _grouped(rows: pa.Table, name: str) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each layer or device."""
+    """The rows to write of each layer or device."""
     texts = rows.column(name).cast(pa.string())
     for one in texts.unique().drop_null().to_pylist():
         yield one, rows.filter(pc.equal(texts, one))
@@ -297,7 +297,7 @@ class _Clock:
 
 
 def _write(file: EventFile, tag: str, rows: pa.Table, name: str) -> None:
-    """Write the known values of a column; nan is a value, null is not."""
+    """Write the known values of a column as events; nan is a value, null is not."""
     values = rows.column(name)
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())

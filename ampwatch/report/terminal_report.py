@@ -41,7 +41,7 @@ def to_json(diagnosis: Diagnosis | SeveralDiagnoses) -> str:
 
 
 def print_report(console: Console, name: str, run: Record, diagnosis: Diagnosis) -> None:
-    """Print the report, as this console can show it."""
+    """Print the report of a run, as this console can show it."""
     text = report_text(name, run, diagnosis, fancy=is_fancy(console))
     console.print(text, highlight=False, crop=False)  # lines to paste are longer than some screens
 
@@ -89,14 +89,14 @@ def is_fancy(console: Console) -> bool:
 
 
 def writer(*, fancy: bool) -> Write:
-    """What makes a text fit to be shown; `fancy` writes powers as superscripts."""
+    """What makes a text fit for the terminal; `fancy` writes powers as superscripts."""
     return (lambda text: powers(printable(text))) if fancy else printable
 
 
 def report_text(
     name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool, curves: bool = True
 ) -> RenderableType:
-    """The whole report; `fancy` also draws small curves, unless they are not wanted."""
+    """The whole report for the terminal; `fancy` also draws small curves, if wanted."""
     write = writer(fancy=fancy)
     head = _shown_head(diagnosis)
     parts: list[RenderableType] = [title(name, diagnosis), *_headline(diagnosis, head, write)]
@@ -109,7 +109,7 @@ def report_text(
 
 
 def title(name: str, diagnosis: Diagnosis) -> Text:
-    """The verdict and the run's name."""
+    """The report's first line: the verdict and the run's name."""
     verdict = diagnosis.verdict.value
     facts = diagnosis.run
     ranks = "" if len(facts.ranks) < 2 else f", {len(facts.ranks)} ranks"
@@ -152,7 +152,7 @@ def _printable_lines(lines: str) -> str:
 
 
 def labelled(rows: Sequence[tuple[str, str]], write: Write, width: int = 4) -> Grid:
-    """Texts beside their labels."""
+    """The report's texts beside their labels."""
     grid = Grid.grid(padding=(0, 1))
     grid.add_column(style="dim", min_width=width, no_wrap=True)
     grid.add_column()
@@ -233,7 +233,7 @@ def _advice_and_cleared(
 
 
 def advised(advice: Advice) -> str:
-    """The action, the rate and where to restart, as far as they are known."""
+    """The report's words for the action, the rate and where to restart, as far as known."""
     action = advice.action.value.replace("-", " ")
     parts = [action]
     if advice.recommended is not None and advice.current is not None:

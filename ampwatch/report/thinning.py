@@ -97,7 +97,7 @@ def coarser(line: Line, most: int) -> Line:
 
 
 def merged(events: Steps, first: int, last: int) -> Rug:
-    """The events as ticks for an axis from first to last.
+    """The events merged to ticks that an axis from first to last can show.
 
     A cell is finer than a column of pixels, so it lies in one or two of them: drawn at its first
     and its last event, no column that holds an event stays empty.
@@ -112,7 +112,7 @@ def merged(events: Steps, first: int, last: int) -> Rug:
 
 
 def merged_ticks(ticks: Rug, first: int, last: int) -> Rug:
-    """The same for events that are merged already, in cells no wider than those of the axis."""
+    """Ticks of events merged again for an axis, in cells no wider than those of the axis."""
     within = np.flatnonzero((ticks.last >= first) & (ticks.first <= last))
     order = within[np.argsort(ticks.first[within], kind="stable")]
     if not len(order):
@@ -151,7 +151,7 @@ def usual_hole(step: Steps) -> float:
 
 
 def _joined(pieces: list[tuple[Steps, Floats]]) -> Line:
-    """The parts, joined with a break between each two."""
+    """The parts of a line, joined with a break between each two."""
     if not pieces:
         return NO_LINE
     xs = [np.append(x, x[-1]) for x, _ in pieces]
@@ -239,7 +239,7 @@ class NotFinite:
 
 
 def not_finite(step: Steps, values: NDArray[np.floating]) -> Stretches:
-    """The ranges of one column; `values` are all logged ones."""
+    """The stretches of one column that are not finite; `values` are all logged ones."""
     found = NotFinite()
     found.add(step, np.isfinite(values))
     return found.stretches

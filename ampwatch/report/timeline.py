@@ -72,7 +72,7 @@ def timeline_of(
     diagnosis: Diagnosis | None,
     ends: tuple[int, int],
 ) -> Timeline:
-    """What these tell; `events` has step, time_ns, rank, kind and detail, `ends` is the axis."""
+    """The timeline of a run; `events` has step, time_ns, rank, kind and detail, `ends` the axis."""
     told = _Told.of(events)
     entries = chain(
         (_attempt(one, ends) for one in attempts),
@@ -87,7 +87,7 @@ def timeline_of(
 
 
 def stretches(first: Integers, last: Integers, most: int) -> list[slice]:
-    """What to join so that at most so many are left: those with the narrowest gaps between them."""
+    """Which entries to join so that so many are left: those with the narrowest gaps between."""
     if not len(first):
         return []
     gaps = first[1:] - np.maximum.accumulate(last)[:-1]
@@ -192,7 +192,7 @@ def _joined(step: Integers) -> list[slice]:
 
 
 def _some(at: Integers) -> Integers:
-    """A few of them in words, of more the first and the last."""
+    """The events of an entry that are told in words: a few, of more the first and last."""
     return at if len(at) <= _MOST_TOLD else at[[0, -1]]
 
 

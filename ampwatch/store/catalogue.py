@@ -174,7 +174,7 @@ class Catalogue:
 
 
 def summarize(run_folder: Path) -> RunSummary:
-    """A run's line; if the run cannot be read, the line says why."""
+    """A run's line in the list; if the run cannot be read, the line says why."""
     try:
         info = read_info(run_folder)
         return _summary(run_folder, info)
@@ -212,7 +212,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _line_of(path: Path, facts: Any) -> RunSummary | None:
-    """The line that was kept, if it is one."""
+    """A run's line of the list as it was kept, if it is one."""
     if not isinstance(facts, list) or len(facts) != len(_KEPT):
         return None
     values = dict(zip(_KEPT, facts, strict=True))
@@ -231,7 +231,7 @@ def _progress(log: RankLog) -> tuple[int, float | None]:
 
 
 def _places_in(folder: Path) -> list[Place]:
-    """The folders that may be runs: the folder itself, or those in it."""
+    """The folders that may be listed as runs: the folder itself, or those in it."""
     real_folder = os.path.realpath(folder)
     if os.path.lexists(folder / RUN_FILE):  # a dangling link is a run that is reported
         return [(str(folder), real_folder)]
@@ -295,7 +295,7 @@ def delete_run(run_folder: Path, run_id: str, within: Iterable[Path]) -> None:
 
 
 def size_of_run(run_folder: Path) -> int:
-    """The bytes of all its files."""
+    """The bytes of all of a run's files, which deleting it frees."""
     total = 0
     for folder, _, names in os.walk(run_folder):
         for name in names:
@@ -333,7 +333,7 @@ def _is_ours(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _held(run_folder: Path) -> Iterator[None]:
-    """Hold every rank's lock, so that no writer begins meanwhile."""
+    """Hold every rank's lock while the run is deleted, so that no writer begins."""
     held: list[int] = []
     try:
         held.extend(locks.hold(rank_folder(run_folder, rank)) for rank in ranks_in(run_folder))

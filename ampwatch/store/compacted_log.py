@@ -186,7 +186,7 @@ class CompactedLog:
         return encode_batch(table, rows_alike[0])
 
     def _map(self, entry: TableFile) -> mmap.mmap | bytes:
-        """The file's bytes, mapped: it never shrinks while base.json names it."""
+        """A compacted file's bytes, mapped: it never shrinks while base.json names it."""
         try:
             with open_regular(self.folder / entry.file) as file:
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -224,7 +224,7 @@ def _unsealed(data: bytes, path: Path) -> dict[str, Any]:
 def _records(
     folder: Path, index: Mapping[str, Any], tables: Mapping[Table, TableFile]
 ) -> np.ndarray:
-    """The records of the original batches, which together make up exactly the tables' rows."""
+    """The records of the compacted batches, which together make up exactly the tables' rows."""
     path = folder / _file_name(index["file"])
     data = read_at_most(path, _MAX_INDEX_BYTES)
     if zlib.crc32(data) != index["crc"]:
@@ -258,7 +258,7 @@ def _table_file(table: Table, entry: Mapping[str, Any], number: int) -> TableFil
 
 
 def _chunks(table: Table, group: Mapping[str, Any], size: int, number: int) -> dict[str, Chunk]:
-    """A row group's chunks: those of the table's columns, each within the file."""
+    """A row group's chunks as base.json has them: the table's columns, each within the file."""
     chunks = {}
     for name in schema_of(table, number).names:
         offset, length, crc = group[name]
@@ -275,7 +275,7 @@ def _mark(number: object, kind: object) -> tuple[int, str]:
 
 
 def _file_name(text: object) -> str:
-    """A file's name within the folder; a path is refused."""
+    """The name of a compacted file within its folder; a path is refused."""
     if not isinstance(text, str) or "\0" in text or Path(text).name != text:
         raise ValueError("not the name of a file")
     return text

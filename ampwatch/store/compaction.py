@@ -88,7 +88,7 @@ def _refuse_damaged(log: RankLog) -> None:
 
 
 def damage_of(log: RankLog) -> list[str]:
-    """Sentences: what is known to be lost of a log. A batch that a kill cut off is no damage."""
+    """What is known to be lost, so that a log is not compacted. A torn last batch is no damage."""
     return [note for note in log.notes if "damaged" in note or "missing" in note]
 
 
@@ -153,7 +153,7 @@ def _refuse_unreadable(path: Path, table: Table, entry: TableFile, text_bytes: i
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, object]:
-    """Encodings by type: files a third smaller than the default's, read 1.5 times faster."""
+    """How compaction encodes each type: files a third smaller, read 1.5 times faster."""
     texts = [field.name for field in schema if pa.types.is_string(field.type)]
     encodings = {}
     for field in schema:
@@ -173,7 +173,7 @@ def parquet_options(schema: pa.Schema) -> dict[str, object]:
 
 
 def _vouch(path: Path) -> TableFile:
-    """Read a file back to compute the checksums of its footer and column chunks."""
+    """Read a compacted file back to compute the checksums of its footer and chunks."""
     from pyarrow import parquet
 
     data = path.read_bytes()
@@ -203,7 +203,7 @@ def _chunk(data: bytes, column: object) -> tuple[int, int, int]:
 
 
 def _merged_records(folder: Path, log: RankLog) -> np.ndarray:
-    """All batches' records; `offset` becomes a batch's first row in its table."""
+    """The compacted batches' records; `offset` becomes a batch's first row in its table."""
     base = CompactedLog.load(folder)
     old = base.records if base else np.empty(0, RECORD)
     records: np.ndarray = np.concatenate([old, log.records])
@@ -215,7 +215,7 @@ def _merged_records(folder: Path, log: RankLog) -> np.ndarray:
 
 
 def _refuse_grown(folder: Path, log: RankLog) -> None:
-    """Refuse if an attempt has appended rows meanwhile, which our files lack."""
+    """Refuse if rows were appended during the compaction, which our files lack."""
     known = len(log.records)
     log.refresh()
     base = CompactedLog.load(folder)
@@ -226,7 +226,7 @@ def _refuse_grown(folder: Path, log: RankLog) -> None:
 
 
 def _swap(folder: Path, sealed: bytes, header: Header) -> None:
-    """The first rename makes the new files count; the rest only tidies up."""
+    """Swap the compacted files in: the first rename makes them count, the rest tidies up."""
     replace_file(folder / BASE_FILE, sealed, durable=True)
     replace_file(folder / INDEX_FILE, pack_header(header), durable=True)
     _remove_leftovers(folder)

@@ -37,7 +37,7 @@ def read_copies(run_folder: Path) -> dict[int, CopyNote]:
 
 
 def load_copies(run_folder: Path) -> dict[int, CopyNote]:
-    """The same for the recorder, which must not guess: RunError if the notes cannot be read.
+    """The notes on copies for the recorder, which must not guess: RunError if unreadable.
 
     Without notes a copy looks like a trainer's own log, into which nothing is ever filed.
     """
@@ -56,13 +56,13 @@ def load_copies(run_folder: Path) -> dict[int, CopyNote]:
 
 
 def write_copies(run_folder: Path, notes: Mapping[int, CopyNote]) -> None:
-    """Replace the notes; an OSError leaves the old ones."""
+    """Replace the notes on copies; an OSError leaves the old ones."""
     text = json.dumps({"ranks": {rank: asdict(note) for rank, note in notes.items()}})
     replace_file(run_folder / COPY_FILE, text.encode())
 
 
 def what_lacks(held: Ranges, note: CopyNote | None, *, is_over: bool) -> Iterator[str]:
-    """Sentences, without subject and full stop, on the batches that a rank's files do not hold.
+    """What a copy lacks: sentences, without subject and full stop, on its missing batches.
 
     `is_over`: nobody writes the files any more.
     """

@@ -79,7 +79,7 @@ def read_header(data: bytes, path: Path) -> Header | None:
 
 
 def refuse_future(number: int, path: Path) -> None:
-    """Raise FutureRunError for a file of a newer format than this ampwatch reads."""
+    """Raise FutureRunError for an index, or another file, of a newer format than we read."""
     if number > FORMAT:
         raise FutureRunError(
             f"{path} has format {number} and this ampwatch reads up to {FORMAT}: update ampwatch.",
@@ -88,7 +88,7 @@ def refuse_future(number: int, path: Path) -> None:
 
 
 def pack_record(sequence: int, offset: int, batch: Batch) -> bytes:
-    """The record of a batch whose payload is at `offset` of its table's file."""
+    """The index record of a batch whose payload is at `offset` of its table's file."""
     crc = zlib.crc32(batch.payload)
     length = len(batch.payload)
     packed = _RECORD.pack(sequence, offset, length, batch.row_count, batch.table.number, crc, 0)
@@ -96,7 +96,7 @@ def pack_record(sequence: int, offset: int, batch: Batch) -> bytes:
 
 
 def read_records(data: bytes) -> np.ndarray:
-    """The whole and undamaged records that `data` begins with."""
+    """The whole and undamaged index records that `data` begins with."""
     whole = len(data) // RECORD_BYTES
     records = np.frombuffer(data, RECORD, count=whole)
     good = whole
@@ -111,7 +111,7 @@ def read_records(data: bytes) -> np.ndarray:
 
 
 def plausible(records: np.ndarray) -> np.ndarray:
-    """The records that come before the first one that no writer of ours would write."""
+    """The index records before the first one that no writer of ours would write."""
     strange = (records["table"] >= len(TABLES)) | (records["rows"] > MAX_ROWS)
     strange |= (records["offset"] > MAX_OFFSET) | (records["sequence"] > MAX_SEQUENCE)
     strange |= records["length"] > MAX_PAYLOAD_BYTES
@@ -120,7 +120,7 @@ def plausible(records: np.ndarray) -> np.ndarray:
 
 
 def without_overlap(records: np.ndarray, end: int) -> int:
-    """How many of one table's records, from the first on, begin after `end` and each other's end.
+    """How many of a table's index records begin after `end` and after each other's end.
 
     A payload that a thousand records share would be read, and held, a thousand times.
     """
@@ -157,7 +157,7 @@ def unreadable(path: Path, problem: OSError) -> RunError:
 
 
 def good_payloads(folder: Path, table: Table, records: np.ndarray) -> tuple[list[bytes], int]:
-    """The payloads of one table's records, joined where they are adjacent, and how many.
+    """The payloads that a table's index records vouch for, joined where adjacent, and how many.
 
     It ends before the first batch whose bytes do not match its record's checksum.
     """
@@ -176,7 +176,7 @@ def good_payloads(folder: Path, table: Table, records: np.ndarray) -> tuple[list
 
 
 def stretches(records: np.ndarray) -> list[np.ndarray]:
-    """The records, split where there is a gap between their bytes: a failed write may leave one."""
+    """The index records, split at gaps between their bytes: a failed write may leave one."""
     offsets = records["offset"].astype(np.int64)
     ends = offsets + records["length"]
     breaks = np.flatnonzero(offsets[1:] != ends[:-1]) + 1
@@ -186,7 +186,7 @@ def stretches(records: np.ndarray) -> list[np.ndarray]:
 
 
 def _intact(data: bytes, lengths: list[int], crcs: list[int]) -> tuple[int, int]:
-    """How many payloads, from the first on, are as they were written, and where they end."""
+    """How many payloads, from the first on, match their index records, and where they end."""
     view = memoryview(data)
     end = 0
     for number, (length, crc) in enumerate(zip(lengths, crcs, strict=True)):
@@ -197,7 +197,7 @@ def _intact(data: bytes, lengths: list[int], crcs: list[int]) -> tuple[int, int]
 
 
 def good_count(folder: Path, records: np.ndarray) -> int:
-    """How many records, from the first on, match their bytes, in every table."""
+    """How many index records, from the first on, match their bytes, in every table."""
     good = len(records)
     for table in TABLES:
         places = np.flatnonzero(records["table"] == table.number)

@@ -43,7 +43,7 @@ class FileStamp:
 
 
 def stamp_of(folder: str) -> FileStamp | None:
-    """The stamp of a run's folder; None if it is no run's folder.
+    """The stamp of a run's files, which changes with them; None if it is no run's folder.
 
     A run that has lost its run.json, and a folder that cannot be looked into, are runs too: their
     lines say what is wrong.
@@ -191,7 +191,7 @@ def _append(path: Path, data: bytes) -> None:
 
 
 def _begin(path: Path, folder: Path) -> None:
-    """The file for another folder of runs; those of folders that are gone are cleared away."""
+    """Begin the facts of another folder of runs; those of folders that are gone are cleared."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     for other in path.parent.iterdir():
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

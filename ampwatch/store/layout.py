@@ -140,7 +140,7 @@ def sweep(log_dir: Path) -> None:
 
 
 def _candidates(log_dir: Path, name: str) -> Iterator[Path]:
-    """The folders to try, in order; the first is usually free."""
+    """The folders to try for a run of this name, in order; the first is usually free."""
     stem = safe_name(name)
     yield log_dir / stem
     for number in range(2, _MAX_SAME_NAME):
@@ -179,7 +179,7 @@ def _claim(log_dir: Path, info: RunInfo) -> Path:
 
 
 def _moved(fresh: Path, folder: Path) -> bool:
-    """Whether the rename won; it fails where another process' folder, never empty, stands."""
+    """Whether the new run's folder was renamed; another process' folder may stand there."""
     try:
         fresh.rename(folder)
     except OSError:

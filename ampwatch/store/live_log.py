@@ -219,7 +219,7 @@ class LiveLog:
 def _rows_in(
     table: Table, pieces: Sequence[bytes], names: Sequence[str], schema: pa.Schema
 ) -> pa.Table:
-    """The batches in some stretches of a stream."""
+    """The rows of the live batches in some stretches of a table's stream."""
     if schema.names == SCHEMAS[table].names:  # all, in order: choosing takes as long as decoding
         batches = [batch for piece in pieces for batch in decode_stream(table, piece)]
     else:

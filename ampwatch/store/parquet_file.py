@@ -52,7 +52,7 @@ def footer_of(data: mmap.mmap | bytes) -> bytes:
 
 
 def intact_groups(data: mmap.mmap | bytes, entry: TableFile, names: Sequence[str]) -> int:
-    """How many row groups, from the first on, are undamaged in these columns."""
+    """How many row groups of the file, from the first on, are undamaged in these columns."""
     if len(data) != entry.size or zlib.crc32(footer_of(data)) != entry.footer_crc:
         return 0
     view = memoryview(data)
@@ -64,7 +64,7 @@ def intact_groups(data: mmap.mmap | bytes, entry: TableFile, names: Sequence[str
 
 
 def groups_for(entry: TableFile, start: int, stop: int) -> tuple[list[int], int]:
-    """The row groups that hold rows `start` to `stop`, and how many rows come before them."""
+    """The file's row groups that hold rows `start` to `stop`, and how many come before them."""
     groups: list[int] = []
     first_row = skipped = 0
     for number, rows in enumerate(entry.row_group_rows):
@@ -91,7 +91,7 @@ _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _ST
 
 
 def most_bytes(size: int) -> int:
-    """How many bytes a file of this size may inflate to."""
+    """How many bytes a Parquet file of this size may inflate to."""
     return MAX_INFLATED_BYTES + MOST_A_BYTE * size
 
 
@@ -154,7 +154,7 @@ class Declared:
 
 
 def _columns(table: Table, group: Struct, names: Sequence[str]) -> dict[str, Struct]:
-    """A row group's chunks by column: those of the table, in order, in this very file."""
+    """A Parquet row group's chunks by column: those of the table, in order, in this file."""
     chunks = group[1]
     if [chunk[3][3][0].decode() for chunk in chunks] != names or any(1 in c for c in chunks):
         raise CodecError(f"Its columns are not those of {table.value}.")
@@ -164,7 +164,7 @@ def _columns(table: Table, group: Struct, names: Sequence[str]) -> dict[str, Str
 
 
 def _pages(chunk: memoryview) -> tuple[int, int]:
-    """How many values a chunk's pages declare, and how many bytes, headers included."""
+    """How many values a Parquet chunk's pages declare, and how many bytes with headers."""
     values = declared = at = 0
     while at < len(chunk):
         head, end = read_struct(chunk, at)
@@ -183,7 +183,7 @@ def _sizes(head: Struct) -> tuple[int, int]:
 
 
 def _values(head: Struct) -> int:
-    """How many rows a page holds: none if it is a dictionary. Only our encodings are allowed."""
+    """How many rows a Parquet page holds: none if a dictionary. Only our encodings are allowed."""
     kind: Any = head.get(1)
     about: Any = head.get(_HEADS.get(kind, 0))
     if not isinstance(about, dict):
@@ -195,7 +195,7 @@ def _values(head: Struct) -> int:
 
 
 def _width(kind: pa.DataType) -> float:
-    """Bytes a value takes in memory; a text's are counted when its dictionary is known."""
+    """Bytes a Parquet value takes in memory; a text's are counted once its dictionary is known."""
     if pa.types.is_string(kind):
         return 4.0
     if pa.types.is_boolean(kind):
@@ -209,7 +209,7 @@ def _width(kind: pa.DataType) -> float:
 def read_groups(
     table: Table, entry: TableFile, data: pa.Buffer, groups: Sequence[int], names: Sequence[str]
 ) -> pa.Table:
-    """The columns of these row groups; texts are read as dictionaries, then spelled out.
+    """The columns of these Parquet row groups; texts are read as dictionaries, then spelled out.
 
     A text of a megabyte that stands in a thousand rows is one megabyte in the file. CodecError if
     the texts are beyond the limits, or the file's schema is not the table's in its format.
@@ -248,7 +248,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _text_bytes(chunk: pa.DictionaryArray) -> int:
-    """How many bytes a chunk's texts take when each row has its own."""
+    """How many bytes a Parquet chunk's texts take when each row has its own."""
     words = chunk.dictionary
     if not len(words):
         return 0
@@ -261,7 +261,7 @@ def _text_bytes(chunk: pa.DictionaryArray) -> int:
 
 
 def read_struct(data: bytes | memoryview, at: int = 0) -> tuple[Struct, int]:
-    """A struct's fields, and where it ends; CodecError if the bytes are not a struct."""
+    """A struct of a Parquet footer or page: its fields and end; CodecError if it is none."""
     try:
         return _struct(memoryview(data), at, _MOST_DEPTH)
     except (IndexError, struct.error) as problem:
@@ -269,7 +269,7 @@ def read_struct(data: bytes | memoryview, at: int = 0) -> tuple[Struct, int]:
 
 
 def structs_in(data: bytes, field: int) -> tuple[int, list[Range]]:
-    """Of a field that is a list of structs: where the field before it begins, and each of them.
+    """Of a Parquet footer's list of structs: where the field before it begins, and each of them.
 
     For bytes that this process has just written: it goes as deep as they do.
     """
@@ -291,7 +291,7 @@ def structs_in(data: bytes, field: int) -> tuple[int, list[Range]]:
 
 
 def _after_struct(data: bytes, at: int) -> int:
-    """Where a struct ends; its values are passed over, which is three times as quick."""
+    """Where a struct of a Parquet footer ends; values are passed over, thrice as quick."""
     while head := data[at]:
         at += 1
         kind = head & 15
@@ -328,7 +328,7 @@ def _after_value(data: bytes, at: int, kind: int) -> int:
 
 
 def _find_field(data: memoryview, wanted: int) -> tuple[int, int]:
-    """Where the head of the field before the wanted one is, and the wanted one's value."""
+    """Where, in a Parquet footer, the field before the wanted one begins, and that one's value."""
     at = number = before = 0
     while head := data[at]:
         last, began, at = before, at, at + 1

@@ -218,7 +218,7 @@ def stored_for(table: Table, names: Sequence[str]) -> list[str]:
 
 
 def needs_layers(table: Table, names: Sequence[str]) -> bool:
-    """Whether the table of layer facts is needed for these columns."""
+    """Whether these public columns need the table of layer facts."""
     if table is Table.LAYERS:
         return "layer" in names or bool(LAYER_FACTS.intersection(names))
     return table is Table.STEPS and "max_update_layer" in names
@@ -254,7 +254,7 @@ def _dtype_or_same(name: str, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedA
 
 
 def named(numbers: np.ndarray, names: Sequence[str]) -> pa.Array:
-    """Positions as the names they stand for; a position without a name is null."""
+    """Positions as a public column of the names they stand for; null without a name."""
     known = (numbers >= 0) & (numbers < len(names))
     indices = masked(np.where(known, numbers, 0), known, pa.int32())
     return pa.DictionaryArray.from_arrays(indices, column(list(names), pa.string()))
@@ -272,7 +272,7 @@ class LayerFacts:
 
     @classmethod
     def of(cls, rows: pa.Table) -> LayerFacts:
-        """From the layer_info view."""
+        """The facts of all layers, from the layer_info view."""
         layers = integers(rows.column("layer"))
         width = int(layers.max(initial=0)) + 1
         codes, positions = np.unique(_codes(rows, layers, width), return_inverse=True)
@@ -326,7 +326,7 @@ class LayerFacts:
 
 
 def _distinct(places: np.ndarray, texts: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Places among texts as places among the distinct ones."""
+    """Places among layers' names as places among the distinct names."""
     firsts: dict[str, int] = {}
     positions = np.array([firsts.setdefault(text, len(firsts)) for text in texts])
     if len(firsts) == len(texts):
@@ -339,7 +339,7 @@ _DENSE_CODES = 1 << 21
 
 
 def _codes(rows: pa.Table, layers: np.ndarray, width: int) -> np.ndarray:
-    """One number for a layer of a rank in an attempt: numbers may mean others in another."""
+    """One number for each row's layer, rank and attempt: a layer's number may change."""
     attempts, ranks = integers(rows.column(ATTEMPT)), integers(rows.column(RANK))
     parts = (attempts << 14) + np.minimum(ranks, (1 << 14) - 1)
     codes: np.ndarray = np.clip(layers, 0, width - 1)
@@ -369,7 +369,7 @@ def scalar_names(rows: pa.Table) -> dict[str, str]:
 
 
 def join_scalars(steps: pa.Table, extras: pa.Table, names: Sequence[str]) -> list[pa.Array]:
-    """A column a scalar: its value at each row of `steps`, or null."""
+    """A public column for each user's scalar: its value at each row of `steps`, or null."""
     step_keys, extra_keys = _step_keys(steps), _step_keys(extras)
     texts = joined(extras.column("name")).dictionary_encode()
     codes, known = raw(texts.indices), texts.dictionary.to_pylist()
@@ -383,7 +383,7 @@ def join_scalars(steps: pa.Table, extras: pa.Table, names: Sequence[str]) -> lis
 
 
 def _placed(step_keys: np.ndarray, keys: np.ndarray, numbers: np.ndarray) -> pa.Array:
-    """The last number logged at each step; both arrays of keys are sorted."""
+    """The last value of a user's scalar at each step; both arrays of keys are sorted."""
     if not len(keys):
         return pa.nulls(len(step_keys), pa.float64())
     found = np.searchsorted(keys, step_keys, side="right") - 1

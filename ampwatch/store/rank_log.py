@@ -268,7 +268,7 @@ class RankLog:
 
 
 def _by_row(records: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """The sequence number of each row from `start` to `stop` of these batches."""
+    """The sequence number of each row of a rank's log, from `start` to `stop` of these batches."""
     ends = np.cumsum(records["rows"].astype(np.int64))
     last = int(ends[-1]) if len(ends) else 0
     places = np.searchsorted(ends, np.arange(start, min(stop, last)), side="right")

@@ -135,14 +135,9 @@ class RunFolder:
         return locks.is_written(self._path)
 
     def is_abandoned(self, host: str) -> bool:
-        """Whether the locks tell it."""
-        return is_abandoned(self._path, host)
+        """Whether a run of this machine has a lock that works and that nobody holds.
 
-
-def is_abandoned(path: Path, host: str) -> bool:
-    """Whether a run of this machine has a lock that works and that nobody holds.
-
-    The lock of a copy is the recorder's, who lets go of it while a trainer is silent.
-    """
-    is_here = bool(host) and host == platform.node()
-    return is_here and locks.is_let_go(path) and not read_copies(path)
+        The lock of a copy is the recorder's, who lets go of it while a trainer is silent.
+        """
+        is_here = bool(host) and host == platform.node()
+        return is_here and locks.is_let_go(self._path) and not read_copies(self._path)

@@ -126,7 +126,7 @@ def _parse(text: str | bytes) -> dict[str, Any]:
 
 
 def _fits(value: object, kind: type) -> bool:
-    """Whether a value is of this kind; a whole number must also fit a column."""
+    """Whether a value in run.json is of this kind; a whole number must also fit a column."""
     if isinstance(value, int) and not 0 <= value < _NUMBERS_END:
         return False
     return _is_a(value, kind)
@@ -147,7 +147,7 @@ def _is_a(value: object, kind: type) -> bool:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """The value in JSON's types; `depth` ends the recursion of values that contain themselves."""
+    """A value for run.json, in JSON's types; `depth` ends what contains itself."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
@@ -184,12 +184,12 @@ _KNOWN_TOKENS = re.compile(
 
 
 def masked_arguments(argv: Iterable[str]) -> tuple[str, ...]:
-    """The arguments, with the values of flags that name a secret replaced by three stars."""
+    """A run's arguments, with the values of flags that name a secret replaced by stars."""
     return tuple(_masked_words(argv))
 
 
 def masked_values(value: Any, name: str = "") -> Any:
-    """A value in JSON's types, with all replaced that stands under a name of a secret.
+    """A value for run.json, with all replaced that stands under the name of a secret.
 
     Whether there is one still shows: nothing and truth values stay.
     """

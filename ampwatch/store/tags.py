@@ -93,7 +93,7 @@ def checked_tag(text: str) -> str:
 
 
 def _merged(now: str, wanted: str, seen: str) -> str:
-    """The note as its writer wants it, and what somebody else has added since it was seen."""
+    """A run's note as its writer wants it, with what somebody else has added meanwhile."""
     if now in (seen, wanted):
         return wanted
     return f"{now}\n{wanted[len(seen) :].strip() if wanted.startswith(seen) else wanted}"

@@ -321,7 +321,7 @@ class _File:
 
 
 def _fate(lock: int) -> str:
-    """What happened to the files of which this lock's is one."""
+    """What happened to the writer's files, of which the lock is one: deleted or moved away."""
     return "deleted" if os.fstat(lock).st_nlink == 0 else "moved away"
 
 

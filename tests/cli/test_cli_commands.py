@@ -327,7 +327,7 @@ def test_watch_without_a_run_takes_the_newest(capsys, tmp_path):
 
 
 def test_watch_prefers_a_run_that_is_written_and_names_the_others(tmp_path, monkeypatch):
-    from ampwatch.cli.find import find_newest
+    from ampwatch.cli.run_argument import find_newest
 
     monkeypatch.setenv("AMPWATCH_DIR", str(tmp_path))
     paths = [write_run(tmp_path, n, age_s=a, ended=False) for n, a in (("a", 9.0), ("b", 5.0))]

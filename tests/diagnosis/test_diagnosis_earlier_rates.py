@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ampwatch.diagnosis.findings import Action, Advice
+from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.earlier_rates import TriedRate, bounded
 
 TOO_HIGH = Advice(

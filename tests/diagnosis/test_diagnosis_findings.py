@@ -9,7 +9,7 @@ from hand_built import HandBuiltRun, Info, step_table
 
 from ampwatch.diagnosis import RULES, diagnose
 from ampwatch.diagnosis.engine import Engine
-from ampwatch.diagnosis.findings import Finding, Severity, Standing
+from ampwatch.diagnosis.findings import Finding, FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.rule import Seen
 from ampwatch.diagnosis.times import Times
@@ -33,10 +33,10 @@ def found(seen):
 @pytest.mark.parametrize(
     ("standing", "severity", "action", "ending"),
     [
-        (Standing.STANDS, Severity.ERROR, "Mend it.", ""),
-        (Standing.HEALS, Severity.ERROR, "Mend it.", ", but no longer at the end"),
+        (FindingStatus.STANDS, Severity.ERROR, "Mend it.", ""),
+        (FindingStatus.HEALS, Severity.ERROR, "Mend it.", ", but no longer at the end"),
         (
-            Standing.HEALED,
+            FindingStatus.HEALED,
             Severity.INFO,
             "Nothing to do unless it returns.",
             ", but no longer at the end",
@@ -52,8 +52,8 @@ def test_how_it_stands_sets_severity_action_and_ending(standing, severity, actio
 
 def test_what_was_seen_in_the_last_steps_stands_and_what_was_long_ago_is_healed():
     case = Engine().feed(HandBuiltRun(step_table(skipped=[False] * 400))).case()
-    assert case.standing(Times(1, 390, 390, 390)) is Standing.STANDS
-    assert case.standing(Times(1, 5, 5, 5)) is Standing.HEALED
+    assert case.standing(Times(1, 390, 390, 390)) is FindingStatus.STANDS
+    assert case.standing(Times(1, 5, 5, 5)) is FindingStatus.HEALED
 
 
 def test_the_suspect_is_the_headlines_layer_or_that_of_its_own_consequence():

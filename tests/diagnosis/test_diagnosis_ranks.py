@@ -6,15 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pytest
-from hand_built import (
-    DEFAULTS,
-    HandBuiltRun,
-    Info,
-    device_table,
-    event_table,
-    follow,
-    step_table,
-)
+from hand_built import DEFAULTS, HandBuiltRun, Info, device_table, event_table, follow, step_table
 
 from ampwatch.diagnosis import diagnose
 

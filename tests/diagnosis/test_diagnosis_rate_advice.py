@@ -10,17 +10,10 @@ import numpy as np
 import pytest
 from rate_shapes import action, course, diverging, falling, look
 
-from ampwatch.diagnosis.learning_rate import (
-    Group,
-    RateState,
-    Setup,
-    advise_together,
-    fold,
-    judge_rate,
-    rows_of,
-)
+from ampwatch.diagnosis.learning_rate import Group, RateState, Setup, fold, judge_rate, rows_of
 from ampwatch.diagnosis.learning_rate.signs import TABLE
 from ampwatch.diagnosis.learning_rate.update_alignment import alignment_after
+from ampwatch.diagnosis.several_runs import advise_together
 
 ADAM = Setup(groups=(Group(base=0.1, adaptive=True),))
 

@@ -16,12 +16,12 @@ from written_runs import more, write_run
 
 import ampwatch
 from ampwatch import cli
-from ampwatch.fleet import place_judging, publish, share_judging
+from ampwatch.fleet import judging, judging_worker, publish
 from ampwatch.fleet.chosen_runs import choice_of
+from ampwatch.fleet.judging import judge_place
+from ampwatch.fleet.judging_worker import shares_of
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.place_judging import judge_place
 from ampwatch.fleet.runs_delta_table import list_published
-from ampwatch.fleet.share_judging import shares_of
 from ampwatch.fleet.verdicts import read_verdicts, rules_version, store_verdicts, tables_of
 from ampwatch.fleet.workers import LocalWorkers
 
@@ -56,7 +56,7 @@ def report_of(path, capsys):
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow_starts)])
 def test_it_says_of_each_run_what_its_report_says(place, folder, capsys, workers, monkeypatch):
-    monkeypatch.setattr(share_judging, "_LEAST_RUNS", 1)
+    monkeypatch.setattr(judging_worker, "_LEAST_RUNS", 1)
     publish(folder, place)
     found = said(capsys, place, "--workers", workers)
     assert [run["name"] for run in found["runs"]] == [f"run-{number}" for number in range(6)]
@@ -206,11 +206,11 @@ def test_runs_that_lie_together_are_a_share(tmp_path, folder, monkeypatch):
     publish([folder / f"run-{number}" for number in (1, 3, 5)], place)
     rows = list_published(place)
     assert sorted(len(share) for share in shares_of(rows, 1)) == [3, 3]
-    monkeypatch.setattr(share_judging, "_LEAST_RUNS", 2)
+    monkeypatch.setattr(judging_worker, "_LEAST_RUNS", 2)
     assert len(shares_of(rows, 3)) == 4
     for share in shares_of(rows, 3):
         assert len({row.detail_path for row in share}) == 1
-    monkeypatch.setattr(share_judging, "_STEPS", 400)
+    monkeypatch.setattr(judging_worker, "_STEPS", 400)
     shares = shares_of(rows, 1)
     assert sorted(row.id for share in shares for row in share) == sorted(row.id for row in rows)
     assert all(sum(row.steps for row in share) <= 400 for share in shares)
@@ -227,8 +227,8 @@ def test_the_rows_of_a_share_take_one_request_for_each_table(s3, s3_place, tmp_p
 
 
 def test_verdicts_are_stored_while_others_are_judged(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(share_judging, "_RUNS", 1)
-    monkeypatch.setattr(place_judging, "_STORED_RUNS", 2)
+    monkeypatch.setattr(judging_worker, "_RUNS", 1)
+    monkeypatch.setattr(judging, "_STORED_RUNS", 2)
     place, stored = str(tmp_path / "place"), []
     publish(folder, place)
     judge_place(
@@ -257,8 +257,8 @@ def test_ctrl_c_keeps_what_was_judged(tmp_path):
     publish(tmp_path / "runs", place)
     command = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from ampwatch.fleet import place_judging, share_judging; place_judging._STORED_RUNS = 1;"
-        "share_judging._RUNS = 2; from ampwatch import cli; cli.main(sys.argv[1:])"
+        "from ampwatch.fleet import judging, judging_worker; judging._STORED_RUNS = 1;"
+        "judging_worker._RUNS = 2; from ampwatch import cli; cli.main(sys.argv[1:])"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", command, "fleet", place, "--workers", "2"],

@@ -20,11 +20,11 @@ from written_runs import event_columns, more, step_columns, write_run
 
 import ampwatch
 from ampwatch import cli, codec, store
-from ampwatch.fleet import publish, share_judging
+from ampwatch.fleet import judging_worker, publish
 from ampwatch.fleet.chosen_runs import choice_of
+from ampwatch.fleet.judging import judge_place
 from ampwatch.fleet.nearby_bytes import Extent, NearbyBytes
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.place_judging import judge_place
 from ampwatch.fleet.runs_delta_table import list_published
 from ampwatch.fleet.verdicts import read_verdicts
 from ampwatch.fleet.workers import LocalWorkers
@@ -63,7 +63,7 @@ def test_a_bucket_that_goes_away_keeps_what_was_judged(s3, s3_place, tmp_path):
     child = started(
         ["fleet", s3_place, "--workers", "1"],
         relay.port,
-        "from ampwatch.fleet import place_judging as p, share_judging as s; p._STORED_RUNS = 1; "
+        "from ampwatch.fleet import judging as p, judging_worker as s; p._STORED_RUNS = 1; "
         "s._RUNS = s._LEAST_RUNS = 2",
     )
     deadline = time.monotonic() + 100
@@ -149,14 +149,14 @@ def test_a_run_that_is_published_again_while_it_is_judged_is_judged_next(
 
 def during(monkeypatch, act):
     """Have something happen once the first share begins."""
-    real, acted = share_judging._Judge.all_of, []
+    real, acted = judging_worker._ShareJudge.all_of, []
 
     def all_of(self, rows):
         if not acted:
             acted.append(act())
         real(self, rows)
 
-    monkeypatch.setattr(share_judging._Judge, "all_of", all_of)
+    monkeypatch.setattr(judging_worker._ShareJudge, "all_of", all_of)
 
 
 def test_rows_that_anybody_wrote_are_one_line_each(tmp_path, folder, capsys):
@@ -232,7 +232,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path):
     publish(tmp_path / "runs", place)
     child = started(
         ["fleet", place, "--workers", "2"], 0,
-        "from ampwatch.fleet import place_judging as p, share_judging as s; p._STORED_RUNS = 1; "
+        "from ampwatch.fleet import judging as p, judging_worker as s; p._STORED_RUNS = 1; "
         "s._RUNS = s._LEAST_RUNS = 2",
     )  # fmt: skip
     deadline = time.monotonic() + 100

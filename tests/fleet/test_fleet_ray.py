@@ -17,7 +17,7 @@ from written_runs import write_run
 
 from ampwatch.fleet import publish
 from ampwatch.fleet.chosen_runs import choice_of
-from ampwatch.fleet.place_judging import judge_place
+from ampwatch.fleet.judging import judge_place
 from ampwatch.fleet.workers import LocalWorkers
 
 RUNS = 48
@@ -75,7 +75,7 @@ def told(found):
 def judged_on(address, place, runs_a_share=4):
     """What the command says, in a process of its own, which a cluster's loss cannot harm."""
     script = (
-        "import sys; from ampwatch.fleet import share_judging as s; s._RUNS = s._LEAST_RUNS = "
+        "import sys; from ampwatch.fleet import judging_worker as s; s._RUNS = s._LEAST_RUNS = "
         f"{runs_a_share}; from ampwatch import cli; cli.main(sys.argv[1:])"
     )
     arguments = ["fleet", place, "--engine", "ray"] + (["--address", address] if address else [])

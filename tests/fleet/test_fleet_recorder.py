@@ -20,10 +20,10 @@ from written_runs import event_columns, fresh_id, more, step_columns, write_run
 import ampwatch
 from ampwatch import cli, codec, feed, open_run, store
 from ampwatch.fleet import Place, list_published, publish
-from ampwatch.fleet.published_run import read_detail
-from ampwatch.fleet.run_publisher import PublishOrders, RunPublisher
-from ampwatch.fleet.run_publisher_child import PublishingRounds
-from ampwatch.fleet.segments import FROM_THE_START, continuation
+from ampwatch.fleet.background_publisher import BackgroundPublisher, PublisherOrders
+from ampwatch.fleet.background_publisher_child import BackgroundRounds
+from ampwatch.fleet.run_details import read_detail
+from ampwatch.fleet.unpublished_rows import FROM_THE_START, unpublished_rows_of
 from ampwatch.report import to_json
 from ampwatch.rows import FORMAT, Table
 from ampwatch.store.rank_log import RankLog
@@ -98,7 +98,7 @@ def test_a_recorder_receives_while_the_place_is_away_and_publishes_when_it_is_ba
 def test_a_publisher_that_is_killed_is_started_again_and_loses_nothing(tmp_path):
     write_run(tmp_path / "runs", "early")
     place, said = str(tmp_path / "place"), []
-    publisher = RunPublisher(tmp_path / "runs", place, on_note=said.append)
+    publisher = BackgroundPublisher(tmp_path / "runs", place, on_note=said.append)
     until(lambda: publisher.published == 1)
     os.kill(publisher.process_id, signal.SIGKILL)
     path = write_run(tmp_path / "runs", "late")
@@ -109,9 +109,9 @@ def test_a_publisher_that_is_killed_is_started_again_and_loses_nothing(tmp_path)
     assert any("ended by itself (signal 9)" in sentence for sentence in said)
 
 
-def rounds(tmp_path: Path, said: list, live_every_s: float | None = None) -> PublishingRounds:
-    orders = PublishOrders(str(tmp_path / "runs"), str(tmp_path / "place"), live_every_s)
-    return PublishingRounds(orders, said.append)
+def rounds(tmp_path: Path, said: list, live_every_s: float | None = None) -> BackgroundRounds:
+    orders = PublisherOrders(str(tmp_path / "runs"), str(tmp_path / "place"), live_every_s)
+    return BackgroundRounds(orders, said.append)
 
 
 def test_a_run_that_goes_on_is_left_until_it_has_ended(tmp_path):
@@ -230,11 +230,11 @@ def test_a_published_beginning_that_is_another_is_written_anew(tmp_path):
         log = RankLog(path / "rank-0", 0)
         holes = replace(detail.ranks[0], held=((0, 1), (2, 3)))
         with_holes = replace(detail, ranks=(holes,))
-        assert continuation(log, with_holes, is_over=False) == FROM_THE_START
+        assert unpublished_rows_of(log, with_holes, is_over=False) == FROM_THE_START
         fewer = replace(detail.parts[0], rows=detail.parts[0].rows - 1)
         other = replace(detail, parts=(fewer, *detail.parts[1:]))
-        assert continuation(log, other, is_over=False) == FROM_THE_START
-        assert continuation(log, detail, is_over=False).starts[Table.STEPS] == 100
+        assert unpublished_rows_of(log, other, is_over=False) == FROM_THE_START
+        assert unpublished_rows_of(log, detail, is_over=False).starts[Table.STEPS] == 100
     finally:
         writer.close()
 

@@ -12,10 +12,16 @@ from written_runs import more, write_run
 
 import ampwatch
 from ampwatch.fleet import keyed_table, publish
-from ampwatch.fleet.judging import findings_text, judge_run
+from ampwatch.fleet.judging_worker import judge_run
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.runs_delta_table import list_published
-from ampwatch.fleet.verdicts import read_verdicts, rules_version, store_verdicts, tables_of
+from ampwatch.fleet.verdicts import (
+    findings_text,
+    read_verdicts,
+    rules_version,
+    store_verdicts,
+    tables_of,
+)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from ampwatch import open_run
 from ampwatch.importers import import_log
-from ampwatch.importers.tables import tensorboard, wandb_file
+from ampwatch.importers.tables import tensorboard_file, wandb_file
 from ampwatch.importers.tables.crc32c import checksums, masked_checksums
 from ampwatch.rows import Table
 
@@ -64,7 +64,7 @@ def scalars_of(data: bytes) -> tuple[list, list[str]]:
     notes: list[str] = []
     found = [
         (step, one.tag, value)
-        for one in tensorboard.scalars(reader_of(data), notes.append)
+        for one in tensorboard_file.scalars(reader_of(data), notes.append)
         for step, value in zip(one.step.tolist(), one.value.tolist(), strict=True)
     ]
     return found, notes

@@ -17,15 +17,23 @@ from hypothesis import strategies as st
 from importers.make_binary_tables import events_of, history_of
 
 from ampwatch import codec
-from ampwatch.importers import bulk_table_rows, run_builder
+from ampwatch.importers import bulk_rows, run_builder
+from ampwatch.importers.counting_columns import counted_rows
 from ampwatch.importers.row_writer import RowWriter
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.statements import Stats
-from ampwatch.importers.table_rows import complete, rows_of
-from ampwatch.importers.tables import delimited, json_objects, tensorboard, wandb_file
+from ampwatch.importers.table_rows import merged_by_step
+from ampwatch.importers.tables import (
+    csv_file,
+    json_objects,
+    tensorboard_file,
+    tensorboard_records,
+    wandb_records,
+)
 from ampwatch.importers.tables.cells import Block, Cells, as_number, of_arrow, of_values
 from ampwatch.importers.tables.column_names import Names
-from ampwatch.importers.tables.wandb_file import Part, history_row
+from ampwatch.importers.tables.wandb_file import Part
+from ampwatch.importers.tables.wandb_records import history_row
 from ampwatch.rows import Table
 
 ODD = [
@@ -86,8 +94,8 @@ def test_a_column_of_any_type_is_numbers_or_absent(column, numbers):
 HEADER = ["step", "loss", "note", "lr"]
 
 
-def reader(mark: str = ",") -> delimited.Reader:
-    return delimited.Reader(HEADER, mark, ["step", "loss", "lr"], lambda _: None)
+def reader(mark: str = ",") -> csv_file.CsvReader:
+    return csv_file.CsvReader(HEADER, mark, ["step", "loss", "lr"], lambda _: None)
 
 
 def by_the_rows(text: str, mark: str) -> Block:
@@ -116,14 +124,14 @@ def test_a_thousand_random_tables_in_all_are_what_pythons_reader_makes_of_them(m
     chance = random.Random(mark)
     for _ in range(350):
         text = tables_of(chance, mark)
-        whole = b"".join(delimited.whole_records([text.encode()])).decode()
+        whole = b"".join(csv_file.whole_records([text.encode()])).decode()
         assert_same(reader(mark).block(whole.encode()), by_the_rows(whole, mark), HEADER[:2])
 
 
 @given(st.text(alphabet='01.,;"\nax \r\t', max_size=60))
 def test_any_text_is_read_with_the_numbers_that_its_lines_hold(text):
     """Where quotes do not pair a line is read for itself; elsewhere both ways agree."""
-    for part in delimited.whole_records([text.encode()]):
+    for part in csv_file.whole_records([text.encode()]):
         found = reader().block(part)
         if b'"' not in part:
             assert_same(found, reader().by_lines(part), ["step", "loss", "lr"])
@@ -133,9 +141,9 @@ def test_any_text_is_read_with_the_numbers_that_its_lines_hold(text):
 def test_records_are_cut_the_same_however_the_bytes_arrive(size):
     text = b'step,loss\r\n1,"a\nb"\r2,"x ""y"" \r\n z"\n3,4\n' * 5
     parts = [text[at : at + size] for at in range(0, len(text), size)]
-    whole = b"".join(delimited.whole_records(parts))
+    whole = b"".join(csv_file.whole_records(parts))
     assert whole == text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    for part in delimited.whole_records(parts):
+    for part in csv_file.whole_records(parts):
         assert part.count(b'"') % 2 == 0
 
 
@@ -179,9 +187,9 @@ def test_hundreds_of_random_files_of_json_lines_are_read_as_line_by_line():
 
 def test_event_records_of_any_kind_are_read_as_one_by_one(monkeypatch):
     data = events_of(random.Random(0), 800)
-    quick = list(tensorboard.scalars(io.BytesIO(data).read))
-    monkeypatch.setattr(tensorboard, "_MOST_LAYOUTS", 0)
-    slow = {one.tag: one for one in tensorboard.scalars(io.BytesIO(data).read)}
+    quick = list(tensorboard_file.scalars(io.BytesIO(data).read))
+    monkeypatch.setattr(tensorboard_records, "_MOST_LAYOUTS", 0)
+    slow = {one.tag: one for one in tensorboard_file.scalars(io.BytesIO(data).read)}
     assert {one.tag for one in quick} == set(slow)
     for one in quick:
         np.testing.assert_array_equal(one.step, slow[one.tag].step)
@@ -191,7 +199,7 @@ def test_event_records_of_any_kind_are_read_as_one_by_one(monkeypatch):
 def test_history_records_of_any_kind_are_read_as_one_by_one():
     records = history_of(random.Random(0), 3000)
     rows = [history_row(record) for record in records]
-    block = wandb_file.block(Part.of(records), [])
+    block = wandb_records.history_block(Part.of(records), [])
     names = {name for row in rows for name in row}
     assert block.columns.keys() == names
     for name in names:
@@ -291,7 +299,7 @@ def by_columns(chance: random.Random, rows: list[dict[str, float]]):
         blocks.append(Block(len(part), columns))
     kept = Kept()
     line = RunBuilder(RowWriter(kept))
-    for part in complete(rows_of(blocks, lambda: Names(NAMES), lambda _: None)):
+    for part in merged_by_step(counted_rows(blocks, lambda: Names(NAMES), lambda _: None)):
         line.take_table(part)
     line.finish()
     return kept.told(line)
@@ -301,7 +309,7 @@ def by_columns(chance: random.Random, rows: list[dict[str, float]]):
 def test_hundreds_of_random_tables_give_the_rows_that_one_by_one_would(seed, monkeypatch):
     monkeypatch.setattr(run_builder, "_LEAST_PLANNED", 8)
     monkeypatch.setattr(run_builder, "_WORTH_A_PLAN", 3)
-    monkeypatch.setattr(bulk_table_rows, "_SHORT", 1)
+    monkeypatch.setattr(bulk_rows, "_SHORT", 1)
     chance = random.Random(seed)
     for _ in range(40):
         rows = course_of(chance, chance.randrange(3, 40))

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ampwatch import diagnose, open_run
-from ampwatch.importers import import_log, text_import
+from ampwatch.importers import formats, import_log
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
@@ -25,7 +25,7 @@ def the_importer_of_the_page(folder: Path):
 
 def test_the_thirty_lines_of_the_page_are_an_importer(tmp_path, monkeypatch):
     form = the_importer_of_the_page(tmp_path)
-    monkeypatch.setattr(text_import, "FORMATS", (*text_import.FORMATS, form))
+    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, form))
     before = [f"step {n} loss 2.5 scale 65536.0\n" for n in range(10, 200, 10)]
     after = [f"step {n} loss 2.4 scale 32768.0\n" for n in range(200, 400, 10)]
     log = tmp_path / "train.log"

@@ -11,7 +11,7 @@ import pytest
 
 from ampwatch import diagnose, open_run
 from ampwatch.errors import LogError
-from ampwatch.importers import GrowingLog, ImportOptions, import_log
+from ampwatch.importers import ImportOptions, TextLogFollower, import_log
 from ampwatch.rows import Table
 
 LINE = "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {}\n"
@@ -32,7 +32,7 @@ def wait_for(true) -> None:
 def test_a_growing_file_is_followed_and_ends_as_if_it_had_been_imported(tmp_path):
     path = tmp_path / "train.log"
     path.write_text("".join(LINES[:5]))
-    log = GrowingLog(str(path), tmp_path / "live", ImportOptions()).start()
+    log = TextLogFollower(str(path), tmp_path / "live", ImportOptions()).start()
     assert log.wait_until_known()
     run = open_run(log.folder)
     assert run.info.source == "apex"
@@ -48,7 +48,7 @@ def test_a_growing_file_is_followed_and_ends_as_if_it_had_been_imported(tmp_path
 def test_half_a_line_waits_for_its_other_half(tmp_path):
     path = tmp_path / "train.log"
     path.write_text(LINES[0] + LINES[1][:-4])
-    log = GrowingLog(str(path), tmp_path / "live", ImportOptions()).start()
+    log = TextLogFollower(str(path), tmp_path / "live", ImportOptions()).start()
     assert log.wait_until_known()
     with path.open("a") as file:
         file.write(LINES[1][-4:])
@@ -60,14 +60,14 @@ def test_half_a_line_waits_for_its_other_half(tmp_path):
 def test_a_log_that_tells_nothing_leaves_no_run(tmp_path):
     path = tmp_path / "train.log"
     path.write_text("hello\n")
-    log = GrowingLog(str(path), tmp_path / "live", ImportOptions()).start()
+    log = TextLogFollower(str(path), tmp_path / "live", ImportOptions()).start()
     log.stop()
     assert not any((tmp_path / "live").iterdir())
 
 
 def test_a_missing_log_is_refused_before_anything_is_made(tmp_path):
     with pytest.raises(LogError, match="No such file"):
-        GrowingLog(str(tmp_path / "none"), tmp_path / "live", ImportOptions())
+        TextLogFollower(str(tmp_path / "none"), tmp_path / "live", ImportOptions())
     assert not (tmp_path / "live").exists()
 
 

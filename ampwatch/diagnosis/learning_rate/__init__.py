@@ -8,7 +8,7 @@ batches they came. `Case.rate` is one.
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.learning_rate.advice import advise, advise_together
+from ampwatch.diagnosis.learning_rate.advice import advise
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import comparable
 from ampwatch.diagnosis.learning_rate.rate_history import (
@@ -28,7 +28,6 @@ __all__ = [
     "RateState",
     "Setup",
     "advise",
-    "advise_together",
     "comparable",
     "fold",
     "judge_rate",

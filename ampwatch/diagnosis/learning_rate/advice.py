@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from ampwatch.diagnosis.findings import Action, Advice
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
-from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds, times_text
+from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
 from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians
@@ -33,6 +32,52 @@ BEYOND_ONE_SHOT = 6.0  # octaves; 64 times too high often needs a second pass
 LONGEST_STRETCH, LONGEST_WARMUP = 8.0, 4000
 # Confidence: the share of reruns that were stable at the first try, rounded down.
 CONFIDENT, UNCERTAIN, FEW_STEPS_CONFIDENCE = 0.9, 0.6, 0.5
+
+
+class Action(str, enum.Enum):
+    """What the advice says to do with the learning rate."""
+
+    LOWER = "lower"
+    KEEP = "keep"
+    RAISE = "raise"
+    NOT_THE_CAUSE = "not-the-cause"
+    UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do with the learning rate, and why; unknown parts are null."""
+
+    action: Action
+    because: str
+    current: float | None = None
+    recommended: float | None = None
+    low: float | None = None
+    high: float | None = None
+    factor: float | None = None
+    group: int | None = None
+    confidence: float | None = None
+    restart_from_step: int | None = None
+    restart_checkpoint_step: int | None = None
+    warmup_steps: int | None = None
+    clip: float | None = None
+    leapt_at_step: int | None = None  # `recommended` is the rate before, at which the run trained
+    # Code of the finding that explains the trouble: `because` repeats its summary.
+    explained_by: str | None = dataclasses.field(default=None, metadata={"json": False})
+    # Steps for which reruns held `recommended`; None for an estimate (`recovery.proved_advice`).
+    proved_steps: int | None = dataclasses.field(default=None, metadata={"json": False})
+
+    @property
+    def interval_name(self) -> str:
+        """What the interval is, for a legend."""
+        if self.proved_steps is None:
+            return "90 % interval of the highest stable rate"
+        return "the highest rate that held in a rerun, and the lowest above it that failed"
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the advice gives an interval for the highest stable rate."""
+        return self.low is not None and self.high is not None
 
 
 def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
@@ -365,50 +410,3 @@ def _notes(trouble: Trouble) -> list[str]:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-# --- several logged runs of one model, which differ in their rate ---
-
-
-def advise_together(states: Sequence[RateState]) -> Advice:
-    """One advice from several runs; if none of them failed by its rate, the last run's own."""
-    failed: list[tuple[float, float, Estimate, RateState]] = []  # where it failed, and the base
-    worked = []
-    for state in states:
-        seen = judge_rate(state)
-        found = None if seen.trouble is None else seen.trouble.estimate
-        bounds = None if seen.trouble is None else seen.trouble.bounds
-        if seen.base is not None and seen.onset is None and seen.sees_course and seen.accepted:
-            worked.append(seen.base)
-        elif seen.base is not None and seen.is_the_rate and found is not None:
-            assert bounds is not None  # the base rate is known
-            failed.append((bounds.failed, seen.base, found, state))
-    if not failed:
-        return advise(states[-1])
-    fails, base, first, lowest = min(failed, key=lambda one: one[0])
-    works = max((rate for rate in worked if rate < fails), default=None)
-    # Above what worked, below what failed, and where the estimates place the limit.
-    floor, ceiling = -math.inf if works is None else math.log2(works), math.log2(fails)
-    # Estimates from runs of one model have the same error: their mean is steadier, but no more
-    # certain than one of them.
-    mean = sum(math.log2(rate) - found.octaves for _, rate, found, _ in failed) / len(failed)
-    line = min((found.line for *_, found, _ in failed), key=lambda line: line.below + line.above)
-    limit = min(max(mean, floor), ceiling)
-    goal = max(min(limit - first.line.margin, ceiling - constants.LEAST_OCTAVES), floor)
-    told = f"{fails:.3g} failed" + ("" if works is None else f", {works:.3g} worked")
-    low = max(limit - line.above, floor)
-    high = max(min(limit + line.below, ceiling - constants.BELOW_FAILED), low)
-    spared = "what has worked" if goal == floor else f"{times_text(limit - goal)} below it"
-    return dataclasses.replace(
-        advise(lowest),
-        action=Action.LOWER,
-        because=f"{count_text(len(states), 'run')} together: {told}. The first updates of what "
-        f"failed place the limit at about {2.0**limit:.2g}; the advised rate is {spared}.",
-        current=base,
-        recommended=2.0**goal,
-        factor=2.0**goal / base,
-        low=2.0**low,
-        high=2.0**high,
-        warmup_steps=None,
-        leapt_at_step=None,
-    )

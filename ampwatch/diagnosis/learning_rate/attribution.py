@@ -25,6 +25,7 @@ from ampwatch.diagnosis.learning_rate.signs import (
     TABLE,
     SignReading,
     SignRow,
+    sign_readings,
 )
 from ampwatch.diagnosis.learning_rate.trouble import Trouble
 
@@ -136,7 +137,7 @@ def attribute(trouble: Trouble) -> Attribution:
     onset = trouble.onset
     if onset.hard and not len(trouble.accepted):
         return _static(trouble.state, trouble.after)
-    table = weigh_signs(readings(trouble))
+    table = weigh_signs(sign_readings(trouble))
     recorded = recorded_mechanism(trouble.before, trouble.after)
     chances = chances_of(table)
     # A loss alone never leads to "lower", unless it had risen and numbers then left their format.
@@ -154,12 +155,6 @@ def attribute(trouble: Trouble) -> Attribution:
     return Attribution(cause, chances[0], table, recorded)
 
 
-def readings(trouble: Trouble) -> dict[SignRow, SignReading]:
-    """The reading of every sign that this trouble's record can show."""
-    found = {entry: entry.measure(trouble) for entry in TABLE}
-    return {entry: reading for entry, reading in found.items() if reading is not None}
-
-
 def weigh_signs(found: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]:
     """Weigh the readings of signs: one row for each group, its strongest sign."""
     strongest: dict[str, AttributionRow] = {}
@@ -171,14 +166,14 @@ def weigh_signs(found: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]
 
 
 def chances_of(table: Iterable[AttributionRow]) -> tuple[float, ...]:
-    """The probability of each cause of `WEIGHED`, from the weighed rows."""
+    """The probability with which each cause of `WEIGHED` is attributed, from the weighed rows."""
     total = [sum(points) for points in zip(BIAS, *(row.points for row in table), strict=True)]
     powers = [math.exp(points - max(total)) for points in total]
     return tuple(power / sum(powers) for power in powers)
 
 
 def weights_text() -> str:
-    """The weights of all signs as text for a page: points for the rate in each octave."""
+    """The points that attribution gives the rate for an octave of each sign, as text for a page."""
     rows = (AttributionRow(entry, SignReading(1.0, 1.0, 0.0, 0)) for entry in TABLE)
     return "; ".join(f"{row.entry.name} {row.speaks_for(Cause.RATE):+.1f}" for row in rows)
 

@@ -6,7 +6,7 @@ each, 2 to 3 seeds). All are based on small models: treat them as a start.
 
 from __future__ import annotations
 
-# --- the course that is kept: bounded, whatever the run's length ---
+# --- the history that is kept: of fixed size, whatever the run's length ---
 HEAD_ROWS = 1536  # the early regime (1,000 accepted steps) and its skips
 TAIL_ROWS = 1024  # the end of the record, row by row
 CELL_ROWS = 16  # the smallest part of the history between
@@ -30,7 +30,7 @@ MEDIAN_STEPS = POINT_STEPS = PROOF_STEPS = FEW_STEPS = 10
 EVENT_SKIPS = 5  # the streak that is an event for the attribution
 
 # --- the mechanism ---
-# The largest layer's, in the last 10 accepted steps before trouble (fitted, 150 of 151 told apart).
+# The largest layer's, in the last 10 accepted steps before trouble (fitted; 150 of 151 separated).
 PROOF_RATIO = 0.3
 LEAST_OCTAVES = 0.5  # a rate that failed is above the limit, however small its updates
 BELOW_FAILED = 0.1  # octaves: reruns cannot distinguish rates that are closer than this 7 %

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ampwatch.diagnosis.findings import Action, Advice
+from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.constants import BELOW_FAILED, LEAST_OCTAVES
 from ampwatch.diagnosis.words import count_text
 

@@ -78,7 +78,7 @@ class Estimate:
     update: float | None  # u: the update over the weights at the base rate
     steps: int
     arithmetic: str
-    fitted: float  # the octaves that the first updates alone tell; below 0 under the limit
+    fitted: float  # the octaves by the first updates alone; below 0 the rate is under the limit
 
     def limits(self, base: float, bounds: EstimateBounds) -> tuple[float, float]:
         """The 90 % interval of the estimated highest stable rate, within the bounds."""

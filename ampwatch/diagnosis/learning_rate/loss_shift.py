@@ -55,7 +55,7 @@ def find_shift(course: RatePoints) -> tuple[int, bool] | None:
 
 
 def _crept(value: Floats, begin: Integers, level: Floats, band: Floats) -> tuple[int, float] | None:
-    """The point from which a slowly climbing loss has stayed above its best band, and that level.
+    """A slow shift: the point from which the loss stayed above its best band, and that level.
 
     The band of the recent past follows a slow climb, but the best band does not. The climb has to
     give back most of what the run had gained or, without any gain, more than noise can.
@@ -83,7 +83,7 @@ def loss_wanders(before: Floats, after: Floats) -> bool:
 
 
 def _highest_rise(values: Floats) -> float:
-    """The largest rise of the loss above any earlier value, not counting single points."""
+    """How far a loss that may have shifted rose above any earlier value, without single points."""
     part = max(MEDIAN_POINTS, len(values) // WANDER_PARTS)
     if len(values) < part:
         return 0.0
@@ -92,7 +92,7 @@ def _highest_rise(values: Floats) -> float:
 
 
 def _trailing_windows(start: Integers) -> tuple[Integers, Integers]:
-    """For each point of the loss the start of the window just before it.
+    """For a shift at each point of the loss, the start of the window just before the point.
 
     Points without a window of five points before them or without a successor are left out.
     """
@@ -103,7 +103,7 @@ def _trailing_windows(start: Integers) -> tuple[Integers, Integers]:
 
 
 def _levels(value: Floats, begin: Integers, end: Integers) -> tuple[Floats, Floats]:
-    """The median and the robust deviation of the loss in each window."""
+    """The band of the loss in each window, for a shift out of it: its median and deviation."""
     size = end - begin
     columns = np.arange(size.max(initial=1))
     at = np.minimum(begin[:, None] + columns, len(value) - 1)
@@ -115,7 +115,7 @@ def _levels(value: Floats, begin: Integers, end: Integers) -> tuple[Floats, Floa
 
 
 def _medians_of(windows: Floats, size: Integers) -> Floats:
-    """The median of the loss in each window, over its first `size` values."""
+    """For a shift of the loss, the median of each window's first `size` values."""
     ordered, row = np.sort(windows, axis=1), np.arange(len(size))
     return np.asarray((ordered[row, (size - 1) // 2] + ordered[row, size // 2]) / 2)
 

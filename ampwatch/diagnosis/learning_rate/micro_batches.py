@@ -18,7 +18,7 @@ from ampwatch.diagnosis.medians import median
 # The share of a change that shows in the loss: all of it in plain sums, none in divided ones.
 # Values between are neither, as far as the record shows.
 _SUMS, _DIVIDED = 0.75, 0.25
-# A level is the median of so many steps; so many changes tell as much as more.
+# A level is the median of so many steps; more changes than this add nothing.
 _LEVEL_STEPS, _MOST_CHANGES = 10, 64
 _MOST = 1e6  # larger numbers are not credible
 

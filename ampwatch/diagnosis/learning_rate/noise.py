@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ampwatch.diagnosis.column_arrays import Floats
-from ampwatch.diagnosis.learning_rate.constants import (
-    BAND_FACTOR,
-    MEDIAN_STEPS,
-    ROBUST_DEVIATIONS,
-)
+from ampwatch.diagnosis.learning_rate.constants import BAND_FACTOR, MEDIAN_STEPS, ROBUST_DEVIATIONS
 from ampwatch.diagnosis.medians import median
 
 
@@ -21,7 +17,7 @@ def robust_deviation(values: Floats) -> float:
 
 
 def nonzero_deviation(spread: Floats, middle: Floats) -> Floats:
-    """A deviation, raised to the least that is allowed for values of this size."""
+    """The deviation of noise, raised to the least that is allowed for values of this size."""
     return np.maximum(spread, np.maximum(1e-3 * np.abs(middle), 1e-12))
 
 

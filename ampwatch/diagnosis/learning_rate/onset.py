@@ -104,7 +104,7 @@ def find_onset(state: RateState) -> Onset | None:
 
 
 def _is_collapsed(state: RateState) -> bool:
-    """Whether the record ends in skips or in losses that are not finite; a search does not count.
+    """Whether an onset is collapsed: the record ends in skips or in non-finite losses.
 
     Before any step is accepted the scale may still be searching, unless no scale can help.
     """
@@ -125,7 +125,7 @@ def _is_collapsed(state: RateState) -> bool:
 
 
 def _share_of_steps(step: Floats, bad: Mask) -> float:
-    """The share of steps that are bad, where a log's rows stand for different numbers of steps.
+    """For an onset, the share of bad steps where a log's rows stand for many or few steps.
 
     A log that prints every n-th step also prints each overflow between them: the share of its rows
     is not the share of the steps.
@@ -232,7 +232,7 @@ def _soft_signs(
 
 
 def _still_learns(loss: Floats) -> bool:
-    """Whether a loss that hardly fell has still fallen, and did not stop early."""
+    """Whether an onset is only slow: the loss hardly fell, but did not stop early."""
     first, final = float(loss[0]), median(loss[-constants.FINAL_STEPS :])
     quarter = median(loss[len(loss) // 4 :][: constants.FINAL_STEPS])
     gains = quarter - final >= STALLED_PROGRESS * first or final < STALLED * first

@@ -42,7 +42,7 @@ def family_of(rows: RateRows, setup: Setup) -> Family:
 
 
 def _felt(rows: RateRows) -> Floats:
-    """The norm of the gradient that the optimizer received, after clipping."""
+    """For the family, the norm of the gradient that the optimizer received."""
     applied = rows.of("applied_norm")
     return np.where(np.isnan(applied), rows.of("grad_norm"), applied)
 

@@ -20,7 +20,7 @@ from ampwatch.diagnosis.doubling_windows import DoublingWindows
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.medians import known_of, median
 
-# Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` tells a loss that was
+# Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` marks a loss that was
 # recorded and was not finite.
 COLUMNS = (
     "step", "skipped", "loss", "loss_bad", "lr", "lr_base", "grad_norm", "applied_norm",
@@ -274,7 +274,7 @@ def _joined(first: RateRows, second: RateRows) -> RateRows:
 
 
 def _medians(parts: Floats) -> Floats:
-    """The medians of each part of rows for a cell; flags become shares, the step is the first."""
+    """For cells of the rate's history, the medians of each part of rows; flags become shares."""
     ordered = np.sort(parts, axis=1)  # nan comes last
     known = (~np.isnan(ordered)).sum(axis=1)
     ends = (np.maximum(known - 1, 0) // 2, np.minimum(known // 2, parts.shape[1] - 1))

@@ -305,3 +305,9 @@ TABLE = (
     SignRow("a loss coming down again", "descent", _if(_descent), (-1.36, -0.12, 0.56, 0.92), ""),
 )
 # fmt: on
+
+
+def sign_readings(trouble: Trouble) -> dict[SignRow, SignReading]:
+    """The reading of every sign that the record of this trouble can show."""
+    found = {entry: entry.measure(trouble) for entry in TABLE}
+    return {entry: reading for entry, reading in found.items() if reading is not None}

@@ -94,7 +94,7 @@ class Trouble:
         base = self.state.base_rate
         if base is None:
             return None
-        recorded = base / self.state.lead_share  # rows tell the first group's rate
+        recorded = base / self.state.lead_share  # rows hold the rate of the first group
         found = estimate(self.learnt, recorded, self.state.setup, broke=self.onset.hard)
         return found.of_one_that_learns if self.onset.is_slow else found
 
@@ -156,7 +156,7 @@ class Trouble:
             return None
         past = np.sort(values[: leaps[-1]])
         enough = max(policy.JUMP_STEPS, math.ceil(WORKED_SHARE * len(past)))
-        # A schedule that begins anew every so often is back at a rate that it had before.
+        # A schedule that starts over now and then only returns to a rate that it had before.
         if len(past) < enough or values[leaps[-1] :].min() < LR_LEAP * past[-enough]:
             return None
         steps = np.concatenate([self.before.of("step"), self.after.of("step")[:1]])
@@ -199,7 +199,7 @@ class Trouble:
 
 
 def rows_around(state: RateState, onset: Onset) -> tuple[RateRows, RateRows]:
-    """The rows before a trouble's onset and from it on, in the finest form that is kept."""
+    """The rows before a trouble and those from it on, in the finest form that is kept."""
     rows, at = state.head, onset.row
     if at >= len(rows):
         rows, at = state.tail, onset.row - (state.rows - len(state.tail))
@@ -243,7 +243,9 @@ def _calm_end(values: Floats) -> int:
 
 def lasting_trouble(state: RateState) -> Trouble | None:
     """The trouble that lasts to the end of the record; None if there is none."""
-    if state.setup.several_optimizers:  # whose losses are no one course, and outputs no data
+    if (
+        state.setup.several_optimizers
+    ):  # their losses are no single series, and one's outputs are another's inputs
         state = state.without("loss", "input_amax")
     onset = find_onset(state)
     return None if onset is None else Trouble(state, onset)

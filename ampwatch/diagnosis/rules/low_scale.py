@@ -9,20 +9,11 @@ import numpy as np
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import AT_FLOOR
-from ampwatch.diagnosis.findings import Evidence, Severity, Standing
+from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.rule import (
-    NOT_FINITE,
-    RATE,
-    Page,
-    Seen,
-    Ties,
-    rule,
-)
+from ampwatch.diagnosis.rule import NOT_FINITE, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.scale_collapse import slow_fall, unknown_cause_text
-from ampwatch.diagnosis.rules.scale_search_and_resets import (
-    STARTUP_ERROR_SCALE,
-)
+from ampwatch.diagnosis.rules.scale_search_and_resets import STARTUP_ERROR_SCALE
 from ampwatch.diagnosis.words import scale_text
 
 
@@ -52,7 +43,7 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
         yield from _gave_up(case)
         return
     healed = final is not None and final > max(policy.FLOOR_SCALE, scale.floor or 0.0)
-    standing = Standing.HEALED if healed else Standing.STANDS
+    standing = FindingStatus.HEALED if healed else FindingStatus.STANDS
     yield Seen(
         standing=standing,
         at=times,

@@ -8,7 +8,7 @@ import numpy as np
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Evidence, Severity, Standing
+from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.rule import (
     MIXED,
@@ -66,7 +66,7 @@ def loss_not_finite(case: Case) -> Iterator[Seen]:
     )
 
 
-def _loss_summary(case: Case, times: Times, value: str, standing: Standing) -> str:
+def _loss_summary(case: Case, times: Times, value: str, standing: FindingStatus) -> str:
     """The summary of a non-finite loss: when, or that no step can be accepted."""
     if times.first_step == case.scale.first_step and case.is_searching and startup_has_failed(case):
         return f"{no_scale_helps(case)}: the loss is {value} from the first step on."
@@ -181,7 +181,7 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
         return
     norms = sorted(case.precision.batch_norms)
     spoilt = _spoilt_weights(case)
-    standing = Standing.HEALS if spoilt else case.standing(times)
+    standing = FindingStatus.HEALS if spoilt else case.standing(times)
     are_all = _bad_inputs_since(case, times)
     cure = (
         "Check the preprocessing, not single batches: a normalisation that divides by zero, "

@@ -111,7 +111,7 @@ def _is_early_learning(case: Case, windows: list[Integers]) -> bool:
 
 
 def _steps_a_row(case: Case) -> float:
-    """How many steps a row of the record stands for; programs print one in ten, or fewer."""
+    """For the norm's drift, how many steps a row stands for; programs print one in ten or fewer."""
     return 1.0 if case.observed.every_step else max(10.0, case.scale.steps / case.scale.entries)
 
 

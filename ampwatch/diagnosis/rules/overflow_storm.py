@@ -92,7 +92,7 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
 
 
 def _storm_part(case: Case, *, most: bool) -> RecordEnding | None:
-    """The part of the record, or all of it, with more skips than growth explains.
+    """The part of the record that is a storm, with more skips than growth explains; or None.
 
     Bursts do not count: a burst is a spike or a fall, which has a finding of its own.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Evidence, Severity, Standing
+from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, list_text, scale_text
@@ -296,14 +296,14 @@ def reduction_overflow(case: Case) -> Iterator[Seen]:
     )
 
 
-def _standing(case: Case, times: Times) -> Standing:
+def _standing(case: Case, times: Times) -> FindingStatus:
     """How the trouble of a rank stands; it goes on if its usual gaps are longer than the last."""
     standing = case.standing(times)
-    if standing is Standing.STANDS or times.first_step is None or times.last_step is None:
+    if standing is FindingStatus.STANDS or times.first_step is None or times.last_step is None:
         return standing
     gap = (times.last_step - times.first_step) / max(1, times.count - 1)
     since = (case.scale.last_step or 0) - times.last_step
-    return Standing.STANDS if since <= RECURRING_GAPS * gap else standing
+    return FindingStatus.STANDS if since <= RECURRING_GAPS * gap else standing
 
 
 @rule(

@@ -7,13 +7,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import (
-    Page,
-    Seen,
-    Ties,
-    always,
-    rule,
-)
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, scale_text
 from ampwatch.rows import EventKind
@@ -172,7 +166,7 @@ def scaler_recreated(case: Case) -> Iterator[Seen]:
 
 
 def _made_anew(made: Times, searched: int) -> Seen:
-    """New scalers that were observed; two that cost no steps may be phases of one training."""
+    """Scales that started over in new scalers; two that cost no steps may be phases of training."""
     harmless = made.count < RECREATED_RESETS and not searched
     cost = (
         f"their searches skipped {count_text(searched, 'step')} that are not in the record."

@@ -1,4 +1,4 @@
-"""The text formats, one small file each, in the order in which they are tried.
+"""The text formats, one small file for each framework, in the order in which they are tried.
 
 The first format that understands a line gets it. A new format is a file in this folder and its name
 in `FORMATS`.
@@ -6,6 +6,9 @@ in `FORMATS`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
 from ampwatch.importers.formats import (
     apex,
@@ -66,3 +69,14 @@ FORMATS: tuple[Format, ...] = (
     plain.FORMAT,
 )
 BY_SOURCE = {form.source: form for form in FORMATS if not form.is_shared}
+
+
+def formats_for(source: str | None) -> Sequence[Format]:
+    """All text formats, or the one with this name; raises LogError if there is none."""
+    if source is None:
+        return FORMATS
+    if source not in BY_SOURCE:
+        raise LogError(
+            f"There is no format {source!r}. Known formats: {', '.join(sorted(BY_SOURCE))}."
+        )
+    return (BY_SOURCE[source],)

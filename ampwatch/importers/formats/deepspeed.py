@@ -46,7 +46,7 @@ def read(line: str) -> Iterator[Statement]:
 
 
 def attempted(line: str) -> Iterator[Skip]:
-    """Each `Attempted loss scale` of a line: two ranks may share one."""
+    """Each `Attempted loss scale` in a line of DeepSpeed: two ranks may share one line."""
     for match in _ATTEMPTED.finditer(line):
         before = number(match[2])
         after = before if match[4] is not None else number(match[3])

@@ -64,7 +64,7 @@ def _statistics(line: str) -> Iterator[Statement]:
 
 
 def _is_scale(printed: float) -> bool:
-    """Whether a printed scale is exact: 0 is rounded, and no power of two is an average."""
+    """Whether fairseq printed an exact scale: 0 is rounded, and no power of two is an average."""
     if not (printed > 0 and math.isfinite(printed)):
         return False
     off = abs(math.log2(printed) - round(math.log2(printed)))

@@ -1,4 +1,4 @@
-"""Messages with which frameworks end a run themselves, whichever of them prints it.
+"""The messages with which frameworks give up a run themselves, whichever of them prints it.
 
 A table of phrases: the words, and which value is not finite. A line about a setting does not count;
 nor does one after which the run goes on (the run builder checks that).
@@ -22,7 +22,7 @@ _SCALE = r"(?:loss|grad(?:ient)?)[ _]scal(?:e|er|ing)"
 
 @dataclass(frozen=True, slots=True)
 class _Saying:
-    """A phrase; a group of its pattern is the step."""
+    """A phrase with which frameworks give up; a group of its pattern is the step."""
 
     anchor: str  # a literal part of it
     pattern: re.Pattern[str]
@@ -97,7 +97,7 @@ _AT_MINIMUM = "loss scale already at minimum"  # as the diagnosis knows it
 
 
 def read(line: str) -> Iterator[Statement]:
-    """The end of the run that a line announces."""
+    """Yield the statement that the framework gives up, if a line says so."""
     for statement in _SAYINGS:
         if statement.anchor in line and (told := statement.pattern.search(line)):
             if not _NO_END.search(line.replace("cannot", "").replace("not finite", "")):

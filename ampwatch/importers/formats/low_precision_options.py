@@ -1,4 +1,4 @@
-"""Options of formats below 16 bits that trainers print at their start, whichever prints them.
+"""Options of formats below 16 bits (fp8, fp4) that trainers print at their start, of any framework.
 
 Megatron-LM prints `  fp8 ......... hybrid` (`_print_args`, megatron/training/arguments.py, commit
 d98e8a6; the same in a public log of 2025); NeMo 1 prints its configuration as YAML, `  fp8: true`
@@ -24,7 +24,7 @@ _YAML = re.compile(rf"^\s*({_NAMES}): ([^\s#]{{1,100}})\s*(?:#.{{0,200}})?$")
 
 
 def read(line: str) -> Iterator[Statement]:
-    """Yield the option that a line states."""
+    """Yield the low-precision option (fp8, fp4) that a line states."""
     told = _DOTTED.search(line) or _YAML.search(line)
     if told is not None:
         yield Setup(config={told[1]: told[2]})

@@ -36,7 +36,7 @@ def read(line: str) -> Iterator[Statement]:
 
 
 def statistics(line: str, step: int) -> Stats:
-    """The fields between the bars, in either wording."""
+    """The values between the bars of Megatron's line of statistics, in either wording."""
     values = fields(line, _FIELDS)
     loss = _LOSS.search(line)
     if loss:
@@ -53,7 +53,7 @@ def statistics(line: str, step: int) -> Stats:
 
 
 def meant(printed: float) -> float:
-    """The scale behind a printed one: 0.2 is a quarter."""
+    """The scale that Megatron's one digit stands for: 0.2 is a quarter."""
     return 2.0 ** round(math.log2(printed)) if 0 < printed < 1 else printed
 
 

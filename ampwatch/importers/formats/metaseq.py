@@ -11,7 +11,7 @@ _WINDOW = pattern("SCALE_WINDOW: {}, loss scale: {}")
 
 
 def read(line: str) -> Iterator[Statement]:
-    """What a line that only metaseq prints says."""
+    """Yield what a line of metaseq states, if fairseq does not print it too."""
     told = _WINDOW.search(line)
     if told:
         yield Setup(scaler={"growth_interval": number(told[1])})

@@ -60,7 +60,7 @@ _SMOOTHED = dict.fromkeys(("loss", "grad_norm"), (Mark.AVERAGED.value,))
 
 
 def _is_scale(printed: float) -> bool:
-    """Whether four digits show the scale."""
+    """Whether a meter's four digits show the scale."""
     return printed != 0
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ampwatch.importers.format import NUMBER, Format, fields, keyed, snapped
+from ampwatch.importers.format import NUMBER, Format, fields, keyed
+from ampwatch.importers.scale_arithmetic import snapped
 from ampwatch.importers.statements import Statement, Stats
 from ampwatch.rows import Mark
 

@@ -69,14 +69,14 @@ def _flushed(layer: str, step: int, name: re.Match[str], value: float) -> LayerS
 
 
 def _saturated(layer: str, step: int, name: re.Match[str], value: float) -> LayerStats:
-    """Only delayed scaling has this statistic."""
+    """The inspector's share of saturated values; only delayed scaling has this statistic."""
     role = _ROLES[name["tensor"]]
     values = {f"{role}_saturated_share": value / 100}
     return LayerStats(layer, step, values, formats=_formats(role, "fp8_delayed_scaling"))
 
 
 def _scaled(layer: str, step: int, name: re.Match[str], value: float) -> LayerStats:
-    """The inverse of a tensor's scale; what is no whole tensor's is not used."""
+    """The scale of a whole tensor, from the inspector's inverse; that of a part is not used."""
     role = _ROLES[name["tensor"]]
     scales = {role: 1 / value} if value > 0 and math.isfinite(value) else {}
     return LayerStats(layer, step, scales=scales, formats=_formats(role, name["recipe"]))

@@ -64,7 +64,7 @@ _MOST_CHARACTERS, _MOST_WORDS = 4096, 3
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A number and the words before it; `of` is the number after a slash."""
+    """A number in a plain line and the words before it; `of` is the number after a slash."""
 
     words: tuple[str, ...]
     number: str
@@ -72,7 +72,7 @@ class _Pair:
 
 
 def read(line: str) -> Iterator[Statement]:
-    """Yield what a line of names and numbers states."""
+    """Yield what a plain line of names and numbers states."""
     line = _AROUND.sub("", line[:_MOST_CHARACTERS])
     if line.lstrip().startswith("|"):  # a table's row: `| loss | 2.31 |`
         line = line.replace("|", "=")
@@ -97,7 +97,7 @@ def read(line: str) -> Iterator[Statement]:
 
 
 def _pairs(line: str) -> Sequence[_Pair]:
-    """The numbers with their names; none if the line is not about a step."""
+    """The named numbers of a plain line; none if the line is not about a step."""
     found: list[_Pair] = []
     words: list[str] = []
     slash, last = False, ""
@@ -121,7 +121,7 @@ def _pairs(line: str) -> Sequence[_Pair]:
 
 
 def _place(pairs: Sequence[_Pair], line: str, bar: re.Match[str] | None) -> Place | None:
-    """The step, the epoch and the steps of an epoch; None if the line has none of them."""
+    """The step, the epoch and its length in a plain line; None if it has none of them."""
     epoch: int | None = None
     step: _Pair | None = None
     surest: float = math.inf
@@ -146,7 +146,7 @@ def _place(pairs: Sequence[_Pair], line: str, bar: re.Match[str] | None) -> Plac
 
 
 def _values(pairs: Sequence[_Pair]) -> dict[str, float]:
-    """The columns that the names mean; of two names for one column, the more certain one."""
+    """A plain line's numbers by our column; of two names for one column, the more certain one."""
     texts: dict[str, tuple[int, str]] = {}
     for pair in pairs:
         told = _named(pair.words)
@@ -160,7 +160,7 @@ def _values(pairs: Sequence[_Pair]) -> dict[str, float]:
 
 
 def _named(words: Sequence[str]) -> tuple[str, int] | None:
-    """The column that the last words mean; the longest name counts."""
+    """The column that the last words before a number mean; the longest name counts."""
     for count in range(len(words), 0, -1):
         told = column_in_text("_".join(words[-count:]))
         if told is not None:
@@ -176,13 +176,13 @@ def _step_named(words: Sequence[str]) -> tuple[str, int] | None:
 
 
 def _value(text: str, *, has_comma: bool) -> float | None:
-    """A number, whose comma is read as in the line's other numbers."""
+    """A plain line's number, whose comma is read as in the line's other numbers."""
     text = text.replace(",", "." if has_comma else "")
     return float(text) if text.count(".") < 2 else None
 
 
 def _whole(text: str | None) -> int | None:
-    """A count, as `10`, `00010` or `9.000`."""
+    """A count in a plain line: `10`, `00010` or `9.000`."""
     if text is None or "," in text:
         return None
     value = float(text)

@@ -43,7 +43,7 @@ def read(line: str) -> Iterator[Statement]:
 
 
 def is_event(line: str) -> bool:
-    """Whether a line is one event of the structured log."""
+    """Whether a line is an event of torchtitan's structured log."""
     if not line.startswith("{") or '"log_type_name"' not in line or '"seq_id"' not in line:
         return False
     try:
@@ -63,7 +63,7 @@ def _event(event: Mapping[str, Any]) -> Iterator[Statement]:
 
 
 def _values(event: Mapping[str, Any], kind: str) -> Iterator[tuple[str, float]]:
-    """The column of an event's value, and when the event was."""
+    """The column and the value of torchtitan's event, and when it was."""
     value = event.get("value")
     if not isinstance(value, int | float):
         return

@@ -1,1 +1,1 @@
-"""Tables: CSV, JSON, Parquet, TensorBoard and W&B files."""
+"""Readers of table files: CSV, JSON, Parquet, TensorBoard and W&B."""

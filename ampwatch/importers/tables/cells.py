@@ -26,7 +26,7 @@ _PLAIN = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Some cells of one column: their numbers, and which of them are present."""
+    """Some cells of one table column: their numbers, and which of them are present."""
 
     values: npt.NDArray[np.float64]
     present: npt.NDArray[np.bool_]
@@ -37,16 +37,16 @@ class Cells:
         return cls(np.full(count, np.nan), np.zeros(count, np.bool_))
 
     def at(self, rows: npt.NDArray[Any] | slice) -> Cells:
-        """The cells of these rows, in this order."""
+        """The cells of these rows of the column, in this order."""
         return Cells(self.values[rows], self.present[rows])
 
     def where(self, kept: npt.NDArray[np.bool_]) -> Cells:
-        """The same cells, absent outside of `kept`."""
+        """The same cells, absent where `kept` is false."""
         return Cells(self.values, self.present & kept)
 
 
 def as_number(value: Any) -> float | None:
-    """A cell's number; None if it is empty or not a number."""
+    """A table cell as a number; None if it is empty or not a number."""
     if isinstance(value, (int, float)):
         try:
             return float(value)
@@ -70,14 +70,14 @@ def as_number(value: Any) -> float | None:
 
 
 def of_values(values: Sequence[Any]) -> Cells:
-    """The cells of a list of Python values."""
+    """Cells made of a list of Python values."""
     found = list(map(as_number, values))
     told = np.array([value is not None for value in found], np.bool_)
     return Cells(np.array([np.nan if value is None else value for value in found]), told)
 
 
 def of_arrow(column: pa.Array | pa.ChunkedArray) -> Cells:
-    """The cells of an Arrow column of any type; absent if they are not numbers."""
+    """Cells made of an Arrow column of any type; absent if they are not numbers."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if pa.types.is_dictionary(column.type):
@@ -118,20 +118,20 @@ def _of_texts(texts: pa.StringArray) -> Cells:
 
 
 def joined(cells: Sequence[Cells]) -> Cells:
-    """The cells of one column, concatenated."""
+    """The cells of one column, of several blocks, concatenated."""
     values = np.concatenate([one.values for one in cells])
     return Cells(values, np.concatenate([one.present for one in cells]))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some rows of a table, by the table's own names."""
+    """Some rows of a table, as cells by the table's own column names."""
 
     count: int
     columns: Mapping[str, Cells | pa.Array]
 
     def cells(self, name: str) -> Cells:
-        """One column's cells; absent if these rows do not have the column."""
+        """The cells of one column; absent if these rows do not have the column."""
         column = self.columns.get(name)
         if column is None:
             return Cells.absent(self.count)

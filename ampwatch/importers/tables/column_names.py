@@ -61,13 +61,13 @@ _MIRRORED = "ampwatch/"  # our own run as `mirrors` logged it; its skips are a c
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """For each of our columns, the table's name for it."""
+    """For each of our columns, the table's name of it."""
 
     of: Mapping[str, str]
 
 
 def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> Names:
-    """The columns that these names mean; raises LogError for an impossible mapping."""
+    """Recognise our columns by a table's names; raises LogError for an impossible mapping."""
     there = list(dict.fromkeys(names))
     for column, name in mapped.items():
         if column not in STEP_COLUMNS:
@@ -95,7 +95,7 @@ def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> Na
 
 
 def _by_its_end(names: Iterable[str], usual: Iterable[str]) -> str | None:
-    """The only name that ends with a usual one, such as `Train/Samples/train_loss`."""
+    """The only column name that ends with a usual one, such as `Train/Samples/train_loss`."""
     ends: dict[str, list[str]] = {}
     for name in names:
         if "/" in name and not _OF_VALIDATION.search(name):
@@ -104,7 +104,7 @@ def _by_its_end(names: Iterable[str], usual: Iterable[str]) -> str | None:
 
 
 def _named_by_us(names: Iterable[str]) -> dict[str, str]:
-    """Our own names, by column: first those of a mirror, which occur together."""
+    """The names that are our own column names; those that a mirror wrote come first."""
     found = {}
     for name in sorted(names, key=lambda name: name.startswith(_MIRRORED)):
         column = name.removeprefix(_MIRRORED)
@@ -115,7 +115,7 @@ def _named_by_us(names: Iterable[str]) -> dict[str, str]:
 
 
 def tells_training(names: Names) -> bool:
-    """Whether a table with these columns is of a training."""
+    """Whether columns with these names are of a training."""
     return bool(names.of.keys() & {"loss", "grad_norm", "scale", "scale_after", *SKIP_FLAGS})
 
 
@@ -133,7 +133,7 @@ _IN_TEXT: Mapping[str, tuple[str, ...]] = {
 
 @cache
 def column_in_text(name: str) -> tuple[str, int] | None:
-    """The column that a name in a line of text means, and how far it is from the surest one."""
+    """The column that a name in a line of text means, and how sure that is: 0 is the surest."""
     if _OF_VALIDATION.search(name):
         return None
     for plain in dict.fromkeys((_plain(name), _plain(name.rpartition("/")[2]))):

@@ -48,7 +48,7 @@ def checksums(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarra
 
 
 def _of_length(content: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    """The registers after messages of one length: that of the first, and the differences."""
+    """The CRC registers after messages of one length: the first one's, and the differences."""
     if not length or not len(starts):
         return np.zeros(len(starts), np.uint32)
     rows = sliding_window_view(content, length)[starts]
@@ -62,7 +62,7 @@ def _of_length(content: np.ndarray, starts: np.ndarray, length: int) -> np.ndarr
 
 
 def _registers(rows: np.ndarray) -> np.ndarray:
-    """Each row's register, started at zero; four bytes at a time."""
+    """The CRC register after each row of bytes, started at zero; four bytes at a time."""
     words = np.ascontiguousarray(rows).view("<u4").T
     first, second, third, fourth = _tables()
     found = np.zeros(len(rows), np.uint32)
@@ -78,7 +78,7 @@ def _registers(rows: np.ndarray) -> np.ndarray:
 
 
 def _long(message: np.ndarray) -> int:
-    """The register after one long message, cut into lanes."""
+    """The CRC register after one long message, cut into lanes."""
     lanes = 1 << int(np.ceil(np.log2(-(-len(message) // _LANE))))
     whole = np.zeros(lanes * _LANE, np.uint8)
     whole[-len(message) :] = message
@@ -93,7 +93,7 @@ def _long(message: np.ndarray) -> int:
 
 @functools.cache
 def _tables() -> tuple[np.ndarray, ...]:
-    """The effect of a byte on the register, with none to three zero bytes after it."""
+    """What a byte does to the CRC register, with none to three zero bytes after it."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1)
@@ -106,7 +106,7 @@ def _tables() -> tuple[np.ndarray, ...]:
 
 @functools.cache
 def _after_byte() -> np.ndarray:
-    """The effect of a byte on the register, with so many zero bytes after it."""
+    """What a byte does to the CRC register, by the number of zero bytes after it."""
     after = np.zeros((_LANE, 256), np.uint32)
     after[0] = _tables()[0]
     for zeros in range(1, _LANE):
@@ -116,7 +116,7 @@ def _after_byte() -> np.ndarray:
 
 @functools.cache
 def _after_lane() -> np.ndarray:
-    """What each bit of a register becomes after a lane of zeros."""
+    """What each bit of a CRC register becomes after a lane of zeros."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     found: np.ndarray = (bits >> 8) ^ _tables()[0][bits & 0xFF]
     for _ in range(_LANE.bit_length() - 1):
@@ -125,7 +125,7 @@ def _after_lane() -> np.ndarray:
 
 
 def _applied(images: np.ndarray, registers: np.ndarray) -> np.ndarray:
-    """The registers after each bit is replaced by its image."""
+    """The CRC registers after each bit is replaced by its image."""
     found = np.zeros(len(registers), np.uint32)
     for bit in range(32):
         found ^= np.where(registers >> np.uint32(bit) & 1, images[bit], np.uint32(0))

@@ -1,4 +1,4 @@
-"""JSON: one object per line, or the Trainer's `trainer_state.json`.
+"""Reads JSON files: one object per line, a list of objects, or the Trainer's `trainer_state.json`.
 
 Arrow reads the lines by columns. If they are not all objects whose names keep their types, that
 part of the file is read line by line.
@@ -22,7 +22,7 @@ _MOST_DEPTH = 6
 
 
 def object_of(line: str) -> dict[str, Any] | None:
-    """A line's object, with inner names joined by `/`; None if it is not an object."""
+    """A line's JSON object, with inner names joined by `/`; None if it is not an object."""
     text = line.strip().rstrip(",")
     if not text.startswith("{"):
         return None
@@ -34,7 +34,7 @@ def object_of(line: str) -> dict[str, Any] | None:
 
 
 def flat(value: Mapping[str, Any]) -> dict[str, Any]:
-    """An object with its inner names joined by `/`."""
+    """A JSON object with its inner names joined by `/`."""
     return dict(_flat(value, "", _MOST_DEPTH))
 
 
@@ -47,7 +47,7 @@ def _flat(value: Mapping[str, Any], before: str, depth: int) -> Iterator[tuple[s
 
 
 def history_of(text: str) -> list[dict[str, Any]] | None:
-    """The log history of a `trainer_state.json`; None for any other text."""
+    """The log history in a `trainer_state.json`; None for any other JSON."""
     if '"log_history"' not in text:
         return None
     try:
@@ -61,12 +61,12 @@ def history_of(text: str) -> list[dict[str, Any]] | None:
 
 
 def looks_listed(text: str) -> bool:
-    """Whether a file begins like a list of objects."""
+    """Whether a file begins like a JSON list of objects."""
     return re.match(r'\s*\[\s*\{\s*"', text) is not None
 
 
 def listed(text: str) -> Block | None:
-    """A file that is one list of objects; None for any other."""
+    """The rows of a file that is one JSON list of objects; None for any other file."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -80,26 +80,26 @@ def listed(text: str) -> Block | None:
 
 
 def blocks(chunks: Iterable[bytes]) -> Iterator[Block]:
-    """The objects of all lines; other lines are left out."""
+    """The JSON objects of all lines, by block; other lines are left out."""
     for part in _whole_lines(chunks):
         yield block(part)
 
 
 def block(part: bytes) -> Block:
-    """Whole lines as a block."""
+    """Whole lines of JSON objects as a block, read by columns if Arrow can."""
     valid = part if part.isascii() else part.decode("utf-8", "replace").encode()
     found = _by_columns(valid)
     return by_lines(valid) if found is None else found
 
 
 def by_lines(part: bytes) -> Block:
-    """The same, line by line."""
+    """Whole lines of JSON objects as a block, read line by line."""
     lines = part.decode("utf-8", "replace").split("\n")
     return block_of([found for line in lines if (found := object_of(line)) is not None])
 
 
 def block_of(rows: Sequence[Mapping[str, Any]]) -> Block:
-    """Rows that are objects, as a block."""
+    """Rows that are JSON objects, as a block."""
     names = dict.fromkeys(name for row in rows for name in row)
     return Block(len(rows), {name: of_values([row.get(name) for row in rows]) for name in names})
 

@@ -22,7 +22,7 @@ def looks_like_parquet(head: bytes) -> bool:
 
 
 class ParquetTable:
-    """An opened file; raises LogError, with a sentence, where it is damaged."""
+    """An opened Parquet file; raises LogError, with a sentence, where it is damaged."""
 
     def __init__(self, file: BinaryIO | str, path: str) -> None:
         from pyarrow import parquet
@@ -42,7 +42,7 @@ class ParquetTable:
         self.names: list[str] = [about.schema.column(n).path for n in range(about.num_columns)]
 
     def blocks(self, wanted: list[str], say: Callable[[str], None]) -> Iterator[Block]:
-        """The rows, some ten thousand at a time, up to where the file is damaged."""
+        """The Parquet file's rows, some ten thousand at a time, up to where it is damaged."""
         try:
             for batch in self._file.iter_batches(_BLOCK_ROWS, columns=wanted, use_threads=False):
                 yield Block(batch.num_rows, dict(_leaves(batch)))

@@ -9,12 +9,12 @@ Value = int | bytes
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """Each field's number and value; a message that breaks off ends there."""
+    """Each protobuf field's number and value; a message that breaks off ends there."""
     return ((number, value) for number, value, _, _ in spans(data, 0, len(data)))
 
 
 def spans(data: bytes, at: int, end: int) -> Iterator[tuple[int, Value, int, int]]:
-    """Each field's number and value, and where in `data` the value begins and ends."""
+    """Each protobuf field's number and value, and where in `data` the value begins and ends."""
     while at < end:
         key, at = _varint(data, at)
         kind, begin = key & 7, at
@@ -47,19 +47,19 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def text(value: Value) -> str:
-    """A string field."""
+    """A protobuf field's value as a string."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
 
 def whole(value: Value) -> int:
-    """A signed integer field."""
+    """A protobuf field's value as a signed integer."""
     if not isinstance(value, int):
         return 0
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def float32(value: Value) -> float:
-    """A float field."""
+    """A protobuf field's value as a float of 32 bits."""
     if not isinstance(value, bytes) or len(value) != 4:
         return float("nan")
     return float(struct.unpack("<f", value)[0])

@@ -1,4 +1,4 @@
-"""Options of an import, and the description of the new run."""
+"""The options of an import, and the name and description of the run that it makes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnProgress = Callable[[int, int], None]  # bytes read, bytes in all (0 if unknow
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """The format, the columns and the name, if they are not to be recognised."""
+    """What the user sets for an import: the log's format, names of columns, the run's name."""
 
     source: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)  # our column: the log's name of it
@@ -23,7 +23,7 @@ class ImportOptions:
 
 
 def fresh_info(path: str, options: ImportOptions) -> RunInfo:
-    """A description of a new run, named after its file."""
+    """The description of the run that an import is to make, named after the log's file."""
     stem = "standard-input" if path == STANDARD_INPUT else _stem(Path(path))
     return RunInfo(id=secrets.token_hex(16), name=options.name or stem or "log", source="text")
 
@@ -32,7 +32,7 @@ _COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}
 
 
 def _stem(path: Path) -> str:
-    """The file's name without its suffixes: `lr-0.1` for `lr-0.1.log.gz`."""
+    """The log file's name without its suffixes: `lr-0.1` for `lr-0.1.log.gz`."""
     if path.name.startswith("events.out."):
         return "events"
     return Path(path.stem).stem if path.suffix in _COMPRESSED else path.stem

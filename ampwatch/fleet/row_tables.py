@@ -1,4 +1,4 @@
-"""The tables of a place, and stored rows as published ones and back.
+"""The row tables of a place: their columns, and stored rows as published ones and back.
 
 A row table has the columns of `rows.py` and before them `run_id`, `edition`, `rank` and `attempt`;
 where rows.py stores a layer or a data type by number, these tables have its name, and for a layer
@@ -8,6 +8,7 @@ rows of the old edition remain, but no row of `runs` names them.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -19,7 +20,6 @@ from ampwatch.rows import DTYPES, SCHEMAS, Table
 from ampwatch.store.public_rows import ATTEMPT, RANK, LayerFacts, with_dtype_names
 from ampwatch.store.run_files import RankRows
 
-RUNS = "runs"
 DAY = "day"  # of the run's start; a partition, so it stands in a file's path, not in the file
 LAYER_NUMBER = "layer_number"
 _NUMBER_OF = {"layer": LAYER_NUMBER, "max_update_layer": "max_update_layer_number"}
@@ -49,40 +49,11 @@ def _fields(table: Table) -> Iterator[pa.Field]:
 FILE_SCHEMAS = {table: pa.schema(list(_fields(table))) for table in Table}
 TABLE_SCHEMAS = {table: FILE_SCHEMAS[table].append(pa.field(DAY, pa.date32())) for table in Table}
 
-RUNS_SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.string()),
-        pa.field("name", pa.string()),  # of its folder, when it was published
-        pa.field("source", pa.string()),
-        pa.field("host", pa.string()),
-        pa.field("started", pa.timestamp("us", "UTC")),
-        pa.field("last_time", pa.timestamp("us", "UTC")),
-        pa.field("state", pa.string()),  # live, ended or lost, when it was published
-        pa.field("steps", pa.int64()),
-        pa.field("ranks", pa.int32()),
-        pa.field("world_size", pa.int32()),
-        pa.field("config", pa.string()),  # as JSON
-        pa.field("tags", pa.list_(pa.string())),
-        pa.field("note", pa.string()),
-        pa.field("editions", pa.list_(pa.string())),  # that make up its rows
-        pa.field("published", pa.timestamp("us", "UTC")),
-        pa.field("publisher", pa.string()),  # the host that published it
-        pa.field("ampwatch", pa.string()),  # the version that published it
-        pa.field("stamp", pa.string()),  # tells one state of a run from another
-        pa.field("signature", pa.string()),  # what the run is made of; null where it does not tell
-        # Where what it takes to read the run is: a range of an object beside the tables.
-        pa.field("detail_path", pa.string()),
-        pa.field("detail_offset", pa.int64()),
-        pa.field("detail_length", pa.int64()),
-        pa.field("detail_crc", pa.int64()),
-    ]
-)
 
-
-def published(
+def published_rows(
     table: Table, rows: pa.Table, run_id: str, edition: str, facts: LayerFacts
 ) -> pa.Table:
-    """Stored rows, with columns for rank and attempt, as rows of the place's table."""
+    """Stored rows, with columns for rank and attempt, as rows of the place's row table."""
     count = rows.num_rows
     named = with_dtype_names(rows)
     columns = []
@@ -106,12 +77,12 @@ _STORED_AS = {number: name for name, number in _NUMBER_OF.items()}
 
 
 def published_names(names: Sequence[str]) -> list[str]:
-    """The columns of a place's table that these stored ones are made from."""
+    """The columns of the place's row table that these stored columns are made from."""
     return [_NUMBER_OF.get(name, name) for name in names]
 
 
-def stored(table: Table, rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The stored columns; null where an earlier version did not publish them."""
+def stored_rows(table: Table, rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Rows of the place's row table as stored ones; null where an older version published none."""
     columns = []
     for name, there in zip(names, published_names(names), strict=True):
         kind = SCHEMAS[table].field(name).type
@@ -128,13 +99,20 @@ def stored(table: Table, rows: pa.Table, names: Sequence[str]) -> pa.Table:
 
 
 def layer_facts(log: RankRows) -> LayerFacts:
-    """The facts about the layers of a rank."""
+    """The names and facts of a rank's layers, by which row tables name them."""
     return LayerFacts.of(with_places(log, Table.LAYER_INFO, 0, log.rows(Table.LAYER_INFO)))
 
 
 def with_places(log: RankRows, table: Table, start: int, stop: int) -> pa.Table:
-    """All stored columns of a rank's rows with its number and the attempt of each."""
+    """A rank's stored rows with two columns more: the rank, and the attempt of each row."""
     rows = log.read(table, SCHEMAS[table].names, start, stop)
     ranks = column(np.full(rows.num_rows, log.rank), pa.int32())
     attempts = column(log.attempts(table, start, start + rows.num_rows), pa.int32())
     return rows.append_column(RANK, ranks).append_column(ATTEMPT, attempts)
+
+
+def time_of(time_ns: int) -> dt.datetime:
+    """A time in nanoseconds as the place's tables hold it."""
+    # 9999 is the last year that tables know.
+    seconds = min(time_ns // 1000 / 1e6, 253_402_300_799.0)
+    return dt.datetime.fromtimestamp(seconds, dt.timezone.utc)

@@ -1,4 +1,4 @@
-"""The rows of layers, collected from lines that tell one figure each."""
+"""Collects what a log prints of layers, one figure a line, into rows of the layers table."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MAXIMA = {"input": "input_amax", "grad": "out_grad_amax"}
 
 @dataclass(slots=True)
 class _Layer:
-    """What one step's lines tell of a layer."""
+    """What the lines about one step print of a layer."""
 
     values: dict[str, float] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
 
 
-class LayerRows:
-    """Collects a step's figures; they become rows when another step begins."""
+class LoggedLayers:
+    """Collects a step's layer figures from a log; they become rows when another step begins."""
 
     def __init__(self, writer: RowWriter) -> None:
         self._writer = writer
@@ -35,7 +35,7 @@ class LayerRows:
         self.step: int | None = None
 
     def take(self, told: LayerStats) -> None:
-        """Add what a line tells; a figure told before is not replaced."""
+        """Add a line's figures of a layer; a figure printed before is not replaced."""
         if told.step != self.step:
             self.settle()
             self.step = told.step
@@ -49,7 +49,7 @@ class LayerRows:
         layer.scales.update(told.scales)
 
     def _note_formats(self, layer: str, formats: Mapping[str, str]) -> None:
-        """A more detailed format replaces the other."""
+        """Note the number formats that the log names for a layer; the more detailed name wins."""
         known = self._formats.setdefault(layer, {})
         for column, text in formats.items():
             if text.count("/") > known.get(column, "").count("/") or column not in known:
@@ -57,16 +57,16 @@ class LayerRows:
                 self._changed.add(layer)
 
     def tell_again(self) -> None:
-        """A new attempt begins: it tells what its layers are by itself."""
+        """Write the facts of all layers again, because the log begins a new attempt."""
         self._changed.update(self._numbers)
 
     @property
     def count(self) -> int:
-        """How many layers were told of."""
+        """How many layers the log has named."""
         return len(self._numbers)
 
     def settle(self) -> None:
-        """Write the rows of the step."""
+        """Write the rows of all layers for the step in hand."""
         step, layers = self.step, self._layers
         self.step, self._layers = None, {}
         if step is None:
@@ -93,7 +93,7 @@ class LayerRows:
 
 
 def _staleness(form: str, layer: _Layer, role: str) -> float | None:
-    """The newest maximum times the scale in use, over the format's largest number."""
+    """A logged layer's newest maximum times the scale in use, over the format's largest number."""
     largest = _LARGEST.get(form.partition("/")[0])
     amax = layer.values.get(_MAXIMA.get(role, f"{role}_amax"))
     if largest is None or amax is None or not form.endswith("/delayed"):

@@ -1,4 +1,4 @@
-"""What a worker does: judge the runs of one share, which lie beside each other in the same files.
+"""What a worker does: judges the runs of one share, which lie beside each other in the same files.
 
 A run that cannot be judged is named with the reason, and the others go on. A place that cannot be
 read any more ends the share; the runs that were judged by then are handed over.
@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ampwatch.errors import AmpwatchError, PlaceError
-from ampwatch.fleet.details import Detail
-from ampwatch.fleet.judging import judge_opened
 from ampwatch.fleet.nearby_bytes import Extent, NearbyBytes
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.published_run import open_row, read_detail
+from ampwatch.fleet.published_run_reader import open_row
 from ampwatch.fleet.row_files import WHOLE_BYTES
+from ampwatch.fleet.run_details import Detail, read_detail
 from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
-from ampwatch.fleet.verdicts import RunVerdict, rules_version
+from ampwatch.fleet.verdicts import RunVerdict, rules_version, verdict_of
+from ampwatch.follow import diagnose
 from ampwatch.printable_text import printable
+from ampwatch.store import Run
 
 # So many runs, or so many steps of all ranks, are one share: what a cut can cost a worker, and
 # enough that a request fetches the rows of many. Fewer cost less than it takes to start a worker.
@@ -33,7 +34,7 @@ _HOSTILE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError,
 
 @dataclass(slots=True)
 class ShareVerdicts:
-    """What came of a share."""
+    """What a worker made of its share: verdicts, and runs that could not be judged."""
 
     found: list[RunVerdict] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # run id -> why
@@ -43,7 +44,7 @@ class ShareVerdicts:
 
 
 def shares_of(rows: Sequence[PublishedRun], workers: int) -> list[list[PublishedRun]]:
-    """Runs by the files that they lie in, the largest shares first."""
+    """Runs in shares for workers: those in the same files together, the largest shares first."""
     order = sorted(rows, key=lambda row: (row.detail_path, row.detail_offset))
     most = min(_RUNS, max(_LEAST_RUNS, len(rows) // workers))
     shares: list[list[PublishedRun]] = []
@@ -58,8 +59,8 @@ def shares_of(rows: Sequence[PublishedRun], workers: int) -> list[list[Published
 
 
 def judge_share(address: str, rows: Sequence[PublishedRun]) -> ShareVerdicts:
-    """Judge runs that lie beside each other."""
-    judge = _Judge(Place(address))
+    """Judge the runs of one share, in a worker."""
+    judge = _ShareJudge(Place(address))
     try:
         judge.all_of(rows)
     except PlaceError as problem:
@@ -67,7 +68,7 @@ def judge_share(address: str, rows: Sequence[PublishedRun]) -> ShareVerdicts:
     return judge.done
 
 
-class _Judge:
+class _ShareJudge:
     """Judges the runs of a share, one after the other."""
 
     def __init__(self, place: Place) -> None:
@@ -76,7 +77,7 @@ class _Judge:
         self._source = NearbyBytes(place)
 
     def all_of(self, rows: Sequence[PublishedRun]) -> None:
-        """Judge these; PlaceError if the place cannot be read at all."""
+        """Judge all runs of a share; PlaceError if the place cannot be read at all."""
         self._source.expect(Extent(r.detail_path, r.detail_offset, r.detail_length) for r in rows)
         found = [(row, self._detail(row)) for row in rows]
         self._source.expect(
@@ -90,7 +91,7 @@ class _Judge:
                 self._one(row, detail)
 
     def _detail(self, row: PublishedRun) -> Detail | None:
-        """Where a run's rows are."""
+        """Read where the rows of a run to judge are; None if that is impossible, which is noted."""
         try:
             return read_detail(self._source, row)
         except (AmpwatchError, OSError) as problem:
@@ -121,3 +122,13 @@ class _Judge:
 
 def _steps(rows: Sequence[PublishedRun]) -> int:
     return sum(max(0, row.steps) * max(1, row.ranks) for row in rows)
+
+
+def judge_run(place: Place, row: PublishedRun) -> RunVerdict:
+    """Judge one run of a place, as `report --json PLACE#RUN` does; AmpwatchError if damaged."""
+    return judge_opened(row, open_row(place, row))
+
+
+def judge_opened(row: PublishedRun, run: Run) -> RunVerdict:
+    """Judge a published run that is open already."""
+    return verdict_of(row, run, diagnose(run))

@@ -1,4 +1,4 @@
-"""`--publish PLACE`, for the command that records."""
+"""The option `--publish PLACE` of `ampwatch record`: publishes the recorded runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from ampwatch.cli.terminal import say
 
 if TYPE_CHECKING:
-    from ampwatch.fleet.run_publisher import RunPublisher
+    from ampwatch.fleet.background_publisher import BackgroundPublisher
 
 PUBLISH_OPTION = typer.Option(
     None,
@@ -36,17 +36,19 @@ _SHORTEST_S = 5.0
 
 
 @contextlib.contextmanager
-def publishing(folder: Path, place: str | None, every: str | None) -> Iterator[list[RunPublisher]]:
-    """A publisher of the folder's runs, if a place was given."""
+def publishing(
+    folder: Path, place: str | None, every: str | None
+) -> Iterator[list[BackgroundPublisher]]:
+    """Publish the folder's runs in the background if `--publish` gives a place."""
     if place is None:
         if every is not None:
             raise typer.BadParameter("--publish-live needs --publish PLACE.")
         yield []
         return
-    from ampwatch.fleet.run_publisher import RunPublisher
+    from ampwatch.fleet.background_publisher import BackgroundPublisher
 
     every_s = None if every is None else _seconds(every)
-    publisher = RunPublisher(folder, place, live_every_s=every_s, on_note=say)
+    publisher = BackgroundPublisher(folder, place, live_every_s=every_s, on_note=say)
     is_whole = False
     try:
         yield [publisher]

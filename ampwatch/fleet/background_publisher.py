@@ -22,46 +22,46 @@ from ampwatch.fleet.place import Place
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
-from ampwatch.fleet import run_publisher, run_publisher_child
-run_publisher_child.main(run_publisher.PublishOrders.from_text(sys.argv[1]))
+from ampwatch.fleet import background_publisher, background_publisher_child
+background_publisher_child.main(background_publisher.PublisherOrders.from_text(sys.argv[1]))
 """
 _TELL_EVERY_S = 0.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # between a process that died and the next
 
 
 @dataclass(frozen=True, slots=True)
-class PublishOrders:
-    """The instructions for the process."""
+class PublisherOrders:
+    """What the process that publishes in the background is to do."""
 
     directory: str
     place: str
     live_every_s: float | None = None  # how often to publish live runs; None: never
 
     def to_text(self) -> str:
-        """The text of one command-line argument."""
+        """The orders as text, for one argument of the background process."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> PublishOrders:
-        """What `to_text` wrote."""
+    def from_text(cls, text: str) -> PublisherOrders:
+        """The orders that the background process was started with."""
         return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A report of the process: a sentence for the user, and how many runs it has published."""
+class PublisherReport:
+    """What the background process reports: a sentence for the user, the count of published runs."""
 
     sentence: str
     published: int
     waiting: int = 0  # runs that are over and not yet in the place
 
     def to_line(self) -> bytes:
-        """One line of JSON, with its newline."""
+        """The report as one line of JSON, with its newline."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
-class RunPublisher:
-    """Publishes what is in `directory` to `place`, and each run there that ends from now on."""
+class BackgroundPublisher:
+    """Publishes a recorder's runs as they end, in a background process that it keeps alive."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RunPublisher:
         with Place(place).trouble("written"):  # PlaceError now, not in the process
             pass
         self.published = self.waiting = 0
-        self._orders = PublishOrders(str(directory.absolute()), place, live_every_s)
+        self._orders = PublisherOrders(str(directory.absolute()), place, live_every_s)
         self._on_note = on_note
         self._woken: set[str] = set()
         self._lock = threading.Lock()
@@ -87,16 +87,16 @@ class RunPublisher:
 
     @property
     def process_id(self) -> int | None:
-        """The id of the process that publishes at present."""
+        """The id of the background process that publishes at present."""
         return None if self._process is None else self._process.pid
 
     def wake(self, folder: Path) -> None:
-        """Note that a run has new rows; never waits."""
+        """Note that a recorder's run has new rows; never waits."""
         with self._lock:
             self._woken.add(str(folder.absolute()))
 
     def close(self, wait_s: float) -> bool:
-        """Publish the runs that have ended, within this time; whether all were published."""
+        """Publish the ended runs within this time, then stop; whether all were published."""
         self._is_closing = True
         self._stirred.set()
         self._thread.join(wait_s)
@@ -124,7 +124,7 @@ class RunPublisher:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _run_process(self) -> str:
-        """Run the process until it ends; how it ended."""
+        """Run the background process until it ends; say how it ended."""
         try:
             self._process = process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, self._orders.to_text(), json.dumps(sys.path)],
@@ -147,7 +147,7 @@ class RunPublisher:
         return f"exit status {code}" if code >= 0 else f"signal {-code}"
 
     def _tell(self, process: subprocess.Popen[bytes]) -> bool:
-        """Tell the process which runs have new rows; False if it does not listen."""
+        """Tell the background process which runs have new rows; False if it does not listen."""
         with self._lock:
             woken, self._woken = self._woken, set()
         assert process.stdin is not None
@@ -163,7 +163,7 @@ class RunPublisher:
         for line in process.stdout:
             if not line.endswith(b"\n"):  # a process that is killed may leave half a line
                 break
-            told = Told(**json.loads(line))
+            told = PublisherReport(**json.loads(line))
             self.published = self._before + told.published
             self.waiting = told.waiting
             if told.sentence:

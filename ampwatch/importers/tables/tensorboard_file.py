@@ -1,19 +1,16 @@
-"""TensorBoard event files, of any writer, without TensorFlow: length, data, checksums."""
+"""Reads TensorBoard event files of any writer, without TensorFlow: finds and checks the records."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ampwatch.importers.tables.crc32c import masked_checksums
-from ampwatch.importers.tables.protobuf import Value, fields, float32, text, whole
-from ampwatch.importers.tables.tensorboard_layout import layout_of
+from ampwatch.importers.tables.tensorboard_records import Scalars, scalars_of_records
 
 _MAX_RECORD_BYTES = 64 << 20
 _HEAD, _TAIL = 12, 4
@@ -22,40 +19,29 @@ _PART_BYTES = 4 << 20
 _A_FEW = 64  # records that show whether the lengths repeat
 # The first record is the version: always 24 bytes long.
 _VERSION = b"brain.Event:"
-_MOST_LAYOUTS = 64  # of one length; a file has a few tags
-_DTYPES = {1: ("<f", 4), 2: ("<d", 8), 3: ("<i", 4), 9: ("<q", 8)}
 
 
 def looks_like_events(head: bytes) -> bool:
-    """Whether a file begins as an event file does."""
+    """Whether a file begins as a TensorBoard event file does."""
     return _VERSION in head[:64]
-
-
-@dataclass(frozen=True, slots=True)
-class Scalars:
-    """Some scalars of one tag, in the file's order."""
-
-    tag: str
-    step: npt.NDArray[np.int64]
-    value: npt.NDArray[np.float64]
 
 
 def scalars(
     read: Callable[[int], bytes], say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Scalars]:
-    """Every scalar, by tag; a truncated file ends at its last complete record.
+    """Every scalar of an event file, by tag; a truncated file ends at its last complete record.
 
     A damaged record is left out. After a damaged length, which shows where the next record is,
     nothing is read; `say` is called once.
     """
     for data, starts, lengths in _records(read, say):
-        yield from scalars_of(data, starts, lengths)
+        yield from scalars_of_records(data, starts, lengths)
 
 
 def _records(
     read: Callable[[int], bytes], say: Callable[[str], None]
 ) -> Iterator[tuple[bytes, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """The undamaged records of each part of the file: its bytes, their starts, their lengths."""
+    """The undamaged records of each part of an event file: its bytes, their starts and lengths."""
     rest, bad_records = b"", 0
     while part := read(_PART_BYTES):
         data = rest + part
@@ -75,7 +61,7 @@ def _records(
 
 
 def _whole_records(data: bytes) -> tuple[np.ndarray, int]:
-    """The start and length of each complete record's data, and where the next record begins.
+    """Where each whole record of an event file starts, its length, and where the next one begins.
 
     A loop writes the same tags again and again, so the lengths repeat: if some records show such a
     cycle, all records that continue it are found at once.
@@ -95,7 +81,7 @@ def _whole_records(data: bytes) -> tuple[np.ndarray, int]:
 
 
 def _some_records(data: bytes, at: int) -> np.ndarray:
-    """The next few records, one by one."""
+    """The starts and lengths of the event file's next few records, one by one."""
     places: list[tuple[int, int]] = []
     while len(places) < _A_FEW and at + _HEAD <= len(data):
         (length,) = _LENGTH.unpack_from(data, at)
@@ -107,7 +93,7 @@ def _some_records(data: bytes, at: int) -> np.ndarray:
 
 
 def _in_cycle(data: bytes, at: int, lengths: np.ndarray) -> np.ndarray:
-    """The records that continue the cycle of lengths, as far as the file has the same lengths."""
+    """The records that continue the cycle of lengths, as far as the event file has the same."""
     around = range(1, len(lengths) // 2 + 1)
     period = next((n for n in around if (lengths[n:] == lengths[:-n]).all()), 0)
     if not period:
@@ -123,7 +109,7 @@ def _in_cycle(data: bytes, at: int, lengths: np.ndarray) -> np.ndarray:
 
 
 def _at(data: bytes, places: np.ndarray, kind: str) -> np.ndarray:
-    """The numbers of a type at these positions."""
+    """The numbers of a type at these positions of the event file."""
     if not len(places):
         return np.zeros(0, kind)
     width = np.dtype(kind).itemsize
@@ -133,7 +119,7 @@ def _at(data: bytes, places: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _may_go_on(data: bytes, at: int) -> bool:
-    """Whether the record that begins there may be one that has more to come."""
+    """Whether the record at this position can be a whole one once more of the file is read."""
     if at + _HEAD > len(data):
         return True
     (length,) = _LENGTH.unpack_from(data, at)
@@ -142,7 +128,10 @@ def _may_go_on(data: bytes, at: int) -> bool:
 
 
 def _heads_vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Whether each length matches the checksum after it; many are the same."""
+    """Whether each record's length in the event file matches the checksum after it.
+
+    Many lengths are the same, so each is checked once.
+    """
     told, which = np.unique(lengths, return_inverse=True)
     sums = masked_checksums(told.astype("<u8").tobytes(), 8 * np.arange(len(told)), 0 * told + 8)
     same: np.ndarray = sums[which] == _at(data, starts - _TAIL, "<u4")
@@ -150,79 +139,6 @@ def _heads_vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.n
 
 
 def _vouched(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Whether each slice matches the checksum after it."""
+    """Whether each record's data in the event file matches the checksum after it."""
     same: np.ndarray = masked_checksums(data, starts, lengths) == _at(data, starts + lengths, "<u4")
     return same
-
-
-def scalars_of(
-    data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> Iterator[Scalars]:
-    """The scalars of these records: those of one layout at once, the others one by one."""
-    found: dict[str, list[tuple[npt.NDArray[Any], ...]]] = {}  # tag: (record, step, value)
-    content = np.frombuffer(data, np.uint8)
-    for length in np.unique(lengths).tolist():
-        rest = np.flatnonzero(lengths == length)
-        for _ in range(_MOST_LAYOUTS):
-            if not len(rest):
-                break
-            first = int(starts[rest[0]])
-            layout = layout_of(data[first : first + length])
-            if layout is None:
-                break
-            rows = sliding_window_view(content, length)[starts[rest]]
-            fits = layout.fits(rows)
-            steps = layout.steps(rows[fits])
-            for tag, values in layout.values(rows[fits]):
-                found.setdefault(tag, []).append((rest[fits], steps, values))
-            rest = rest[~fits]
-        for record in rest.tolist():
-            start = int(starts[record])
-            for step, tag, value in event(data[start : start + length]):
-                one = (np.array([record]), np.array([step]), np.array([value]))
-                found.setdefault(tag, []).append(one)
-    for tag, pieces in found.items():
-        records, steps, values = (np.concatenate(column) for column in zip(*pieces, strict=True))
-        order = np.argsort(records, kind="stable")
-        yield Scalars(tag, steps[order], values[order])
-
-
-def event(data: bytes) -> Iterator[tuple[int, str, float]]:
-    """The scalars of one record: step, tag and value."""
-    step, summaries = 0, []
-    for number, value in fields(data):
-        if number == 2:
-            step = whole(value)
-        elif number == 5 and isinstance(value, bytes):
-            summaries.append(value)
-    for summary in summaries:
-        for number, value in fields(summary):
-            if number == 1 and isinstance(value, bytes):
-                yield from _scalar(step, value)
-
-
-def _scalar(step: int, data: bytes) -> Iterator[tuple[int, str, float]]:
-    tag, scalar = "", None
-    for number, value in fields(data):
-        if number == 1:
-            tag = text(value)
-        elif number == 2:
-            scalar = float32(value)
-        elif number == 8 and isinstance(value, bytes):
-            scalar = _tensor(value)
-    if tag and scalar is not None:
-        yield step, tag, scalar
-
-
-def _tensor(data: bytes) -> float | None:
-    """A tensor's one number, as TensorFlow 2 writes scalars."""
-    found: dict[int, Value] = dict(fields(data))
-    kind = found.get(1)
-    content = found.get(4)
-    if isinstance(content, bytes) and isinstance(kind, int) and kind in _DTYPES:
-        form, width = _DTYPES[kind]
-        return float(struct.unpack(form, content)[0]) if len(content) == width else None
-    packed = found.get(5)  # float_val, packed or single
-    if isinstance(packed, bytes) and len(packed) == 4:
-        return float32(packed)
-    return None

@@ -1,4 +1,4 @@
-"""`--notify URL`, for the commands that watch."""
+"""The option `--notify URL` of commands that watch: sends alerts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ never shown. `ampwatch alerts` keeps them for every recorder and dashboard.
 def delivering(
     addresses: Sequence[str] | None, say: Callable[[str], None] = say
 ) -> Iterator[Delivery | None]:
-    """A delivery to these addresses, closed at the end; None without addresses."""
+    """Deliver alerts to the addresses of `--notify` within the block; None without addresses."""
     if not addresses:
         yield None
         return

@@ -1,4 +1,7 @@
-"""Write the rows of some runs to a place, many runs per file; invisible until the commit."""
+"""What a worker does: writes the rows of some runs to a place, many runs per file.
+
+What it writes is invisible until the commit.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,21 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from ampwatch.errors import AmpwatchError, PlaceError, RunError
-from ampwatch.fleet.details import Detail
 from ampwatch.fleet.place import Added, Place
-from ampwatch.fleet.published_facts import is_retold, note_of, row_of, time_of
-from ampwatch.fleet.published_run import read_detail
+from ampwatch.fleet.published_facts import is_retold, rank_note_of, row_of
 from ampwatch.fleet.row_files import Part, RowFile
+from ampwatch.fleet.row_tables import (
+    DAY,
+    FILE_SCHEMAS,
+    layer_facts,
+    published_rows,
+    time_of,
+    with_places,
+)
+from ampwatch.fleet.run_details import Detail, read_detail
 from ampwatch.fleet.runs_delta_table import PublishedRun, fresh_token
-from ampwatch.fleet.segments import Continuation, continuation
-from ampwatch.fleet.tables import DAY, FILE_SCHEMAS, layer_facts, published, with_places
+from ampwatch.fleet.unpublished_rows import UnpublishedRows, has_unpublished, unpublished_rows_of
 from ampwatch.follow.liveness import State, at_a_glance
-from ampwatch.ranges import Ranges
 from ampwatch.rows import TABLES, Table
 from ampwatch.store import Run, open_run
 from ampwatch.store.compaction import ROW_GROUP_ROWS, damage_of
@@ -37,7 +45,7 @@ _HELD_ROWS = 1 << 18  # of a run: of the widest table 90 MB
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a call of `publish`."""
+    """What was published, and what was not and why: the result of `publish`."""
 
     published: list[str] = field(default_factory=list)  # names of runs
     unchanged: list[str] = field(default_factory=list)
@@ -47,7 +55,7 @@ class Outcome:
     bytes_written: int = 0
 
     def add(self, other: Outcome) -> None:
-        """Add the result of another call."""
+        """Add what a worker published to the result."""
         self.published += other.published
         self.unchanged += other.unchanged
         self.live += other.live
@@ -57,8 +65,8 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """The parameters of a worker."""
+class PublishingJob:
+    """What every publishing worker needs to know."""
 
     place: str
     known: Mapping[str, PublishedRun]  # by id
@@ -67,25 +75,25 @@ class Job:
 
 @dataclass(slots=True)
 class Written:
-    """Files that are in the place but not visible yet."""
+    """Files that a worker has written to the place; they are not visible yet."""
 
     outcome: Outcome
     added: dict[Table, list[Added]] = field(default_factory=dict)
-    ready: dict[str, Ready] = field(default_factory=dict)
+    ready: dict[str, WrittenRun] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Ready:
-    """A run whose rows were written."""
+class WrittenRun:
+    """A run whose rows a worker has written."""
 
     row: PublishedRun
     detail: Detail
 
 
-def write_share(job: Job, folders: Sequence[Path]) -> list[Written]:
-    """Write the files of some runs; usually one per table and day."""
+def write_share(job: PublishingJob, folders: Sequence[Path]) -> list[Written]:
+    """Write a share of runs to the place, as a worker; usually one file per table and day."""
     done = []
-    batch = _Batch(Place(job.place))
+    batch = _FileBatch(Place(job.place))
     for folder in folders:
         try:
             _add(batch, folder, job)
@@ -95,12 +103,12 @@ def write_share(job: Job, folders: Sequence[Path]) -> list[Written]:
             batch.outcome.skipped[folder.name] = str(problem)
         if batch.is_full:
             done.append(batch.written())
-            batch = _Batch(batch.place)
+            batch = _FileBatch(batch.place)
     return [*done, batch.written()]
 
 
-def _add(batch: _Batch, folder: Path, job: Job) -> None:
-    """Add a run's new rows to the batch."""
+def _add(batch: _FileBatch, folder: Path, job: PublishingJob) -> None:
+    """Add a run's unpublished rows to the batch of files."""
     run = open_run(folder)
     state = at_a_glance(run)
     if state is State.LIVE and not job.live:
@@ -113,23 +121,16 @@ def _add(batch: _Batch, folder: Path, job: Job) -> None:
         batch.outcome.unchanged.append(folder.name)
         return
     before = read_detail(batch.place, there) if there is not None else None
-    fresh = [log for log in logs if _has_more(log, before)]
+    fresh = [log for log in logs if has_unpublished(log, before)]
     is_told = there is None or is_retold(read_tags(folder), there)
     if before is not None and not fresh and not is_told and not _tells_more(state, before):
         batch.outcome.unchanged.append(folder.name)
         return
     is_over = state is not State.LIVE
-    planned = [(log, continuation(log, before, is_over=is_over)) for log in fresh]
+    planned = [(log, unpublished_rows_of(log, before, is_over=is_over)) for log in fresh]
     batch.add(run, folder.name, state, stamp, planned)
     batch.outcome.bytes_read += bytes_in(folder)
     batch.outcome.published.append(folder.name)
-
-
-def _has_more(log: RankLog, before: Detail | None) -> bool:
-    """Whether a rank's log has batches that are not in the place."""
-    notes = before.ranks if before else ()
-    held = next((Ranges(note.held) for note in notes if note.rank == log.rank), None)
-    return held is None or bool(list(log.held.without(held)))
 
 
 def _tells_more(state: State, before: Detail) -> bool:
@@ -138,33 +139,33 @@ def _tells_more(state: State, before: Detail) -> bool:
 
 
 def _stamp(run: Run, logs: Sequence[RankLog], state: State) -> str:
-    """Identifies a state of a run, independent of its folder and of compaction."""
+    """The stamp of a run's state, independent of its folder and of compaction."""
     told = read_tags(run.path)
     held = [(log.rank, list(log.held)) for log in logs]
     facts = [run.info.to_json(), state.value, held, told.tags, told.note]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-class _Batch:
-    """Runs that become visible together, in few files: one per table and day."""
+class _FileBatch:
+    """Files with the rows of runs that become visible together: one per table and day."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.outcome = Outcome()
         self._files: dict[tuple[Table, str], RowFile] = {}
         self._owners: dict[RowFile, list[str]] = {}
-        self._ready: dict[str, Ready] = {}
+        self._ready: dict[str, WrittenRun] = {}
         self._added: dict[Table, list[Added]] = {}
         self._parts: dict[str, list[Part]] = {}
 
     @property
     def is_full(self) -> bool:
-        """Whether to write what is in it."""
+        """Whether the worker's files are large enough to be written."""
         held = sum(file.size for file in self._files.values())
         return held + self.outcome.bytes_written >= _BATCH_BYTES
 
     def add(self, run: Run, name: str, state: State, stamp: str, planned: Planned) -> None:
-        """Encode a run's new rows; if a log is damaged, RunError, and nothing is added."""
+        """Encode a run's new rows into the files; if a log is damaged, RunError, no rows added."""
         edition = fresh_token()
         day = time_of(run.info.started_ns).date().isoformat()
         for rank, table, rows in _checked(planned, run.info.id, edition):
@@ -173,10 +174,12 @@ class _Batch:
             self._owners[file].append(run.info.id)
             if file.size >= _BATCH_BYTES:  # of a long run, which need not fit into memory
                 self._put(table, day)
-        notes = tuple(note_of(run, log, edition) for log, _ in planned)
+        notes = tuple(rank_note_of(run, log, edition) for log, _ in planned)
         kept = tuple(part for _, plan in planned for part in plan.kept)
         row = row_of(run, name, state, stamp, notes)
-        self._ready[run.info.id] = Ready(row, Detail(run.info.to_json(), state.value, notes, kept))
+        self._ready[run.info.id] = WrittenRun(
+            row, Detail(run.info.to_json(), state.value, notes, kept)
+        )
 
     def _file(self, table: Table, day: str) -> RowFile:
         if (table, day) not in self._files:
@@ -187,7 +190,7 @@ class _Batch:
         return self._files[table, day]
 
     def _put(self, table: Table, day: str) -> None:
-        """Put a file where it belongs."""
+        """Write one of the files to the place."""
         file = self._files.pop((table, day))
         data, found = file.finish()
         self.place.put(file.path, data)
@@ -199,7 +202,7 @@ class _Batch:
             self._parts.setdefault(run_id, []).append(part)
 
     def written(self) -> Written:
-        """Put the files where they belong; nothing is visible by that."""
+        """Write all files to the place; nothing is visible by that."""
         for table, day in list(self._files):
             self._put(table, day)
         for run_id, ready in self._ready.items():
@@ -209,11 +212,11 @@ class _Batch:
 
 
 _Rows: TypeAlias = "tuple[int, Table, pa.Table]"  # of a rank
-Planned: TypeAlias = "Sequence[tuple[RankLog, Continuation]]"
+Planned: TypeAlias = "Sequence[tuple[RankLog, UnpublishedRows]]"
 
 
 def _checked(planned: Planned, run_id: str, edition: str) -> Iterable[_Rows]:
-    """The rows of some logs, after a check that none is damaged.
+    """The rows of the logs to publish, after a check that no log is damaged.
 
     Reading a log checks it, so a short run is simply read before any row is passed on. A long run,
     which must not be held in memory, is checked first.
@@ -241,11 +244,11 @@ def _encoded(planned: Planned, run_id: str, edition: str) -> Iterator[_Rows]:
             total = log.rows(table)
             for start in range(plan.starts[table], total, ROW_GROUP_ROWS):
                 rows = with_places(log, table, start, min(total, start + ROW_GROUP_ROWS))
-                yield log.rank, table, published(table, rows, run_id, edition, facts)
+                yield log.rank, table, published_rows(table, rows, run_id, edition, facts)
 
 
 def bytes_in(folder: Path) -> int:
-    """The size of a run's log files; other files in the folder are not counted."""
+    """The size of a run's log files, to share the work evenly; other files are not counted."""
     found = 0
     for rank in ranks_in(folder):
         with os.scandir(rank_folder(folder, rank)) as entries:

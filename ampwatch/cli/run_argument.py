@@ -1,4 +1,7 @@
-"""Finds the run that a command was given: a folder, or a name in the default folder."""
+"""The argument RUN of a command: finds the run, or makes one of another trainer's log.
+
+A run is named by its folder, by its name in the default folder, or by its place.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,29 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.log_import import make_run, wanted_of
-from ampwatch.errors import NotARunError
+from ampwatch.cli.terminal import asides
+from ampwatch.errors import AmpwatchError, NotARunError
 
 if TYPE_CHECKING:
+    from ampwatch.importers import ImportOptions
+    from ampwatch.importers.import_options import OnProgress
     from ampwatch.store import Run
 
 RUN_ARGUMENT = typer.Argument(
     metavar="RUN", show_default=False, help="A run's folder, or its name in ./ampwatch-runs."
 )
+
+# For smaller files a progress bar would only flicker.
+BAR_FROM_BYTES = 32 << 20
+
+AS_OPTION = typer.Option(
+    None, "--as", metavar="FORMAT", show_default=False, help="The format, if it is not recognised."
+)
+
+MAP_OPTION = typer.Option(
+    [], "--map", metavar="COLUMN=NAME", show_default=False,
+    help="The table's name for one of our columns, such as loss=train/loss.",
+)  # fmt: skip
 
 
 def usual_folder() -> Path:
@@ -30,7 +47,7 @@ def usual_folder() -> Path:
 
 
 def find_run(text: str) -> Path:
-    """The folder of the run that was named."""
+    """The folder of the run that RUN names."""
     for folder in (Path(text), usual_folder() / text):
         if os.path.lexists(folder / "run.json"):  # if it is damaged, its reader says how
             return folder
@@ -48,7 +65,7 @@ def find_run(text: str) -> Path:
 
 
 def find_newest(say: Callable[[str], None]) -> Path:
-    """The newest run in the default folder, preferring one that goes on; `say` names it."""
+    """The newest run, for a command without RUN, preferring one that goes on; `say` names it."""
     from ampwatch.diagnosis.words import list_text
     from ampwatch.store import is_written, list_runs
 
@@ -71,7 +88,7 @@ def find_newest(say: Callable[[str], None]) -> Path:
 def opened_run_or_log(
     text: str, source: str | None = None, mapped: Sequence[str] = ()
 ) -> Iterator[Run]:
-    """The run that was named; a log of another trainer becomes a temporary run."""
+    """The opened run that RUN names; a log of another trainer becomes a temporary run."""
     if source is None and not mapped and (text != "-" and not _is_log(text)):
         yield open_named(text)
         return
@@ -82,7 +99,7 @@ def opened_run_or_log(
 
 
 def _is_log(text: str) -> bool:
-    """Whether this is a file, or a folder of ranks' logs, and not a run in the default folder."""
+    """Whether RUN is a file, or a folder of ranks' logs, and not a run in the default folder."""
     path = Path(text)  # a shell's <(...) is a pipe, which works as well
     if path.is_dir():
         from ampwatch.importers import rank_logs
@@ -92,8 +109,44 @@ def _is_log(text: str) -> bool:
 
 
 def open_named(text: str) -> Run:
-    """Open the run that was named, in a folder or in a place."""
+    """Open the run that RUN names, in a folder or in a place."""
     from ampwatch.store import is_published, open_run
 
     is_elsewhere = is_published(text) and not os.path.lexists(usual_folder() / text / "run.json")
     return open_run(text if is_elsewhere else find_run(text))
+
+
+def wanted_of(source: str | None, mapped: Sequence[str] = ()) -> ImportOptions:
+    """The import options that `--as` and `--map` give."""
+    from ampwatch.importers import ImportOptions
+
+    pairs = {}
+    for text in mapped:
+        column, is_there, name = text.partition("=")
+        if not is_there or not column or not name:
+            raise AmpwatchError(f"--map {text}: write COLUMN=NAME, such as --map loss=train/loss.")
+        pairs[column] = name
+    return ImportOptions(source=source, columns=pairs)
+
+
+def make_run(file: str, out: Path, wanted: ImportOptions) -> Path:
+    """Import the log that RUN names, with a progress bar if large; return the run's folder."""
+    from ampwatch.importers import import_log
+
+    with _bar(file) as seen:
+        return import_log(file, out, wanted, seen)
+
+
+@contextmanager
+def _bar(file: str) -> Iterator[OnProgress | None]:
+    console = asides()
+    path = Path(file)
+    size = path.stat().st_size if path.is_file() else 0
+    if size < BAR_FROM_BYTES or not console.is_terminal:
+        yield None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(f"Reading {path.name}", total=size)
+        yield lambda read, _: progress.update(task, completed=read)

@@ -1,4 +1,4 @@
-"""`--to PLACE`, for the commands that watch."""
+"""The option `--to PLACE` of commands that watch: mirrors the run in other tools."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def mirroring(
     *,
     wait_s: float | None = None,
 ) -> Iterator[list[MirrorWorker]]:
-    """A worker for each place; at the end it has `wait_s` to send the rest."""
+    """Mirror to the places of `--to`, a worker each; at the end each has `wait_s` for the rest."""
     if not places:
         yield []
         return

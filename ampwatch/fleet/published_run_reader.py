@@ -1,71 +1,39 @@
-"""A published run, read like one on disk; only the requested columns are fetched."""
+"""Reads a published run like one on disk; only the requested columns are fetched."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.errors import PlaceError
-from ampwatch.fleet.details import Detail, RankNote, unpacked
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.row_files import Fetch, Part, read_part
+from ampwatch.fleet.row_tables import published_names, stored_rows
+from ampwatch.fleet.run_details import Detail, RankNote, Source, read_detail
 from ampwatch.fleet.runs_delta_table import PublishedRun, find_published
-from ampwatch.fleet.tables import published_names, stored
 from ampwatch.rows import SCHEMAS, EventKind, Table
 from ampwatch.store.public_rows import ATTEMPT
 from ampwatch.store.run import Run
 from ampwatch.store.run_info import RunInfo
 
 
-class Source(Protocol):
-    """What published bytes are read from: a place, or what reads it for many runs at once."""
-
-    @property
-    def address(self) -> str:
-        """How the place is shown."""
-        ...
-
-    def get(self, path: str, start: int, length: int) -> bytes:
-        """A range of an object."""
-        ...
-
-
 def open_published(address: str) -> Run:
-    """Open `PLACE#NAME`; the name may be the beginning of the run's id."""
+    """Open the published run `PLACE#NAME`; the name may be the beginning of the run's id."""
     place_text, _, name = address.rpartition("#")
     place = Place(place_text)
     return open_row(place, find_published(place, name))
 
 
 def open_row(source: Source, row: PublishedRun, detail: Detail | None = None) -> Run:
-    """Open a run that a row of `runs` names; its detail, if it was read already."""
+    """Open the published run of a row of `runs`; its detail is read unless given."""
     files = PublishedFiles(source, detail or read_detail(source, row))
     return Run(Path(f"{source.address}#{row.name}"), files)
 
 
-def read_detail(source: Source, row: PublishedRun) -> Detail:
-    """What it takes to read a run, in one request."""
-    data = source.get(row.detail_path, row.detail_offset, row.detail_length)
-    return detail_in(data, row, source)
-
-
-def detail_in(data: bytes, row: PublishedRun, place: Source) -> Detail:
-    """The detail in the bytes that its row names; PlaceError if they are others."""
-    if zlib.crc32(data) != row.detail_crc:
-        raise PlaceError(
-            f"What was published of {row.name} is damaged: publish the run again from its folder.",
-            place=place.address,
-        )
-    return unpacked(data, row.name)
-
-
 class PublishedFiles:
-    """The files of a published run; see `store.RunFiles`."""
+    """The files of a published run, for its reader; see `store.RunFiles`."""
 
     def __init__(self, source: Source, detail: Detail) -> None:
         self._source = source
@@ -73,32 +41,32 @@ class PublishedFiles:
         self._notes = {note.rank: note for note in self._detail.ranks}
 
     def info(self) -> RunInfo:
-        """Its run.json, as it was published."""
+        """The published run's run.json."""
         return RunInfo.from_json(self._detail.info)
 
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that were published."""
+        """The ranks of the run that were published."""
         return tuple(sorted(self._notes))
 
     def log(self, rank: int) -> PublishedLog:
-        """A rank's rows."""
+        """The published rows of a rank."""
         parts = [part for part in self._detail.parts if part.rank == rank]
         return PublishedLog(self._source, self._notes[rank], parts)
 
     def lacks(self, rank: int) -> tuple[str, ...]:
-        """What was missing from the log when it was published."""
+        """What the rank's log lacked when it was published."""
         return self._notes[rank].lacks
 
     def is_there(self) -> bool:
-        """Always true: a missing run is noticed when it is read."""
+        """Always true: that a published run was deleted shows when it is read."""
         return True
 
     def grows(self) -> bool:
-        """Never: a later publication is another state, to be opened anew."""
+        """Always false: a later publication is another state of the run, to be opened anew."""
         return False
 
     def is_written(self) -> bool:
-        """Never: trainers do not write to a place."""
+        """Always false: no trainer writes to a published run."""
         return False
 
     def is_abandoned(self, host: str) -> bool:  # noqa: ARG002
@@ -107,7 +75,7 @@ class PublishedFiles:
 
 
 class PublishedLog:
-    """One rank's rows, in the order of its log; see `store.RankRows`."""
+    """The published rows of one rank, in the order of its log; see `store.RankRows`."""
 
     cuts = 0
 
@@ -125,32 +93,32 @@ class PublishedLog:
         self._whole: dict[Part, bytes] = {}
 
     def refresh(self) -> bool:
-        """Does nothing; open the run anew to see what was published since."""
+        """Do nothing: to see what was published since, open the run anew."""
         return False
 
     def rows(self, table: Table) -> int:
-        """How many rows of a table there are."""
+        """How many published rows of a table there are."""
         return sum(part.rows for part in self._parts[table])
 
     def read(
         self, table: Table, names: Sequence[str], start: int = 0, stop: int | None = None
     ) -> pa.Table:
-        """The columns `names` of the rows from `start` on, or up to `stop`."""
+        """The columns `names` of the published rows from `start` on, or up to `stop`."""
         schema = pa.schema([SCHEMAS[table].field(name) for name in names])
         pieces = [pa.Table.from_batches([], schema)]
         for rows, first, last in self._stretches(table, published_names(names), start, stop):
-            pieces.append(stored(table, rows.slice(first, last - first), names))
+            pieces.append(stored_rows(table, rows.slice(first, last - first), names))
         return pa.concat_tables(pieces)
 
     def row_ends(self, table: Table | None = None) -> np.ndarray:
-        """Row counts, of one table or all, at some positions in the log."""
+        """The published row counts, of one table or all, at some positions in the log."""
         if table is not None:
             return np.array(self._row_ends[table.value], np.int64)
         ends: np.ndarray = sum((self.row_ends(one) for one in Table), np.zeros(1, np.int64))
         return ends
 
     def attempts(self, table: Table, start: int, stop: int) -> np.ndarray:
-        """The attempt, from 0, that each row from `start` to `stop` belongs to."""
+        """The attempt, from 0, that each published row from `start` to `stop` belongs to."""
         begun = sum(kind == EventKind.STARTED.value for _, kind in self.marks)
         if begun < 2:
             return np.zeros(stop - start, dtype=np.int64)
@@ -161,12 +129,12 @@ class PublishedLog:
         return np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
 
     def verify(self) -> None:
-        """Every part is checked when it is fetched."""
+        """Do nothing: every published part is checked when it is fetched."""
 
     def _stretches(
         self, table: Table, names: Sequence[str], start: int, stop: int | None
     ) -> list[tuple[pa.Table, int, int]]:
-        """The parts that hold these rows, and which rows of each are requested."""
+        """The published parts that hold these rows, and which rows of each are requested."""
         stop = self.rows(table) if stop is None else stop
         found, before = [], 0
         for part in self._parts[table]:

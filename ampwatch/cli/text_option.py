@@ -1,4 +1,4 @@
-"""Another trainer's log as a run that grows, for `ampwatch watch --text`."""
+"""The option `--text FILE` of `ampwatch watch`: follows another trainer's log as a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from ampwatch.cli.find import usual_folder
+from ampwatch.cli.run_argument import usual_folder
 from ampwatch.cli.terminal import say
 
 TEXT_OPTION = typer.Option(
@@ -19,10 +19,10 @@ TEXT_OPTION = typer.Option(
 
 @contextmanager
 def following(path: str, source: str | None) -> Iterator[Path]:
-    """The folder of the log's run, once its first line is understood."""
-    from ampwatch.importers import GrowingLog, ImportOptions, nothing_known
+    """Follow the log that `--text` names; the folder of its run, once a line is understood."""
+    from ampwatch.importers import ImportOptions, TextLogFollower, nothing_known
 
-    log = GrowingLog(path, usual_folder(), ImportOptions(source=source)).start()
+    log = TextLogFollower(path, usual_folder(), ImportOptions(source=source)).start()
     try:
         if not log.wait_until_known():
             raise nothing_known(path)

@@ -1,4 +1,4 @@
-"""`ampwatch.fleet(place)`: the command `ampwatch fleet` from Python."""
+"""The call `ampwatch.fleet(place)`: judges a place's runs as the command `ampwatch fleet` does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.fleet.workers import LocalWorkers, Workers
 
 if TYPE_CHECKING:
+    from ampwatch.fleet.judging import Progress
     from ampwatch.fleet.place import Place
-    from ampwatch.fleet.place_judging import FleetVerdicts, Progress
+    from ampwatch.fleet.verdicts import FleetVerdicts
     from ampwatch.store import Run
 
 ENGINES = ("local", "ray")
@@ -29,7 +30,7 @@ def judge(
     like: Run | str | Path | None = None,
     progress: Progress | None = None,
 ) -> FleetVerdicts:
-    """Judge what is new of the runs in a place, and tell what is known of them.
+    """Judge what is new of the runs in a place; return the verdicts on all of them.
 
     `.verdicts` and `.findings` of what it returns are Arrow tables, `.runs` the same as objects,
     and `.failed` names the runs that cannot be judged. Raises PlaceError; what was judged by then
@@ -39,7 +40,7 @@ def judge(
     that were judged and all that are to be.
     """
     from ampwatch.fleet.chosen_runs import choice_of
-    from ampwatch.fleet.place_judging import judge_place
+    from ampwatch.fleet.judging import judge_place
     from ampwatch.store import Run, open_run
 
     opened = like if isinstance(like, Run) or like is None else open_run(like)
@@ -48,7 +49,7 @@ def judge(
 
 
 def workers_of(engine: str, address: str | None, workers: int | None) -> Workers:
-    """Who is to do the work; AmpwatchError if that is not understood."""
+    """The workers that a call of `judge` asks for; AmpwatchError if it names none there are."""
     if engine not in ENGINES:
         raise AmpwatchError(f"There is no engine {engine!r}: local or ray.")
     if workers is not None and workers < 1:

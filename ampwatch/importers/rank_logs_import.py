@@ -13,9 +13,10 @@ from pathlib import Path
 
 from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import LogError
+from ampwatch.importers.formats import formats_for
+from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.log_file import LogFile
-from ampwatch.importers.options import ImportOptions, OnProgress, fresh_info
-from ampwatch.importers.text_import import TextImport, formats_for
+from ampwatch.importers.text_import import TextImport
 from ampwatch.store import RunInfo, create_run
 from ampwatch.store.layout import rank_folder
 
@@ -24,7 +25,7 @@ _PLACES = ("*", "*/*")  # of the inspector's two folders one holds the statistic
 
 
 def rank_logs(folder: Path) -> dict[int, list[Path]]:
-    """Each rank's logs in the order of their names; empty where no file names a rank."""
+    """The logs of each rank in a folder, by name; empty if no file's name says its rank."""
     found: dict[int, list[Path]] = {}
     if not folder.is_dir() or (folder / "run.json").exists():
         return found
@@ -42,7 +43,7 @@ def import_ranks(
     options: ImportOptions,
     on_progress: OnProgress | None = None,
 ) -> Path:
-    """Import the logs of all ranks as one run; raises LogError if none holds a training."""
+    """Import a folder's logs of all ranks as one run; raises LogError if none holds a training."""
     info = fresh_info(str(place), options)
     folder = create_run(out, info)
     size = sum(path.stat().st_size for paths in logs.values() for path in paths)

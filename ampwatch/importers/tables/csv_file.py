@@ -1,6 +1,6 @@
-"""CSV: of any tool, Lightning's CSVLogger, W&B exports.
+"""Reads CSV files: of any tool, Lightning's CSVLogger, W&B exports.
 
-Arrow reads it by columns. A row with fewer cells than the header is filled up, one with more is
+Arrow reads them by columns. A row with fewer cells than the header is filled up, one with more is
 left out. If quotes do not pair, each line is read separately, so that a stray quote costs one line.
 """
 
@@ -25,7 +25,7 @@ _GROUPS_OF_ZERO = re.compile(r"\s*[-+]?0,\d+\s*")
 
 
 def looks_delimited(first: str) -> bool:
-    """Whether a first line is a table's header that has columns of ours."""
+    """Whether a first line is the header of a CSV file that has columns of ours."""
     header = split(first)
     if len(header) < 2 or any(_is_number(cell) for cell in header):
         return False
@@ -33,7 +33,7 @@ def looks_delimited(first: str) -> bool:
 
 
 def split(line: str) -> list[str]:
-    """A header's cells, split by the separator that gives the most of them."""
+    """The cells of a CSV header, split by the separator that gives the most of them."""
     return [cell.strip() for cell in _cells(line, mark_of(line))]
 
 
@@ -45,7 +45,7 @@ def _cells(line: str, mark: str) -> list[str]:
 
 
 def names_mark(line: str) -> bool:
-    """Whether a line names the separator for a spreadsheet, before the header."""
+    """Whether a line before the CSV header names the separator for a spreadsheet."""
     return re.fullmatch(r'"?sep=."?', line.strip()) is not None
 
 
@@ -58,12 +58,12 @@ def _is_number(cell: str) -> bool:
 
 
 def mark_of(line: str) -> str:
-    """The separator of a header."""
+    """The separator of a CSV header."""
     return max(",;\t", key=lambda mark: len(_cells(line, mark)))
 
 
 def runs_of(header: Sequence[str]) -> dict[str, list[str]]:
-    """The columns of each run in a W&B export of several; empty for any other table."""
+    """The columns of each run in a W&B export of several as CSV; empty for any other file."""
     found: dict[str, list[str]] = {}
     if any(name.endswith("__MIN") for name in header):
         for name in header:
@@ -74,7 +74,7 @@ def runs_of(header: Sequence[str]) -> dict[str, list[str]]:
 
 
 def source_of(header: Sequence[str], names: Names, path: str) -> str:
-    """Who wrote the table, by its names."""
+    """The tool that wrote a CSV file, by its column names."""
     if any(name in {"_step", "_runtime", "_timestamp"} or "__MIN" in name for name in header):
         return "wandb"
     lightning = {"epoch", "step"} <= set(header) and path.endswith("metrics.csv")
@@ -86,8 +86,8 @@ def source_of(header: Sequence[str], names: Names, path: str) -> str:
 
 
 @dataclass(slots=True)
-class Reader:
-    """Reads a table's bytes after its header, some MB at a time, only the wanted columns."""
+class CsvReader:
+    """Reads a CSV file's bytes after its header, some MB at a time, only the wanted columns."""
 
     header: Sequence[str]
     mark: str
@@ -104,7 +104,7 @@ class Reader:
         self._places = {name: last[name] for name in dict.fromkeys(self.wanted)}
 
     def blocks(self, chunks: Iterable[bytes], above: int = 1) -> Iterator[Block]:
-        """The table's rows, which begin after so many lines."""
+        """The CSV file's rows, which begin after so many lines."""
         for _ in range(above):
             chunks = _without_first_line(chunks)
         for part in whole_records(chunks):
@@ -118,7 +118,7 @@ class Reader:
             self.say(f"The quotes do not pair in {self._stray} parts of the file.")
 
     def block(self, part: bytes) -> Block:
-        """Whole records as a block."""
+        """Whole CSV records as a block, read by columns if Arrow can."""
         valid = part if part.isascii() else part.decode("utf-8", "replace").encode()
         if _is_paired(valid, self.mark):
             return self._by_columns(valid)
@@ -126,7 +126,7 @@ class Reader:
         return self.by_lines(valid)
 
     def by_lines(self, part: bytes) -> Block:
-        """The same, line by line."""
+        """Whole CSV records as a block, read line by line."""
         rows = []
         for line in part.decode("utf-8", "replace").split("\n"):
             cells = _cells(line, self.mark)
@@ -141,7 +141,7 @@ class Reader:
         return Block(len(rows), columns)
 
     def _by_columns(self, part: bytes) -> Block:
-        """All columns as numbers, except those with cells that Arrow cannot read."""
+        """All CSV columns as numbers, except those with cells that Arrow cannot read."""
         while True:
             odd: list[tuple[int, str]] = []
             try:
@@ -157,7 +157,7 @@ class Reader:
         return self._with_short_rows(Block(table.num_rows, columns), odd)
 
     def _read(self, part: bytes, odd: list[tuple[int, str]]) -> pa.Table:
-        """The wanted columns, named by their indices; rows of another length go to `odd`."""
+        """The wanted CSV columns, named by their indices; rows of another length go to `odd`."""
         from pyarrow import csv as arrow_csv
 
         def keep(row: arrow_csv.InvalidRow) -> str:
@@ -181,7 +181,7 @@ class Reader:
         )  # fmt: skip
 
     def _with_short_rows(self, block: Block, odd: Sequence[tuple[int, str]]) -> Block:
-        """The block, with the rows inserted that have fewer cells than the header."""
+        """The block with those CSV rows inserted that have fewer cells than the header."""
         if not odd:
             return block
         short = []
@@ -203,7 +203,7 @@ class Reader:
 
 
 def decimal_comma(head: str, mark: str) -> bool:
-    """Whether numbers are written as `0,5`: only if another character separates the cells."""
+    """Whether a CSV file writes numbers as `0,5`: only if another character separates cells."""
     if mark == ",":
         return False
     lines = head.splitlines()[1:-1]  # the last may be cut off
@@ -212,7 +212,7 @@ def decimal_comma(head: str, mark: str) -> bool:
 
 
 def _without_first_line(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The bytes after the first line that is not empty."""
+    """A CSV file's bytes after the first line that is not empty."""
     rest = iter(chunks)
     begin = b""
     for chunk in rest:
@@ -227,7 +227,7 @@ def _without_first_line(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def whole_records(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, cut where a record ends: at a line end outside quotes."""
+    """A CSV file's bytes, cut where a record ends: at a line end outside quotes."""
     rest = b""
     for chunk in chunks:
         rest += chunk
@@ -247,7 +247,7 @@ def whole_records(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _last_end(data: bytes) -> int:
-    """The end of the last complete record."""
+    """Where the last complete CSV record ends."""
     if b'"' not in data:
         return data.rfind(b"\n") + 1
     content = np.frombuffer(data, np.uint8)
@@ -257,7 +257,7 @@ def _last_end(data: bytes) -> int:
 
 
 def _is_paired(part: bytes, mark: str) -> bool:
-    """Whether each quote begins a cell, ends one, or is one of two that mean one."""
+    """Whether each quote begins a CSV cell, ends one, or is one of two that mean one."""
     if b'"' not in part:
         return True
     content = np.frombuffer(b"\n" + part + b"\n", np.uint8)

@@ -11,10 +11,11 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from ampwatch.errors import PlaceError
 from ampwatch.fleet.row_files import Part
+from ampwatch.fleet.runs_delta_table import PublishedRun
 from ampwatch.ranges import Range
 
 _MOST_BYTES = 256 << 20  # of a run of 10 million steps and 1,024 ranks these are 60 MB
@@ -22,7 +23,7 @@ _MOST_BYTES = 256 << 20  # of a run of 10 million steps and 1,024 ranks these ar
 
 @dataclass(frozen=True, slots=True)
 class RankNote:
-    """Facts about a rank's log at the time of its publication."""
+    """The note in a run's detail on a rank's log, as it was when it was published."""
 
     rank: int
     edition: str
@@ -37,7 +38,7 @@ class RankNote:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """The detail of a published run."""
+    """The detail of a published run: its run.json, a note for each rank, where its rows are."""
 
     info: str  # the text of its run.json
     state: str  # live, ended or lost, when it was published
@@ -46,20 +47,20 @@ class Detail:
 
     @property
     def editions(self) -> tuple[str, ...]:
-        """The editions that contain its rows."""
+        """The editions whose rows are the run's."""
         named = {note.edition for note in self.ranks} | {part.edition for part in self.parts}
         return tuple(sorted(named - {""}))
 
     def packed(self) -> bytes:
-        """As bytes."""
+        """The detail as compressed bytes; `detail_of_bytes` reads them."""
         facts = asdict(self)
         for part in facts["parts"]:
             part["footer"] = base64.b64encode(part["footer"]).decode()
         return zlib.compress(json.dumps(facts, separators=(",", ":")).encode(), 6)
 
 
-def unpacked(data: bytes, name: str) -> Detail:
-    """The detail read from bytes; PlaceError if they are not a detail."""
+def detail_of_bytes(data: bytes, name: str) -> Detail:
+    """The detail that `packed` made these bytes of; PlaceError if they are not a detail."""
     try:
         inflater = zlib.decompressobj()
         text = inflater.decompress(data, _MOST_BYTES)
@@ -90,5 +91,34 @@ def _part(facts: Mapping[str, Any]) -> Part:
 
 
 def _known(facts: Mapping[str, Any], kind: type[RankNote | Part]) -> dict[str, Any]:
-    """Only the keys that this version knows; a later one may add others."""
+    """The keys of a detail that this version knows; a later version may add others."""
     return {one.name: facts[one.name] for one in fields(kind) if one.name in facts}
+
+
+class Source(Protocol):
+    """Where published bytes are read: a place, or what reads a place for many runs at once."""
+
+    @property
+    def address(self) -> str:
+        """The place's address, as it is shown."""
+        ...
+
+    def get(self, path: str, start: int, length: int) -> bytes:
+        """A range of an object in the place."""
+        ...
+
+
+def read_detail(source: Source, row: PublishedRun) -> Detail:
+    """Read a run's detail from the place, in one request."""
+    data = source.get(row.detail_path, row.detail_offset, row.detail_length)
+    return detail_in(data, row, source)
+
+
+def detail_in(data: bytes, row: PublishedRun, place: Source) -> Detail:
+    """The detail in these bytes; PlaceError if they are not those that the run's row names."""
+    if zlib.crc32(data) != row.detail_crc:
+        raise PlaceError(
+            f"What was published of {row.name} is damaged: publish the run again from its folder.",
+            place=place.address,
+        )
+    return detail_of_bytes(data, row.name)

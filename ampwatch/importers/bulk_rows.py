@@ -1,35 +1,40 @@
-"""Adds rows of a table as steps: long plain stretches at once, by column.
+"""Adds many steps at once, by column: plain rows of a table, plain lines of a text log.
 
-For each row it is known beforehand whether `take_stats` would only append it: its step rises, and
-neither its scale nor a counter implies anything. A single halving between neighbouring steps means
-that the row itself was skipped, and is added with them.
+A row is plain if `take_stats` would only append it: its step rises, and neither its scale nor a
+counter implies a skipped step. A single halving between neighbouring steps of a table means that
+the row itself was skipped; it is added in bulk too.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ampwatch.importers.row_writer import Row
+from ampwatch.importers.row_writer import STEP_COLUMNS, Row
 from ampwatch.importers.run_state import REMEMBERED_STEPS, RunState
-from ampwatch.importers.scale_arithmetic import MOST_OCTAVES, SAME_SCALE
+from ampwatch.importers.scale_arithmetic import (
+    SAME_SCALE,
+    Flags,
+    Floats,
+    octaves_between_arrays,
+    without_rounding,
+)
+from ampwatch.importers.statement_rows import take_stats
+from ampwatch.importers.statements import Stats
 from ampwatch.importers.table_rows import TableRows
 from ampwatch.importers.tables.cells import Cells
 from ampwatch.rows import Mark
-
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-
 
 _SHORT = 8  # fewer rows than this are added faster singly
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """For the rows from `begin` on: which are plain, and the scale after each."""
+class BulkPlan:
+    """Which table rows from `begin` on can be added in bulk, and the scale after each."""
 
     begin: int
     scale_after: Cells  # with rounded scales replaced by the known ones
@@ -39,14 +44,14 @@ class Plan:
     is_halved: Flags  # the row itself was skipped: its scale has halved
 
 
-def planned(state: RunState, rows: TableRows, where: slice) -> Plan:
-    """Classify these rows, given the state before them."""
+def plan_of(state: RunState, rows: TableRows, where: slice) -> BulkPlan:
+    """Find out which of these table rows can be added in bulk, given the state before them."""
     part = rows.at(where)
     known = math.nan if state.now.scale is None else state.now.scale
     after, scale = _scales(part, known)
     before = np.concatenate(([known], scale[:-1]))
     flagged = part.skipped.present
-    fell = _octaves(scale, before)
+    fell = octaves_between_arrays(scale, before)
     norm = part.values.get("grad_norm")
     bad_norm = np.zeros(len(part), np.bool_)
     if norm is not None:
@@ -57,21 +62,21 @@ def planned(state: RunState, rows: TableRows, where: slice) -> Plan:
     halved = (fell == 1) & after.present & ~flagged & _is_next(state, part) & ~first_overflow
     total, quiet = _counted(state, part)
     plain = _in_place(state, part) & (flagged | ~implies | halved) & quiet
-    return Plan(where.start, after, scale, total, np.flatnonzero(~plain), halved)
+    return BulkPlan(where.start, after, scale, total, np.flatnonzero(~plain), halved)
 
 
-def take_rows(state: RunState, rows: TableRows, plan: Plan, at: int) -> int:
-    """Add the plain rows from `at` on; return the index of the next row that is not plain."""
+def add_plain_rows(state: RunState, rows: TableRows, plan: BulkPlan, at: int) -> int:
+    """Add the plain table rows from `at` on in bulk; return the index of the next other row."""
     odd = int(np.searchsorted(plan.odd, at - plan.begin))
     stop = plan.begin + (int(plan.odd[odd]) if odd < len(plan.odd) else len(plan.scale))
     if stop - at < _SHORT:
         return at
-    _put(state, rows, plan, slice(at, stop))
+    _add_plain(state, rows, plan, slice(at, stop))
     return stop
 
 
-def agrees(state: RunState, rows: TableRows, plan: Plan, at: int) -> bool:
-    """Whether the state is as the plan assumed before this row."""
+def plan_holds(state: RunState, rows: TableRows, plan: BulkPlan, at: int) -> bool:
+    """Whether the state before this table row is what the bulk plan assumed."""
     if at == plan.begin:
         return True
     now, last = state.now, at - 1
@@ -88,7 +93,7 @@ def agrees(state: RunState, rows: TableRows, plan: Plan, at: int) -> bool:
 
 
 def _scales(rows: TableRows, known: float) -> tuple[Cells, Floats]:
-    """The scale after each row, with and without values carried over from earlier rows."""
+    """The scale after each row to add in bulk, with and without values of earlier rows."""
     after = rows.values.get("scale_after") or Cells.absent(len(rows))
     before = rows.values.get("scale") or Cells.absent(len(rows))
     told = after.present | before.present
@@ -101,30 +106,8 @@ def _scales(rows: TableRows, known: float) -> tuple[Cells, Floats]:
         near = changed & after.present & (np.abs(scale / previous - 1) < SAME_SCALE)
     if near.any():
         changed |= told & ~after.present
-        scale = _settled(scale, after.present, np.flatnonzero(changed), known)
+        scale = without_rounding(scale, after.present, np.flatnonzero(changed), known)
     return Cells(np.where(after.present, scale, after.values), after.present), scale
-
-
-def _settled(scale: Floats, is_after: Flags, changes: npt.NDArray[np.intp], known: float) -> Floats:
-    """The scales; one within a few percent of the known one is replaced by it."""
-    found: Floats = scale.copy()
-    ends = [*changes[1:].tolist(), len(scale)]
-    found[: changes[0]] = known
-    for begin, end in zip(changes.tolist(), ends, strict=True):
-        printed = float(scale[begin])
-        same = bool(is_after[begin] and known and printed) and abs(printed / known - 1) < SAME_SCALE
-        known = known if same else printed
-        found[begin:end] = known
-    return found
-
-
-def _octaves(low: Floats, high: Floats) -> Floats:
-    """`octaves_between` for arrays."""
-    with np.errstate(all="ignore"):
-        octaves = np.log2(high) - np.log2(low)
-    fits = (low > 0) & (high > 0) & np.isfinite(low) & np.isfinite(high)
-    found: Floats = np.where(fits & (np.abs(octaves) < MOST_OCTAVES + 100), np.rint(octaves), 0.0)
-    return found
 
 
 def _told(rows: TableRows, name: str) -> Flags:
@@ -133,7 +116,7 @@ def _told(rows: TableRows, name: str) -> Flags:
 
 
 def _is_unknown_before(rows: TableRows, state: RunState) -> Flags:
-    """Whether no scale was known before the row."""
+    """Which rows to add in bulk have no known scale before them."""
     if state.now.scale is not None:
         return np.zeros(len(rows), np.bool_)
     told = _told(rows, "scale") | _told(rows, "scale_after")
@@ -142,7 +125,7 @@ def _is_unknown_before(rows: TableRows, state: RunState) -> Flags:
 
 
 def _in_place(state: RunState, rows: TableRows) -> Flags:
-    """Whether the row's step is above the last one, or no row has a step."""
+    """Which rows can be added in bulk by their steps: each above the last, or none has a step."""
     now, numbered = state.now, rows.is_numbered
     before = np.concatenate(([now.counter is not None], numbered[:-1]))
     last = now.last_step if now.counter is None else max(now.counter, now.last_step)
@@ -154,14 +137,14 @@ def _in_place(state: RunState, rows: TableRows) -> Flags:
 
 
 def _is_next(state: RunState, rows: TableRows) -> Flags:
-    """Whether the row directly follows the one before."""
+    """Which rows to add in bulk directly follow the row before, by their steps."""
     last = -1 if state.now.counter is None else state.now.counter
     is_next: Flags = ~rows.is_numbered | (np.diff(rows.step, prepend=last) == 1)
     return is_next
 
 
 def _counted(state: RunState, rows: TableRows) -> tuple[Floats, Flags]:
-    """The counter of all skips after each row, and whether it is unchanged."""
+    """The counter of all skips after each row to add in bulk, and where it is unchanged."""
     skips = rows.skips
     known = math.nan if state.now.total_skips is None else float(state.now.total_skips)
     total: Floats = np.full(len(rows), known)
@@ -175,12 +158,11 @@ def _counted(state: RunState, rows: TableRows) -> tuple[Floats, Flags]:
     return total, quiet | (total == np.concatenate(([known], total[:-1])))
 
 
-# --- into the writer
-# -------------------------------------------------------------------------------
+# --- into the writer ------------------------------------------------------------------------------
 
 
-def _put(state: RunState, rows: TableRows, plan: Plan, where: slice) -> None:
-    """Add plain rows at once; the last one stays open, because the next may add to it."""
+def _add_plain(state: RunState, rows: TableRows, plan: BulkPlan, where: slice) -> None:
+    """Add plain table rows in bulk; the last one stays open, because the next may add to it."""
     planned_at = slice(where.start - plan.begin, where.stop - plan.begin)
     part = rows.at(where)
     columns = _columns(state, part, plan, planned_at)
@@ -206,9 +188,9 @@ def _put(state: RunState, rows: TableRows, plan: Plan, where: slice) -> None:
 
 
 def _columns(
-    state: RunState, part: TableRows, plan: Plan, planned_at: slice
+    state: RunState, part: TableRows, plan: BulkPlan, planned_at: slice
 ) -> dict[str, npt.NDArray[np.int64] | Cells]:
-    """The rows as columns of the steps table."""
+    """The rows to add in bulk, as columns of the steps table."""
     step = part.step
     if not part.is_numbered[0]:
         step = state.now.last_step + 1 + np.arange(len(part))
@@ -250,7 +232,7 @@ def _row(columns: dict[str, npt.NDArray[np.int64] | Cells], at: int) -> Row:
 def _learn(
     state: RunState, part: TableRows, columns: dict[str, npt.NDArray[np.int64] | Cells]
 ) -> None:
-    """Update the state with rows that it did not get one by one."""
+    """Update the state for table rows that were added in bulk."""
     now = state.now
     nothing = Cells.absent(len(part))
     scale, after = columns.get("scale", nothing), columns.get("scale_after", nothing)
@@ -267,3 +249,52 @@ def _learn(
     if part.is_total and part.skips.present.any():
         now.total_skips = int(part.skips.values[part.skips.present][-1])
     now.skips_since = 0
+
+
+def add_plain_statistics(
+    state: RunState, step: np.ndarray, columns: Mapping[str, np.ndarray]
+) -> int:
+    """Add plain lines of statistics in bulk; return how many, the rest is to be added one by one.
+
+    Plain means: steps that rise, and a scale that does not fall.
+    """
+    last, counter = state.now.last_step, state.now.counter
+    plain = np.diff(step, prepend=last if counter is None else max(counter, last)) > 0
+    scale = columns.get("scale_after")
+    if scale is not None and state.now.scale:
+        with np.errstate(all="ignore"):
+            same = np.abs(scale / state.now.scale - 1) < SAME_SCALE
+        scale = np.where(same, state.now.scale, scale)
+        columns = {**columns, "scale_after": scale}
+    if scale is not None:
+        before = np.nan if state.now.scale is None else state.now.scale
+        plain &= ~(np.diff(scale, prepend=before) < 0)
+    count = len(plain) if plain.all() else int(np.argmin(plain))
+    if count > 1:
+        most = count - 1
+        _add_many(state, step[:most], {name: c[:most] for name, c in columns.items()})
+    if count:  # a later line may add to the last one
+        values = {name: column[count - 1].item() for name, column in columns.items()}
+        take_stats(state, Stats(int(step[count - 1]), values))
+    return count
+
+
+def _add_many(state: RunState, step: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
+    state.close_row()
+    state.start()
+    state.now.is_empty = False
+    ours = {name: column for name, column in columns.items() if name in STEP_COLUMNS}
+    state.writer.add_columns({"step": step, **ours})
+    for name in columns.keys() - ours.keys():
+        for at, value in zip(step.tolist(), columns[name].tolist(), strict=True):
+            state.writer.add_extra(at, name, value)
+    state.now.last_step = state.now.counter = int(step[-1])
+    state.now.is_numbered = state.now.accepted_since_skip = True
+    state.now.recent.extend(step[-REMEMBERED_STEPS:].tolist())
+    if "scale_after" in columns:
+        state.now.scale = float(columns["scale_after"][-1])
+        state.now.has_scaler |= state.now.scale != 1.0
+    state.now.has_fine_losses |= "loss" in columns
+    if "grad_norm" in columns:
+        state.now.last_norm = float(columns["grad_norm"][-1])
+    state.now.skips_since = 0

@@ -1,4 +1,4 @@
-"""The process that publishes for a recorder, until the recorder ends or stops it."""
+"""The background process that publishes a recorder's runs, until the recorder ends or stops it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from io import FileIO
 from pathlib import Path
 
 from ampwatch.errors import AmpwatchError
+from ampwatch.fleet.background_publisher import PublisherOrders, PublisherReport
 from ampwatch.fleet.publishing import publish, runs_in
-from ampwatch.fleet.run_publisher import PublishOrders, Told
-from ampwatch.fleet.share_writing import Outcome
+from ampwatch.fleet.publishing_worker import Outcome
 from ampwatch.follow.liveness import State, at_a_glance
 from ampwatch.retry import Retry
 from ampwatch.store import open_run
@@ -25,17 +25,17 @@ _FIRST_RETRY_S, _LONGEST_RETRY_S = 2.0, 300.0
 _NAMED = 3  # runs named in one sentence
 _LESS_URGENT = 5  # than receiving, in the words of nice(2)
 
-Say = Callable[[Told], None]
+Say = Callable[[PublisherReport], None]
 
 
-def main(orders: PublishOrders) -> None:
-    """Publish as ordered."""
+def main(orders: PublisherOrders) -> None:
+    """Run the background process: publish as ordered until the recorder closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starter's
     with contextlib.suppress(AttributeError, OSError):
         os.nice(_LESS_URGENT)
     out = os.dup(1)
     os.dup2(2, 1)  # what a library prints goes to stderr from now on
-    rounds = PublishingRounds(orders, lambda told: _write(out, told))
+    rounds = BackgroundRounds(orders, lambda told: _write(out, told))
     is_over = threading.Event()
     threading.Thread(target=_heed_the_starter, args=(rounds, is_over), daemon=True).start()
     while not is_over.is_set():
@@ -44,12 +44,12 @@ def main(orders: PublishOrders) -> None:
     rounds.look(is_last=True)
 
 
-def _write(out: int, told: Told) -> None:
+def _write(out: int, told: PublisherReport) -> None:
     with contextlib.suppress(OSError):  # the starter is gone, and stdin says so too
         os.write(out, told.to_line())
 
 
-def _heed_the_starter(rounds: PublishingRounds, is_over: threading.Event) -> None:
+def _heed_the_starter(rounds: BackgroundRounds, is_over: threading.Event) -> None:
     # Until the pipe's end. Not by sys.stdin: its lock, held while this waits, aborts the process
     # when the main thread ends it.
     for line in FileIO(0, closefd=False):
@@ -58,14 +58,14 @@ def _heed_the_starter(rounds: PublishingRounds, is_over: threading.Event) -> Non
     is_over.set()
 
 
-class PublishingRounds:
-    """Checks, in rounds, the runs that have new rows, and publishes those that have ended.
+class BackgroundRounds:
+    """Publishes in the background, in rounds: those of a recorder's runs that have ended
 
     In the first round every run in the folder counts as one with new rows; those that are already
     published are skipped.
     """
 
-    def __init__(self, orders: PublishOrders, say: Say) -> None:
+    def __init__(self, orders: PublisherOrders, say: Say) -> None:
         self._orders = orders
         self._say = say
         self._woken: set[Path] = set()  # since the last round
@@ -78,12 +78,12 @@ class PublishingRounds:
         self._told: set[tuple[str, str]] = set()
 
     def wake(self, folder: Path) -> None:
-        """Note that a run has new rows; safe from any thread."""
+        """Note for the next round that a run has new rows; safe from any thread."""
         with self._lock:
             self._woken.add(folder)
 
     def look(self, *, is_last: bool = False) -> None:
-        """One round. The last one also retries now what was postponed."""
+        """Make one round of publishing. The last one also retries now what was postponed."""
         fresh = self._take_woken()
         if self._retry.due_in_s and not is_last:
             return
@@ -111,14 +111,14 @@ class PublishingRounds:
         return woken
 
     def _by_state(self, folders: set[Path]) -> tuple[set[Path], set[Path]]:
-        """The runs that have ended, and those still live; deleted ones are forgotten."""
+        """The recorder's runs that have ended, and those still live; deleted ones are forgotten."""
         found = {folder: _state(folder) for folder in folders}
         self._open -= {folder for folder, state in found.items() if state is None}
         live = {folder for folder, state in found.items() if state is State.LIVE}
         return {folder for folder, state in found.items() if state} - live, live
 
     def _publish(self, folders: set[Path], *, live: bool) -> bool:
-        """Whether the place took them."""
+        """Publish these runs of the recorder; whether the place took them."""
         trouble, outcome = "", Outcome()
         try:
             outcome = publish(sorted(folders), self._orders.place, live=live)
@@ -140,16 +140,16 @@ class PublishingRounds:
         self._told.add(("", "trouble"))
         runs = "1 run waits" if waiting == 1 else f"{waiting:,} runs wait"
         sentence = f"{trouble} It is tried again; {runs} in {self._orders.directory}."
-        self._say(Told(sentence if is_new else "", self._count, waiting))
+        self._say(PublisherReport(sentence if is_new else "", self._count, waiting))
 
     def _tell(self, outcome: Outcome, *, live: bool) -> None:
         if not live:
             self._count += len(outcome.published)
-        self._say(Told(self._sentence(outcome, live=live), self._count))
+        self._say(PublisherReport(self._sentence(outcome, live=live), self._count))
         for name, reason in outcome.skipped.items():
             if (name, reason) not in self._told:
                 self._told.add((name, reason))
-                self._say(Told(f"Not published: {name}: {reason}", self._count))
+                self._say(PublisherReport(f"Not published: {name}: {reason}", self._count))
 
     def _sentence(self, outcome: Outcome, *, live: bool) -> str:
         names = outcome.published
@@ -160,7 +160,7 @@ class PublishingRounds:
 
 
 def _state(folder: Path) -> State | None:
-    """The state of a run; None if it was deleted."""
+    """The state of a recorder's run; None if it was deleted."""
     try:
         return at_a_glance(open_run(folder))
     except (AmpwatchError, OSError):  # publishing says why it cannot be read
