@@ -69,7 +69,10 @@ class Child:
             places: list[IO[str] | None] = []
             numbers = []
             for place, wanted in enumerate(streams):
-                number, stream = _stream(place, wanted)
+                if wanted == subprocess.STDOUT:
+                    number, stream = os.dup(numbers[-1]), None
+                else:
+                    number, stream = _stream(place, wanted)
                 theirs.callback(os.close, number)
                 numbers.append(number)
                 places.append(stream)

@@ -47,20 +47,20 @@ class Owner(Protocol):
         """The loop goes on with this scaler too."""
 
     def end_if_over(self) -> None:
-        """An optimizer is gone: is anybody left?"""
+        """An optimizer is gone: the watch ends if nobody is left."""
 
 
 class StepActor(Protocol):
     """Who acts on the steps, where the user allows it; `guarding.StepGuard`."""
 
     def step_over(self) -> None:
-        """A step has ended."""
+        """A step of the loop has ended."""
 
     def settled(self, record: StepRecord) -> None:
         """The values of this step have arrived."""
 
     def release(self) -> None:
-        """The watch ends."""
+        """The watch ends: act on no step any more."""
 
 
 class Loop:
@@ -264,7 +264,7 @@ class Loop:
         self._saves.take(event, self.turns.optimizers())
 
     def state_loaded(self, state: Any) -> None:
-        """`scaler.load_state_dict()` was called."""
+        """`scaler.load_state_dict()` was called: an event for the diagnosis."""
         shown = state if isinstance(state, Mapping) else {}
         numbers = {k: v for k, v in shown.items() if isinstance(v, (int, float))}
         self.current.event(EventKind.STATE_LOADED, {"of": "scaler", **numbers})
@@ -410,7 +410,7 @@ class Loop:
             self.current.misuse(code, {"optimizer": turn.optimizer, **detail}, step=record.step)
 
     def close(self) -> None:
-        """Close what is open and let go of every hook."""
+        """Close the step that is open, and let go of every hook."""
         record = self.current.record
         if record is not None and self._is_a_row(record):
             if self.current.enabled:

@@ -85,7 +85,7 @@ class Turns:
         return self._backward.has_followed
 
     def knows(self, optimizer: Any) -> bool:
-        """Whether it has been seen, or holds a parameter of the watched models."""
+        """Whether the optimizer has been seen, or holds a parameter of the watched models."""
         known = self.views.get(id(optimizer))
         if known is not None and known.is_of(optimizer):
             return True
@@ -248,7 +248,7 @@ class Turns:
         self.take_update(view, turn)
 
     def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
-        """`optimizer.step()` has run."""
+        """`optimizer.step()` has run, in its turn or alone."""
         if _is_compiling():
             return
         if self.in_step is None or self.stepping is not optimizer:
@@ -436,7 +436,7 @@ class Turns:
                 self._stale.used_by(view)
 
     def release(self) -> None:
-        """Let go of every hook, and of every parameter."""
+        """Let go of every optimizer: of its hooks and its parameters."""
         for view in self.views.values():
             view.release()
         self.views = {}

@@ -274,7 +274,7 @@ def scale_of(record: StepRecord) -> float | None:
 
 
 def _all_finite(values: Sequence[float]) -> bool | None:
-    """None where there are none."""
+    """Whether all of these values are finite; None where there are none."""
     return all(map(math.isfinite, values)) if values else None
 
 
@@ -340,7 +340,7 @@ def _extra_columns(steps: Iterable[StepRecord]) -> Columns:
 
 
 def _scalars(record: StepRecord) -> Iterator[tuple[str, float | None]]:
-    """The user's own, and the norm of this rank's part of sharded gradients."""
+    """A step's `extras`: the user's own, and the norm of this rank's part of sharded gradients."""
     for name, at in record.scalars:
         yield name, record.pack.values[at]
     for turn in record.turns:
@@ -373,7 +373,7 @@ class CheckpointStamps:
         param_norms: Iterable[float | None],
         scales: Iterable[float | None],
     ) -> None:
-        """Take in the next steps, in their order."""
+        """Take in whether weights and scale were broken in the next steps, in their order."""
         for step, norm, scale in zip(steps, param_norms, scales, strict=True):
             if norm is not None:
                 self._note(_WEIGHTS, step, is_broken=not math.isfinite(norm))
@@ -388,7 +388,7 @@ class CheckpointStamps:
             self._broken_since.pop(what, None)
 
     def stamp(self, events: Iterable[EventRecord]) -> None:
-        """Mark the saves among these events that hold what nobody wants to load."""
+        """Mark the saves of checkpoints among these events that nobody wants to load."""
         for event in events:
             if event.kind is not EventKind.STATE_SAVED:
                 continue

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from subprocess import PIPE
 
@@ -35,10 +33,7 @@ def environment(tmp_path):
 
 
 def start(arguments, environment):
-    return subprocess.Popen(
-        [sys.executable, *map(str, arguments)], env=environment, text=True,
-        stdin=PIPE, stdout=PIPE, stderr=PIPE,
-    )  # fmt: skip
+    return children.start(*arguments, env=environment, stdin=PIPE, stdout=PIPE, stderr=PIPE)
 
 
 def train(environment):

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package", autouse=True)
+def _components_sought_once():
+    """AppTest looks through all that is installed for components, at each page that it opens."""
+    try:
+        from streamlit.components.v2 import manifest_scanner as scanner
+    except ImportError:  # one that looks for none
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        sought = functools.cache(scanner.scan_component_manifests)
+        patch.setattr(scanner, "scan_component_manifests", sought)
+        yield
+
+
+@pytest.fixture(scope="package")
 def one():
     """A browser."""
     from page_driver import browser

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import children
 import deltalake
 import numpy as np
 import pytest
@@ -34,10 +35,7 @@ def told(*words: str, port: int) -> tuple[int, str]:
     """What the command says to a server, in a process of its own."""
     root = Path(ampwatch.__file__).parents[1]
     environment = {**os.environ, **s3_server.environment(port), "PYTHONPATH": str(root)}
-    done = subprocess.run(
-        [sys.executable, "-m", "ampwatch", *words],
-        capture_output=True, text=True, env=environment, timeout=150, check=False,
-    )  # fmt: skip
+    done = children.run("-m", "ampwatch", *words, env=environment)
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
+import children
 import deltalake
 import numpy as np
 import pyarrow as pa
@@ -48,10 +48,7 @@ def started(arguments, port, before=""):
     """The command in a process of its own; some of its limits made small first."""
     script = f"import sys; {before}; from ampwatch import cli; cli.main(sys.argv[1:])"
     environment = {**os.environ, **s3_server.environment(port), "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-    )  # fmt: skip
+    return children.start("-c", script, *arguments, stdout=PIPE, stderr=STDOUT, env=environment)
 
 
 @pytest.mark.slow_kills

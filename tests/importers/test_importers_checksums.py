@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drawn_examples import examples
 from importers.make_binary_tables import item, message
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -86,29 +87,29 @@ def is_subsequence(part: list, whole: list) -> bool:
     return all(one in rest for one in part)
 
 
-def test_of_200_flipped_bits_none_alters_a_scalar_of_tensorboard(events: Path) -> None:
+def test_of_many_flipped_bits_none_alters_a_scalar_of_tensorboard(events: Path) -> None:
     data, chance = events.read_bytes(), random.Random(1)
     whole, notes = scalars_of(data)
     assert (len(whole), notes) == (600, [])
-    for _ in range(200):
+    for _ in examples(200):
         found, notes = scalars_of(flipped(data, chance, after=0))
         assert is_subsequence(found, whole)
         assert len(found) == 600 or len(notes) >= 1 or found == whole
 
 
 @pytest.mark.parametrize("name", ["real_wandb_collapse", "real_hf_wandb"])
-def test_of_200_flipped_bits_none_alters_a_record_of_wandb(name: str) -> None:
+def test_of_many_flipped_bits_none_alters_a_record_of_wandb(name: str) -> None:
     data, chance = (SAMPLES / f"{name}.wandb").read_bytes(), random.Random(2)
     whole, notes = records_of(data)
     assert whole
     assert notes == []
-    said = 0
-    for _ in range(200):
+    said, tried = 0, examples(200)
+    for _ in tried:
         found, notes = records_of(flipped(data, chance, after=7))
         assert is_subsequence(found, whole)
         said += bool(notes)
         assert notes or len(found) >= len(whole) - 1  # a damaged end looks like a cut one
-    assert said > 190
+    assert said > 0.95 * len(tried)
 
 
 def test_a_long_record_of_wandb_that_lost_a_piece_is_left_out_whole() -> None:

@@ -6,10 +6,11 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import pytest
 from alert_parts import wait_for
 from mirror_parts import train
@@ -29,14 +30,12 @@ def free_port():
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for a child")
 def test_a_recorder_shows_the_runs_that_are_sent_to_it(tmp_path):
     port = free_port()
-    command = [
-        sys.executable, "-m", "ampwatch", "record", "--bind", "tcp://127.0.0.1:0", "--insecure",
+    words = [
+        "-m", "ampwatch", "record", "--bind", "tcp://127.0.0.1:0", "--insecure",
         "--dir", "copies", "--to", f"prometheus://127.0.0.1:{port}", "--to", "tensorboard:tb",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1])}
-    recorder = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    )
+    recorder = children.start(*words, cwd=tmp_path, env=environment, stderr=PIPE)
     said = ""
     while "Recording from" not in said:
         said = recorder.stderr.readline()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import children
 import pytest
 import torch
 from delayed_scaling import DelayedScaling, Linear, fp8_autocast
@@ -194,11 +193,8 @@ def on_two_ranks(tmp_path_factory):
     """Two processes over gloo, the second with inputs five times larger; a run by name."""
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(__file__).with_name("delayed_scales_ranks.py")
-    done = subprocess.run(
-        [sys.executable, script, folder / "meet", folder], timeout=150, check=False,
-        capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(script.parents[1])},
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(script.parents[1])}
+    done = children.run(script, folder / "meet", folder, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return lambda name: ampwatch.open_run(folder / name)
 

@@ -2,12 +2,13 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import pytest
 import zmq
 
@@ -121,6 +122,7 @@ print(trainer.close(), flush=True)
 RECORDER = """
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from recorder_parts import Here
 with Here(Path(sys.argv[2]), sys.argv[1]):
     print("ready", flush=True)
@@ -131,13 +133,8 @@ with Here(Path(sys.argv[2]), sys.argv[1]):
 @contextlib.contextmanager
 def child(script, *arguments):
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
+    environment = os.environ | {"PYTHONPATH": path}
+    process = children.start("-c", script, *arguments, env=environment, stdin=PIPE, stdout=PIPE)
     try:
         yield process
     finally:

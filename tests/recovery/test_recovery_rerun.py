@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import pytest
 
 import ampwatch
@@ -46,11 +48,8 @@ def trained(tmp_path_factory):
     (folder / "old").mkdir()
     (folder / "old" / "precious.txt").write_text("kept")
     (folder / "train.py").write_text(SCRIPT)
-    environment = environment_of(folder)
     # The script removes `old` by itself; the reruns must not.
-    subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, env=environment, check=True, timeout=300
-    )
+    ran(folder, "train.py").check_returncode()
     (folder / "old").mkdir()
     (folder / "old" / "precious.txt").write_text("kept")
     return folder, folder / "own-runs" / "toy"
@@ -72,11 +71,16 @@ def said_by(done):
     return " ".join(done.stderr.split())
 
 
+def ran(folder, *words):
+    """`python WORDS` in this folder, at its end."""
+    return children.run(*words, cwd=folder, env=environment_of(folder))
+
+
 def prove(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "ampwatch", "prove", *map(str, arguments)],
-        cwd=folder, env=environment_of(folder), capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+    words = ["-m", "ampwatch", "prove", *arguments]
+    child = children.start(*words, cwd=folder, env=environment_of(folder), stdout=PIPE, stderr=PIPE)
+    out, err = child.communicate(timeout=500)
+    return subprocess.CompletedProcess(words, child.returncode, out, err)
 
 
 @pytest.mark.slow_trainings
@@ -102,10 +106,7 @@ def test_a_rate_that_holds_is_found_and_the_users_files_stay_as_they_are(trained
     written = {path.name for path in tmp_path.rglob("outputs/**/*") if path.is_file()}
     assert {"model.pt", "log.txt"} <= written
     assert kept_proof(run).proved.value == low
-    shown = subprocess.run(
-        [sys.executable, "-m", "ampwatch", "report", str(run)],
-        cwd=folder, env=environment_of(folder), capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    shown = ran(folder, "-m", "ampwatch", "report", run)
     assert f"Proved: a learning rate of {low:.3g} held for" in " ".join(shown.stdout.split())
 
 
@@ -116,10 +117,7 @@ def test_a_script_that_sets_its_rate_itself_is_noticed_and_given_it_by_its_argum
         "optimizer.param_groups[0]['lr'] = float(sys.argv[2]); optimizer.zero_grad();",
     ).replace("plan.step()", "pass").replace("plan =", "unused = 0 #")  # fmt: skip
     (tmp_path / "train.py").write_text(script)
-    subprocess.run(
-        [sys.executable, "train.py", "--lr", "3"],
-        cwd=tmp_path, env=environment_of(tmp_path), check=True, timeout=300,
-    )  # fmt: skip
+    ran(tmp_path, "train.py", "--lr", "3").check_returncode()
     run = tmp_path / "own-runs" / "toy"
     asked = (run, "--steps", "60", "--budget", "2m", "--set", "lr=0.05")
     done = prove(tmp_path, *asked)
@@ -241,10 +239,7 @@ def training(first="torch.manual_seed(0)", each="pass"):
 def trained_in(folder, script, *arguments):
     """The run of this script, trained in this folder."""
     (folder / "train.py").write_text(script)
-    subprocess.run(
-        [sys.executable, "train.py", *arguments],
-        cwd=folder, env=environment_of(folder), check=False, timeout=300,
-    )  # fmt: skip
+    ran(folder, "train.py", *arguments)
     return folder / "own-runs" / "toy"
 
 
@@ -345,10 +340,7 @@ def test_the_cure_that_the_findings_rule_declares_is_proved_and_then_planned(ove
     after = files_of(folder)
     assert after.pop((run / "proved.json").relative_to(folder))
     assert after == before
-    planned = subprocess.run(
-        [sys.executable, "-m", "ampwatch", "plan", str(run), "--json"],
-        cwd=folder, env=environment_of(folder), capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    planned = ran(folder, "-m", "ampwatch", "plan", run, "--json")
     assert planned.returncode == 10
     assert json.loads(planned.stdout)["keep_in_float32"] == ["wide"]
 

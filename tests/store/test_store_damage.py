@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from drawn_examples import examples
 from store_samples import event, info, steps, write_run
 
 from ampwatch.codec import Batch
@@ -58,14 +59,14 @@ def flip(path: Path, bit: int) -> None:
 
 
 @pytest.mark.parametrize("compacted", [False, True], ids=["live", "compacted"])
-def test_of_300_flipped_bits_none_gives_silently_other_data(tmp_path, compacted: bool) -> None:
+def test_of_many_flipped_bits_none_gives_silently_other_data(tmp_path, compacted: bool) -> None:
     run = write_run(tmp_path, 6)
     if compacted:
         compact(run)
     whole = rows_of(open_run(run))
     chance = random.Random(7)
     verdicts = set()
-    for number in range(300):
+    for number in examples(300):
         copy = tmp_path / "copies" / str(number)
         shutil.copytree(run, copy)
         victim = chance.choice(files_of(copy))
@@ -84,7 +85,7 @@ def test_a_log_cut_at_any_byte_opens_to_its_last_good_batch(tmp_path, compacted:
         compact(run)
     whole = rows_of(open_run(run))
     chance = random.Random(11)
-    for number in range(120):
+    for number in examples(120):
         copy = tmp_path / "copies" / str(number)
         shutil.copytree(run, copy)
         victim = chance.choice(files_of(copy))
@@ -157,7 +158,7 @@ def test_a_writer_after_damage_leaves_a_log_that_reads_to_its_end(tmp_path: Path
     chance = random.Random(3)
     run = write_run(tmp_path, 6)
     whole = rows_of(open_run(run))
-    for number in range(60):
+    for number in examples(60):
         copy = tmp_path / "copies" / str(number)
         shutil.copytree(run, copy)
         victims = [path for path in files_of(copy / "rank-0") if path.name != "lock"]
