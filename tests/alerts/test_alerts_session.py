@@ -117,7 +117,8 @@ print(*({"pandas", "streamlit", "plotly", "pyarrow.dataset"} & set(sys.modules))
 
 
 def test_in_the_training_process_it_hears_of_the_run_that_goes_on(tmp_path):
-    child = children.run("-c", TRAINING, cwd=tmp_path, env=environment_of(tmp_path))
+    # Fresh, for it is asked what it has loaded.
+    child = children.run("-c", TRAINING, cwd=tmp_path, env=environment_of(tmp_path), fresh=True)
     assert child.returncode == 0, child.stderr
     found, loaded = child.stdout.split("\n")[:2]
     assert "AMP209" in found.split()
