@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def switched_off(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether AMPWATCH=0 (or off, false, no) turns `attach` and `ampwatch run` into no-ops."""
+    """Whether AMPWATCH=0 (or off, false, no) in the environment turns ampwatch into no-ops."""
     return environment.get("AMPWATCH", "").strip().lower() in ("0", "off", "false", "no")
 
 
 def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder for what belongs to the user and not to a run; RuntimeError without a home."""
+    """The folder for a user's own files, apart from runs; RuntimeError without a home."""
     if os.name == "nt":
         base = environment.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     else:

@@ -130,7 +130,7 @@ def reason_of(problem: OSError) -> str:
 
 
 def warn(message: str, category: type[Warning] = AmpwatchWarning, *, stacklevel: int = 3) -> None:
-    """Warn; where a filter turns warnings into errors, print instead: a warning ends nothing."""
+    """Issue a warning of ampwatch's; where filters make errors of warnings, print it instead."""
     try:
         warnings.warn(f"ampwatch: {message}", category, stacklevel=stacklevel)
     except category:

@@ -33,23 +33,23 @@ _READ = (
 
 
 def make_run_folder(path: Path) -> None:
-    """Make a run's folder; an OSError if something is there already."""
+    """Make a run's private folder; an OSError if something is there already."""
     path.mkdir(mode=_UMASK_DECIDES if os.environ.get(_SHARED) == "1" else _PRIVATE)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder within a run unless it exists."""
-    path.mkdir(mode=_mode_of(path.parent), exist_ok=True)
+    """Make a folder within a run, as private as the run's folder, unless it exists."""
+    path.mkdir(mode=_permissions_of(path.parent), exist_ok=True)
 
 
 def open_file(path: Path, flags: int) -> int:
     """Open a file within a run, made if need be; returns its descriptor."""
     flags |= os.O_CREAT | getattr(os, "O_BINARY", 0)
-    return os.open(path, flags, _mode_of(path.parent) & 0o666)
+    return os.open(path, flags, _permissions_of(path.parent) & 0o666)
 
 
 def write_file(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write a whole file in place. `durable`: it survives a power cut."""
+    """Write a whole file in its place. `durable`: it survives a power cut."""
     with os.fdopen(open_file(path, os.O_WRONLY | os.O_TRUNC | _NO_LINKS), "wb") as file:
         file.write(data)
         if durable:
@@ -57,7 +57,7 @@ def write_file(path: Path, data: bytes, *, durable: bool = False) -> None:
             os.fsync(file.fileno())
 
 
-def _mode_of(folder: Path) -> int:
+def _permissions_of(folder: Path) -> int:
     return folder.stat().st_mode & 0o777
 
 
@@ -66,7 +66,7 @@ def _mode_of(folder: Path) -> int:
 
 @contextlib.contextmanager
 def draft_of(path: Path, *, durable: bool = False) -> Iterator[Path]:
-    """A path to write to; when the block ends without an error, the draft takes the file's place.
+    """A draft to write a file to; when the block ends without an error, it replaces the file.
 
     Readers see the old file or the new one, whole, at any moment, and after a kill. A power cut
     may leave either, or an empty file; with `durable` either, and the new one once this returns.
@@ -88,13 +88,13 @@ def draft_of(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Put a file with these bytes in the place of one that may be there; see `draft_of`."""
+    """Replace a file, which may exist or not, by one with these bytes; see `draft_of`."""
     with draft_of(path, durable=durable) as draft:
         write_file(draft, data)
 
 
 def sync(path: Path) -> None:
-    """Have a file or a folder on disk before going on."""
+    """Wait until a file or a folder is written to disk."""
     if path.is_dir() and os.name == "nt":
         return  # Windows opens no folders
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -111,7 +111,7 @@ BAD_VALUES = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Re
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read; an OSError for a folder, a pipe, a device or what cannot be opened."""
+    """Open a regular file to read; an OSError for a folder, a pipe, a device or none."""
     descriptor = os.open(path, _READ)
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind):
@@ -140,7 +140,7 @@ def version_of(path: Path) -> tuple[int, int, int] | None:
 
 
 def size_of(path: Path) -> int:
-    """A file's size; 0 if it does not exist or cannot be looked at."""
+    """The size of a file in bytes; 0 if it does not exist or cannot be looked at."""
     try:
         return path.stat().st_size
     except OSError:

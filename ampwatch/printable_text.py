@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """The text on one line, without what a terminal would obey: names in runs are data."""
+    """The text on one line, printable: without characters that a terminal would obey."""
     return "".join(c if c.isprintable() else "�" for c in text)
 
 

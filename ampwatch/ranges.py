@@ -24,7 +24,7 @@ class Ranges:
 
     @classmethod
     def of_numbers(cls, numbers: np.ndarray) -> Ranges:
-        """The numbers of an array, in any order."""
+        """The set of the numbers in an array, which may be in any order."""
         ordered = np.sort(numbers.astype(np.int64))
         breaks = np.flatnonzero(np.diff(ordered) > 1)
         found = cls()
@@ -44,17 +44,17 @@ class Ranges:
 
     @property
     def start(self) -> int:
-        """The lowest number; 0 for an empty set."""
+        """The lowest number in the set of ranges; 0 for an empty set."""
         return self._starts[0] if self._starts else 0
 
     @property
     def end(self) -> int:
-        """One past the highest number; 0 for an empty set."""
+        """One past the highest number in the set of ranges; 0 for an empty set."""
         return self._ends[-1] if self._ends else 0
 
     @property
     def first(self) -> Range:
-        """The lowest range."""
+        """The lowest range of the set."""
         return self._starts[0], self._ends[0]
 
     @property
@@ -64,12 +64,12 @@ class Ranges:
         return tuple((a, b) for a, b in zip(ends, self._starts, strict=False) if a < b)
 
     def next_missing(self, number: int) -> int:
-        """The lowest number from this one on that is not in the set."""
+        """The lowest number from this one on that is not in the set of ranges."""
         place = bisect.bisect(self._starts, number) - 1
         return max(number, self._ends[place]) if place >= 0 else number
 
     def add(self, first: int, after: int | None = None) -> None:
-        """Add `first`, or the numbers from `first` up to but not including `after`."""
+        """Add `first` to the set, or the range from `first` up to but not including `after`."""
         if after is None:
             after = first + 1
         if first >= after:
@@ -86,14 +86,14 @@ class Ranges:
         self._ends[left:right] = [after]
 
     def remove_below(self, number: int) -> None:
-        """Remove all numbers below this one."""
+        """Remove all numbers below this one from the set of ranges."""
         place = bisect.bisect(self._ends, number)
         del self._starts[:place], self._ends[:place]
         if self._starts:
             self._starts[0] = max(self._starts[0], number)
 
     def without(self, others: Iterable[Range]) -> list[Range]:
-        """The parts of its ranges that no other range covers."""
+        """The parts of the set's ranges that these other ranges do not cover."""
         left = list(self)
         for first, after in others:
             cut = [((a, min(b, first)), (max(a, after), b)) for a, b in left]

@@ -16,7 +16,7 @@ def retry(
     every_s: float = 0.02,
     stop: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Call `act` until it returns something true, the time is over or `stop` says so.
+    """Call `act` again and again until it returns something true, time is over or `stop` says so.
 
     Returns what the last call returned; there is always one.
     """

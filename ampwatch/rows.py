@@ -20,7 +20,7 @@ FORMAT = 4
 
 
 class Table(str, enum.Enum):
-    """All tables; the value is the stem of its file's name."""
+    """The tables of a run; the value is the stem of the file's name."""
 
     STEPS = "steps"
     LAYERS = "layers"
@@ -40,7 +40,7 @@ TABLE_NUMBERS = {table: number for number, table in enumerate(TABLES)}
 
 
 class EventKind(str, enum.Enum):
-    """All kinds of events."""
+    """The kinds of rows in the table of events."""
 
     STARTED = "started"
     ENDED = "ended"
@@ -112,11 +112,11 @@ class Column:
 
     @property
     def axis(self) -> str:
-        """The label with its unit: `step time, ms`."""
+        """The column's label with its unit, for an axis: `step time, ms`."""
         return f"{self.label}, {self.unit}" if self.unit else self.label
 
     def text(self, value: float | None) -> str:
-        """A value without its unit; nothing where there is none."""
+        """A value of the column as text without its unit; empty for None."""
         if value is None:
             return ""
         return format(100 * value if self.unit == "%" else value, self.format)
@@ -309,7 +309,7 @@ COLUMNS: Mapping[Table, tuple[Column, ...]] = {
 
 
 def column(table: Table, name: str) -> Column:
-    """The column of that name; KeyError where the table has none."""
+    """The column of that name in a table of runs; KeyError if the table has none."""
     return _BY_NAME[table, name]
 
 
@@ -353,7 +353,7 @@ ADDED: Mapping[int, Mapping[Table, tuple[str, ...]]] = {
 
 @functools.cache
 def schema_of(table: Table, number: int = FORMAT) -> pa.Schema:
-    """A table's schema in this format or, without the metadata that names it, an earlier one."""
+    """A table's Arrow schema in a format; without metadata if it is an earlier one."""
     if number >= FORMAT:
         return SCHEMAS[table]
     later = {name for at, added in ADDED.items() if at > number for name in added.get(table, ())}
@@ -362,14 +362,17 @@ def schema_of(table: Table, number: int = FORMAT) -> pa.Schema:
 
 @functools.cache
 def schemas_of(table: Table) -> tuple[pa.Schema, ...]:
-    """Every schema that the table has had, the present one first."""
+    """Every Arrow schema that the table has had, the present one first."""
     known = [schema_of(table, number) for number in range(FORMAT, 0, -1)]
     return tuple(s for at, s in enumerate(known) if at == 0 or len(s) != len(known[at - 1]))
 
 
 def columns_page() -> str:
-    """docs/columns.md."""
-    parts = [_PAGE_HEAD, *(_page_of(table) for table in TABLES if table is not Table.LAYER_INFO)]
+    """The page docs/columns.md, which lists the columns of all tables."""
+    parts = [
+        _PAGE_HEAD,
+        *(_page_section(table) for table in TABLES if table is not Table.LAYER_INFO),
+    ]
     kinds = ", ".join(f"`{kind.value}`" for kind in EventKind)
     return "\n".join([*parts, f"Kinds of events: {kinds}.", ""])
 
@@ -395,7 +398,7 @@ _ABOUT = {
 _STORED_AS_NUMBER = frozenset({"layer", "max_update_layer"})
 
 
-def _page_of(table: Table) -> str:
+def _page_section(table: Table) -> str:
     shown = COLUMNS[table]
     if table is Table.LAYERS:  # the reader joins what is stored once a layer
         known = {one.name for one in shown} | {"name"}
@@ -406,7 +409,7 @@ def _page_of(table: Table) -> str:
 
 
 def _kind_text(one: Column) -> str:
-    """The type as the reader gives it."""
+    """A column's type as docs/columns.md names it: as the reader gives it, not as stored."""
     is_name = one.name in _STORED_AS_NUMBER or one.name.endswith("_dtype")
     return "string" if is_name else str(one.kind).replace("<item: ", "<")
 

@@ -28,7 +28,7 @@ _AMOUNT = re.compile(r"(.+?)(s|min|h|d|%)?")
 
 @dataclass(frozen=True, slots=True)
 class Fields(Generic[R]):
-    """What can be asked of a row.
+    """The fields that a search for runs may ask for, and how to read them from a row.
 
     `whole` are texts that hold words, each to be named in full. `judged` are the fields that only a
     diagnosis tells; "" stands for a word without a field. `setting` finds one of a row's settings
@@ -44,13 +44,13 @@ class Fields(Generic[R]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """The names of all fields that can be searched."""
         return (*self.texts, *self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[R]):
-    """One condition."""
+    """One condition of a search."""
 
     holds: Callable[[R], bool]
     is_not: bool = False
@@ -60,43 +60,43 @@ class Part(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Search(Generic[R]):
-    """All conditions."""
+    """A search for runs: conditions of which all must hold."""
 
     parts: tuple[Part[R], ...] = ()
 
     @property
     def needs_entries(self) -> bool:
-        """Whether runs must have been judged to be found."""
+        """Whether the search asks for what only judged runs have."""
         return any(part.needs_entry for part in self.parts)
 
     def finds(self, row: R) -> bool:
-        """Whether a row is what is looked for."""
+        """Whether a row meets all conditions of the search."""
         return all(part.holds(row) != part.is_not for part in self.parts)
 
     def without_diagnosis(self) -> Search[R]:
-        """The conditions that hold or not before a run is judged."""
+        """The search with only those conditions that hold or not before a run is judged."""
         return Search(tuple(part for part in self.parts if not part.needs_entry))
 
 
 def search_for(text: str, fields: Fields[R]) -> Search[R]:
-    """What was typed, understood; SearchError if it is not."""
-    found = (_part(fields, *match.groups()) for match in _PART.finditer(text.casefold()))
+    """The search that the text describes; SearchError if it is not understood."""
+    found = (_condition(fields, *match.groups()) for match in _PART.finditer(text.casefold()))
     return Search(tuple(found))
 
 
-def _part(
+def _condition(
     fields: Fields[R], minus: str, field: str | None, sign: str | None, value: str
 ) -> Part[R]:
     wanted, is_not = value.strip('"'), bool(minus)
     if field is None or sign is None:
-        return _word(fields, wanted, is_not=is_not)
+        return _word_condition(fields, wanted, is_not=is_not)
     needs_entry = field in fields.judged
     if field in fields.numbers:
         number, of = _number(field, wanted), fields.numbers[field]
         compare = _COMPARE["=" if sign == ":" else sign]
         return Part(lambda row: _compares(of(row), compare, number), is_not, needs_entry)
     if field not in fields.texts:
-        return _other(fields, field, sign, wanted, is_not=is_not)
+        return _setting_condition(fields, field, sign, wanted, is_not=is_not)
     if sign not in ":=":
         raise SearchError(f"{field} is text: write {field}:{wanted}.")
     text_of = fields.texts[field]
@@ -105,24 +105,26 @@ def _part(
     return Part(lambda row: wanted in text_of(row).casefold(), is_not, needs_entry)
 
 
-def _word(fields: Fields[R], wanted: str, *, is_not: bool) -> Part[R]:
+def _word_condition(fields: Fields[R], wanted: str, *, is_not: bool) -> Part[R]:
     return Part(lambda row: wanted in fields.says(row).casefold(), is_not, "" in fields.judged)
 
 
-def _other(fields: Fields[R], name: str, sign: str, wanted: str, *, is_not: bool) -> Part[R]:
-    """What is no field: a setting where there are settings, else a part of a name, as in lr=0.1."""
+def _setting_condition(
+    fields: Fields[R], name: str, sign: str, wanted: str, *, is_not: bool
+) -> Part[R]:
+    """The condition on a name that is no field: a setting, else a word as in lr=0.1."""
     setting = fields.setting
     if setting is not None:
-        holds = _asks_setting(sign, name, wanted)
+        holds = _setting_test(sign, name, wanted)
         return Part(lambda row: holds(setting(row, name)), is_not, setting=name)
     if sign == "=" or not name.isalpha():
-        return _word(fields, f"{name}{sign}{wanted}", is_not=is_not)
+        return _word_condition(fields, f"{name}{sign}{wanted}", is_not=is_not)
     known = ", ".join(fields.names)
     raise SearchError(f"There is no field {name!r} to search. Fields: {known}.")
 
 
-def _asks_setting(sign: str, name: str, wanted: str) -> Callable[[str | None], bool]:
-    """Whether a setting is what was asked: a number where it is compared, else text."""
+def _setting_test(sign: str, name: str, wanted: str) -> Callable[[str | None], bool]:
+    """A test whether a setting is as asked: compared as a number, else as text."""
     if sign == ":":
         return lambda told: told is not None and wanted in told.casefold()
     compare = _COMPARE[sign]

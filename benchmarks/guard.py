@@ -84,8 +84,13 @@ class Outcome:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the guard did harm."""
+        """Whether it ends worse than without a guard, be it that a bad batch has helped."""
         return math.isfinite(self.unguarded) and not self.guarded <= NEAR * self.unguarded
+
+    @property
+    def is_harmed(self) -> bool:
+        """Whether it ends worse than without a guard, and than without the bad batches."""
+        return self.is_worse and not self.is_near_twin
 
 
 class Spiking(Loop):
@@ -237,29 +242,34 @@ def trained_under_guard(loop: Spiking) -> tuple[Spiking, list[tuple[int, dict[st
 # --- what it costs --------------------------------------------------------------------------------
 
 
-def cost(blocks: int = 40, steps: int = 100) -> str:
-    """CPU time of the training thread, in turns of a block of steps each: medians of the blocks."""
-    ways = ("without a watch", "watch", "watch and dry run", "watch and guard that acts")
+def cost(blocks: int = 120, steps: int = 10) -> str:
+    """CPU time of the training thread, in turns of a block of steps each.
+
+    Others on the machine only ever add to a block, so its lowest tenth is what the code costs.
+    """
+    ways = (
+        "without a watch", "watch", "another watch", "watch and dry run",
+        "watch and guard that acts",
+    )  # fmt: skip
     loops = [_plain_loop() for _ in ways]
     spent: dict[str, list[float]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as folder:
         watches = [_put_on(loop, way, folder) for loop, way in zip(loops, ways, strict=True)]
-        for block in range(blocks + 3):
+        for block in range(blocks + 8):
             for way, (model, optimizer) in zip(ways, loops, strict=True):
                 began = time.thread_time()
                 for _ in range(steps):
                     _plain_step(model, optimizer)
-                if block >= 3:  # the first are sampled closely, and warm up
+                if block >= 8:  # the first are sampled closely, and warm up
                     spent[way].append((time.thread_time() - began) / steps * 1e6)
         for watch in watches:
             watch.close()
-    told = {way: float(np.median(times)) for way, times in spent.items()}
-    ratios = {
-        way: float(np.median(np.array(spent[way]) / np.array(spent["watch"]))) for way in ways[2:]
-    }
-    shown = {way: f"{ratio:.3f}" for way, ratio in ratios.items()}
-    lines = [f"| {way} | {told[way]:.0f} | {shown.get(way, '')} |" for way in ways]
-    head = "| | µs a step | of the watch, median of the pairs |\n|---|---|---|"
+    low = {way: float(np.quantile(times, 0.1)) for way, times in spent.items()}
+    lines = []
+    for way in ways:
+        pairs = float(np.median(np.array(spent[way]) / np.array(spent["watch"])))
+        lines.append(f"| {way} | {low[way]:.0f} | {low[way] / low['watch']:.3f} | {pairs:.3f} |")
+    head = "| | µs a step, lowest tenth | of the watch | median of the pairs |\n|---|---|---|---|"
     return "\n".join([head, *lines, f"load {os.getloadavg()[0]:.1f}"])
 
 
@@ -275,7 +285,7 @@ def _put_on(loop: tuple[torch.nn.Module, torch.optim.Optimizer], way: str, folde
     if way == "without a watch":
         return tempfile.TemporaryFile()
     watch = ampwatch.attach(None, model, optimizer=optimizer, log_dir=folder, endpoint="off")
-    if way != "watch":
+    if "guard" in way or "dry run" in way:
         ampwatch.guard(watch, dry_run="dry" in way)
     return watch
 
@@ -293,8 +303,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """The figures, in all and by what was wrong."""
     head = (
         "| | runs | harmed without a guard | within 2 % of the twin: guarded | unguarded | "
-        "worse than unguarded | steps left out of the bad | good steps left out |\n"
-        "|---|---|---|---|---|---|---|---|"
+        "worse than unguarded | and not near the twin | steps left out of the bad | "
+        "good steps left out |\n"
+        "|---|---|---|---|---|---|---|---|---|"
     )
     groups = [("all", outcomes)]
     groups += [(kind, [o for o in outcomes if o.case.kind == kind]) for kind in KINDS]
@@ -317,13 +328,14 @@ def _row(name: str, outcomes: Sequence[Outcome]) -> str:
     def share(chosen: Sequence[bool]) -> str:
         return f"{sum(chosen) / len(chosen):.3f} ({sum(chosen)}/{len(chosen)})" if chosen else ""
 
-    bad = sum(len(o.case.bad) for o in outcomes if o.case.kind != "long-updates")
+    bad = sum(len(o.case.bad) for o in outcomes)
     left = sum(len(set(o.left_out) & set(o.case.bad)) for o in outcomes)
     good = sum(len(set(o.left_out) - set(o.case.bad)) for o in outcomes)
     cells = [
         name, str(len(outcomes)), share([o.mattered for o in outcomes]),
         share([o.is_near_twin for o in outcomes]), share([not o.mattered for o in outcomes]),
-        share([o.is_worse for o in outcomes]), f"{left}/{bad}", str(good),
+        share([o.is_worse for o in outcomes]), share([o.is_harmed for o in outcomes]),
+        f"{left}/{bad}", str(good),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

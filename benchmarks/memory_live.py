@@ -179,8 +179,8 @@ def follow(options: argparse.Namespace) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "dashboard"))
     from address import Address
     from chart_points import ThinnedBases, live_message
-    from layer_chart_data import QUANTITIES, grid
-    from layer_choices import layer_view
+    from layer_chart_data import QUANTITIES, heatmap_grid
+    from layer_choices import layer_view_message
     from live_chart import picture_of
     from open_runs import OpenRuns
 
@@ -193,12 +193,12 @@ def follow(options: argparse.Namespace) -> None:
     path, shares, taken = str(found[0].parent), list(SHARES), 0
     while shares:
         start = time.perf_counter()
-        look = runs.look(path)
+        look = runs.snapshot_of(path)
         if len(look.curves):
             base = bases.base_for(look.name, look.curves, None)
             live_message(picture_of(look, Address()), look.curves, base, {}, whole=True)
-            layer_view(look, Address())
-            grid(look, QUANTITIES[0], None)
+            layer_view_message(look, Address())
+            heatmap_grid(look, QUANTITIES[0], None)
         looks_ms.append((time.perf_counter() - start) * 1e3)
         judged = 0 if look.verdict is None else look.verdict.judged.run.steps
         taken = min(judged, len(look.curves))

@@ -55,7 +55,10 @@ def begun(kind: type[Loop], drawn: Plan, rate: float, told: Any) -> tuple[Loop, 
     rate = asked["groups"][0] if asked["groups"] else rate
     if asked["clip"]:
         drawn = replace(drawn, clip=min(asked["clip"], drawn.clip or asked["clip"]))
+    drawn = replace(drawn, precision=_precision(drawn.precision, told["settings"]))
     loop, saved = kind(drawn, rate), told["checkpoint"]
+    for name in told["keep_in_float32"]:
+        keep_in_float32(loop.model.get_submodule(name))
     first = saved["step"] if saved else 0
     if saved:
         state = torch.load(saved["path"], weights_only=True)
@@ -74,6 +77,24 @@ def begun(kind: type[Loop], drawn: Plan, rate: float, told: Any) -> tuple[Loop, 
 
     loop.scheduler = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, factor, first - 1)
     return loop, first
+
+
+def _precision(drawn: str, settings: dict[str, str]) -> str:
+    """With autocast switched as the plan says."""
+    if settings.get("autocast") == "off":
+        return "fp32"
+    return "bf16" if settings.get("autocast") == "bfloat16" and drawn == "fp16" else drawn
+
+
+def keep_in_float32(layer: torch.nn.Module) -> None:
+    """Have a layer compute in float32 under autocast."""
+    forward = layer.forward
+
+    def island(*inputs: torch.Tensor) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return forward(*(one.float() if one.is_floating_point() else one for one in inputs))
+
+    layer.forward = island
 
 
 def train(loop: Loop, first: int) -> None:

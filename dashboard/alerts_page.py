@@ -11,7 +11,7 @@ import address
 import run_list
 import streamlit as st
 from formatting import age_text, said
-from problems import guarded, problem
+from problems import guarded, show_problem
 
 from ampwatch.alerts import (
     KINDS,
@@ -66,7 +66,7 @@ def start_alerts() -> deque[str]:
 
 
 def _live_runs() -> Iterator[Path]:
-    return (Path(choice.path) for choice in run_list.current().choices if choice.live)
+    return (Path(choice.path) for choice in run_list.current_list().choices if choice.live)
 
 
 def show() -> None:
@@ -77,7 +77,7 @@ def show() -> None:
     )
     settings = read_settings()
     if sentence := missing_library():
-        problem(sentence)
+        show_problem(sentence)
     _say_what_was_done()
     for setting in settings:
         st.fragment(_receiver, run_every=_EVERY_S)(setting.id)
@@ -227,7 +227,7 @@ def _ask_whether_to_remove(setting: AlertSetting) -> None:
 
 
 def _receiver_form(setting: AlertSetting | None) -> None:
-    """The form for a receiver of alerts; its address is not shown again."""
+    """Draw the form for a new receiver of alerts, or for one whose address is not shown again."""
     key = f"{setting.id if setting else _NEW} {st.session_state.setdefault(_COUNT, 0)}"
     heading = f"Change {setting.label}" if setting else "Tell somebody"
     with st.form(f"alert form {key}", enter_to_submit=False):
@@ -268,7 +268,7 @@ def _receiver_form(setting: AlertSetting | None) -> None:
         try:
             _save(setting, given.strip(), parts)
         except AlertError as error:
-            problem(str(error))
+            show_problem(str(error))
 
 
 def _save(setting: AlertSetting | None, given: str, parts: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""What is kept of rows that are long past: few points, however many rows there were.
+"""A bounded history of a run's rows: the last rows, and few points of all before them.
 
 Nothing that the eye would see is lost: an extreme stays at its step, both ends of a gap stay where
 they are, and a skipped step is part of a tick. The rows themselves are in the log.
@@ -23,7 +23,7 @@ EXACT_WIDTH = 4  # of so narrow a stretch every point is kept
 _WIDEST = 1 << 60
 
 
-class Growing:
+class GrowingArray:
     """An array with room at its end; a view taken of it never changes."""
 
     def __init__(self, kind: type[np.generic] | np.dtype[Any]) -> None:
@@ -35,11 +35,11 @@ class Growing:
 
     @property
     def values(self) -> NDArray[Any]:
-        """What it holds by now."""
+        """The values that the growing array holds by now."""
         return self._room[: self._length]
 
     def extend(self, values: NDArray[Any]) -> None:
-        """Add these at the end."""
+        """Add values at the end of the growing array."""
         length = self._length + len(values)
         if length > len(self._room):
             self._move(self.values, max(length, self._length + self._length // 2))
@@ -47,12 +47,12 @@ class Growing:
         self._length = length
 
     def keep_last(self, count: int) -> None:
-        """Let go of all but the last values."""
+        """Keep only the last values of the growing array."""
         self._move(self.values[-count:] if count else self.values[:0], count)
 
-    def copy(self) -> Growing:
-        """The same values; adding to the one leaves the other as it is."""
-        other = Growing(self._room.dtype)
+    def copy(self) -> GrowingArray:
+        """A copy of the growing array; adding to one leaves the other as it is."""
+        other = GrowingArray(self._room.dtype)
         other.extend(self.values)
         return other
 
@@ -64,19 +64,19 @@ class Growing:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Some points of a column, in the order of its rows."""
+    """Some points of a column's history, in the order of its rows."""
 
     parts: tuple[tuple[Steps, Floats], ...]
     width: int  # of a stretch: of each there are up to four points
 
     @property
     def step(self) -> Steps:
-        """The steps they lie at."""
+        """The steps of the kept points."""
         return np.concatenate([step for step, _ in self.parts])
 
     @property
     def values(self) -> Floats:
-        """Their values, all of them numbers."""
+        """The values of the kept points, all of them finite."""
         return np.concatenate([values for _, values in self.parts])
 
 
@@ -88,14 +88,17 @@ class Extremes:
 
     def __init__(self, most: int = MOST_POINTS) -> None:
         self._most, self._width = most, 1
-        self._step, self._values = Growing(np.int64), Growing(np.float32)  # of whole stretches
+        self._step, self._values = (
+            GrowingArray(np.int64),
+            GrowingArray(np.float32),
+        )  # of whole stretches
         self._open: tuple[Steps, Floats] = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
     def __len__(self) -> int:
         return len(self._step) + len(self._open[0])
 
     def add(self, step: Steps, values: Floats) -> None:
-        """Take in a column's next rows; what is not finite is absent."""
+        """Add a column's next rows to its kept points; values that are not finite are left out."""
         known = np.isfinite(values)
         if not known.any():
             return
@@ -105,31 +108,31 @@ class Extremes:
         )
         while len(self) > self._most and self._width < _WIDEST:
             points, self._width = self.points, 2 * self._width
-            self._step, self._values = Growing(np.int64), Growing(np.float32)
+            self._step, self._values = GrowingArray(np.int64), GrowingArray(np.float32)
             self._take(points.step, points.values)
 
     @property
     def points(self) -> Points:
-        """Those kept by now; rows that are added do not change them."""
+        """The points kept of a column by now; rows that are added later do not change them."""
         return Points(((self._step.values, self._values.values), self._open), self._width)
 
     def copy(self) -> Extremes:
-        """The same points; adding to the one leaves the other as it is."""
+        """A copy of the kept points; adding to one leaves the other as it is."""
         other = Extremes(self._most)
         other._width, other._open = self._width, self._open
         other._step, other._values = self._step.copy(), self._values.copy()
         return other
 
     def _take(self, step: Steps, values: Floats) -> None:
-        keep, last = _telling(step, values, self._width)
+        keep, last = _extreme_points(step, values, self._width)
         closed, rest = keep[keep < last], keep[keep >= last]
         self._step.extend(step[closed])
         self._values.extend(values[closed])
         self._open = step[rest], values[rest]
 
 
-def _telling(step: Steps, values: Floats, width: int) -> tuple[NDArray[np.intp], int]:
-    """Which points tell of their stretch of steps, and where the last stretch begins."""
+def _extreme_points(step: Steps, values: Floats, width: int) -> tuple[NDArray[np.intp], int]:
+    """Which points to keep of each stretch of steps, and where the last stretch begins."""
     cell = step // width
     anew = (cell[1:] != cell[:-1]) | (step[1:] < step[:-1])
     starts = np.concatenate(([0], np.flatnonzero(anew) + 1))
@@ -145,25 +148,25 @@ def _telling(step: Steps, values: Floats, width: int) -> tuple[NDArray[np.intp],
     return np.flatnonzero(keep), int(starts[-1])
 
 
-class Ticks:
-    """Events merged by stretches of steps, of a step each while they are few."""
+class SkipTicks:
+    """The skipped steps as ticks, merged by stretches of steps once there are many."""
 
     def __init__(self, most: int = MOST_TICKS) -> None:
         self._most, self.width, self.count = most, 1, 0
-        self._ticks = [Growing(np.int64) for _ in range(3)]  # first, last, how many
+        self._ticks = [GrowingArray(np.int64) for _ in range(3)]  # first, last, how many
 
     @property
     def ticks(self) -> Rug:
-        """Those there are by now, in the order they came; later ones do not change them."""
+        """The ticks of skipped steps by now, in order; later ones do not change them."""
         return Rug(*(part.values for part in self._ticks))
 
     def add(self, steps: Steps) -> None:
-        """Take in the next events."""
+        """Add the next skipped steps to the ticks."""
         self.count += len(steps)
         self._extend(steps, steps, np.ones(len(steps), np.int64))
         while len(self._ticks[0]) > self._most and self.width < _WIDEST:
             ticks, self.width = self.ticks, 2 * self.width
-            self._ticks = [Growing(np.int64) for _ in range(3)]
+            self._ticks = [GrowingArray(np.int64) for _ in range(3)]
             self._extend(ticks.first, ticks.last, ticks.count)
 
     def _extend(self, first: Steps, last: Steps, count: Steps) -> None:
@@ -176,26 +179,26 @@ class Ticks:
             part.extend(values)
 
 
-class Sample:
+class EvenSample:
     """Each n-th number of a column, for its median; n doubles when they are many."""
 
     def __init__(self, most: int = MOST_SAMPLES) -> None:
         self._most, self._every, self._seen = most, 1, 0
-        self._kept = Growing(np.float32)
+        self._kept = GrowingArray(np.float32)
 
     def add(self, values: Floats) -> None:
-        """Take in the next rows."""
+        """Add a column's next numbers; each n-th of them is kept."""
         known = values[np.isfinite(values)]
         self._kept.extend(known[-self._seen % self._every :: self._every])
         self._seen += len(known)
         while len(self._kept) > self._most:
-            kept, self._kept = self._kept.values[::2], Growing(np.float32)
+            kept, self._kept = self._kept.values[::2], GrowingArray(np.float32)
             self._kept.extend(kept)
             self._every *= 2
 
     @property
     def values(self) -> Floats:
-        """Those kept by now."""
+        """The numbers kept of the column by now."""
         return self._kept.values
 
 
@@ -203,8 +206,8 @@ _STRETCH = 4096  # rows
 _MOST_STRETCHES = 4096
 
 
-class Places:
-    """Where in the log a span of steps stands: the ends of each stretch of rows."""
+class RowPlaces:
+    """Where in the log the rows of a span of steps stand: the ends of each stretch of rows."""
 
     def __init__(self) -> None:
         self._length, self.rows = _STRETCH, 0
@@ -212,7 +215,7 @@ class Places:
         self._high: list[int] = []
 
     def add(self, step: Steps) -> None:
-        """Take in the next rows."""
+        """Note the steps of the next rows of the log."""
         at = self.rows
         self.rows += len(step)
         while len(step):
@@ -226,10 +229,10 @@ class Places:
                 self._high.append(high)
             at += len(part)
             if len(self._low) > _MOST_STRETCHES:
-                self._join()
+                self._join_stretches()
 
-    def of(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The ranges of rows that hold these steps, and some rows at each side of them."""
+    def ranges_of(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The ranges of rows in the log that hold a span of steps, and some rows at each side."""
         inside = (np.array(self._low) <= last) & (np.array(self._high) >= first)
         wide = inside.copy()
         wide[1:] |= inside[:-1]
@@ -238,15 +241,15 @@ class Places:
         ranges = (edges * self._length).reshape(-1, 2)
         return [(int(start), min(self.rows, int(stop))) for start, stop in ranges]
 
-    def _join(self) -> None:
+    def _join_stretches(self) -> None:
         self._low = [min(self._low[at : at + 2]) for at in range(0, len(self._low), 2)]
         self._high = [max(self._high[at : at + 2]) for at in range(0, len(self._high), 2)]
         self._length *= 2
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What is known of all rows, where only the last ones are held."""
+class KeptPast:
+    """What a bounded history knows of all rows, once it holds only the last ones."""
 
     rows: int  # how many are no longer held
     ends: tuple[int, int]  # the lowest and the highest step
@@ -258,18 +261,18 @@ class Past:
     step_times: Floats  # a sample
 
 
-class History:
-    """Rows by step as they come: the last of them as they are, and what is kept of all."""
+class BoundedHistory:
+    """Rows by step as they come: holds the last of them, and few points of all before."""
 
     def __init__(self, names: Iterable[str], timed: str, *, keeps_past: bool = True) -> None:
-        self.step, self.skips = Growing(np.int64), Growing(np.int64)
-        self.columns = {name: Growing(np.float32) for name in names}
+        self.step, self.skips = GrowingArray(np.int64), GrowingArray(np.int64)
+        self.columns = {name: GrowingArray(np.float32) for name in names}
         self.first_row = 0  # of those held
         self.starts: tuple[int, ...] = ()
         self.present: frozenset[str] = frozenset()
         self._keeps_past, self._timed = keeps_past, timed
         self._points = {name: Extremes() for name in self.columns}
-        self._ticks, self._times = Ticks(), Sample()
+        self._ticks, self._times = SkipTicks(), EvenSample()
         self._latest: dict[str, tuple[float, int, int]] = {}
         self._ends: tuple[int, int] | None = None
 
@@ -277,7 +280,7 @@ class History:
         return self.first_row + len(self.step)
 
     def add(self, step: Steps, columns: Mapping[str, Floats], skips: Steps) -> None:
-        """Take in the next rows, each column's, and the steps that were skipped."""
+        """Add the next rows to the history: each column's values and the skipped steps."""
         self._add_skips(skips)
         if not len(step):
             return
@@ -292,21 +295,21 @@ class History:
         for name, values in columns.items():
             self._add_values(name, at, step, values)
         if len(self.step) > 2 * HELD_ROWS:
-            self._let_go()
+            self._drop_old_rows()
 
     def fork(self, name: str, like: str) -> None:
-        """A column more, whose rows were the same as another's until now."""
+        """Add a column to the history whose rows were the same as another's until now."""
         self.columns[name] = self.columns[like].copy()
         self._points[name] = self._points[like].copy()
         if like in self._latest:
             self._latest[name] = self._latest[like]
 
     @property
-    def past(self) -> Past | None:
+    def past(self) -> KeptPast | None:
         """What is kept of all rows, once not all are held; later rows do not change it."""
         if not self.first_row or self._ends is None:
             return None
-        return Past(
+        return KeptPast(
             rows=self.first_row,
             ends=self._ends,
             points={name: points.points for name, points in self._points.items()},
@@ -340,8 +343,8 @@ class History:
             if name == self._timed:
                 self._times.add(values)
 
-    def _let_go(self) -> None:
-        """Hold only the last rows."""
+    def _drop_old_rows(self) -> None:
+        """Drop all rows from the history but the last ones."""
         if self._keeps_past and not self.first_row:
             for name, column in self.columns.items():
                 self._points[name].add(self.step.values, column.values)

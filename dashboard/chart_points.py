@@ -100,7 +100,7 @@ def thinned_lines(curves: StepCurves, span: Span | None = None, prefix: str = ""
 def live_message(
     picture: Picture, curves: StepCurves, base: ThinnedBase, more: Arrays, *, whole: bool
 ) -> bytes:
-    """The message of a growing run's chart; with its thinned base if it is `whole`."""
+    """The points of a growing run's chart as a message; with the thinned base if it is `whole`."""
     tail = _tail(curves, base, picture.span)
     header = picture.header(base.id, base.hole, whole=whole)
     odd = odd_lines(curves, picture.span)

@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from chart_points import thinned_lines
-from run_list import Choice
-from step_curves import Numbers
+from run_list import ListedRun
+from step_curves import StepCurvesReader
 from user_value_curves import UserValues
 
 from ampwatch.errors import AmpwatchError
@@ -68,7 +68,7 @@ class CompareLoader:
         self._followers: dict[str, Follower] = {}
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="ampwatch-compare")
 
-    def loaded(self, choices: Sequence[Choice], wait_s: float) -> dict[str, LoadedRun]:
+    def loaded(self, choices: Sequence[ListedRun], wait_s: float) -> dict[str, LoadedRun]:
         """The compared runs as last loaded, by name; waits a while for those that are new."""
         with self._lock:
             self._forget_done_jobs()
@@ -86,7 +86,11 @@ class CompareLoader:
             return {c.name: self._kept[c.path] for c in choices if c.path in self._kept}
 
     def divergences(
-        self, first: Choice, others: Sequence[Choice], known: dict[str, LoadedRun], wait_s: float
+        self,
+        first: ListedRun,
+        others: Sequence[ListedRun],
+        known: dict[str, LoadedRun],
+        wait_s: float,
     ) -> list[Divergence | None]:
         """Where compared runs part from the first, as last read; None where it is not known yet."""
         base = known[first.name].version
@@ -114,7 +118,7 @@ class CompareLoader:
         for _, job in done:
             job.result()
 
-    def _is_old(self, choice: Choice) -> bool:
+    def _is_old(self, choice: ListedRun) -> bool:
         kept = self._kept.get(choice.path)
         if kept is None:
             return True
@@ -130,7 +134,7 @@ class CompareLoader:
         self._due_at.pop(path, None)
         self._followers.pop(path, None)
 
-    def _load(self, choice: Choice) -> None:
+    def _load(self, choice: ListedRun) -> None:
         began = time.monotonic()
         follower, made = _load_run(choice)
         ended = time.monotonic()
@@ -148,18 +152,18 @@ class CompareLoader:
                 self._pairs[key[0], key[2]] = key, found
 
 
-def _version(choice: Choice) -> _Version:
+def _version(choice: ListedRun) -> _Version:
     return choice.last_time_ns, choice.live, choice.cut_off
 
 
-def _load_run(choice: Choice) -> tuple[Follower | None, LoadedRun]:
+def _load_run(choice: ListedRun) -> tuple[Follower | None, LoadedRun]:
     version = _version(choice)
     try:
         follower = follow(choice.path)
         look = follower.look()
         run = open_run(choice.path)
         outline = outline_as(run, look.diagnosis, look.for_several)
-        curves = Numbers().take(run)
+        curves = StepCurvesReader().read(run)
         lines = {k.removeprefix("base."): v for k, v in thinned_lines(curves).items()}
         own, own_odd = _user_value_lines(follower)
     except (AmpwatchError, OSError) as problem:
@@ -173,7 +177,7 @@ def _user_value_lines(follower: Follower) -> tuple[Arrays, dict[str, Stretches]]
     values = UserValues(follower, None)
     lines: Arrays = {}
     odd = {}
-    for name, value in list(values.look().items())[:MOST_VALUES]:
+    for name, value in list(values.read().items())[:MOST_VALUES]:
         line = values.line(name, None)
         lines[f"{OWN}{name}.x"], lines[f"{OWN}{name}.y"] = line.x, line.y
         odd[f"{OWN}{name}"] = value.odd

@@ -46,7 +46,7 @@ _LONGEST = 60  # letters of a value's name over its panel
 
 def show(*, follow: bool) -> None:
     """Draw the Compare page."""
-    choices = {choice.name: choice for choice in run_list.current().choices}
+    choices = {choice.name: choice for choice in run_list.current_list().choices}
     names, gone = _chosen_runs(choices)
     _choose_runs(choices, names)
     if gone:
@@ -68,7 +68,7 @@ def show(*, follow: bool) -> None:
 
 def _liveness(names: Sequence[str]) -> list[bool | None]:
     """Whether each compared run is live; None for one that is gone."""
-    live = {choice.name: choice.live for choice in run_list.current().choices}
+    live = {choice.name: choice.live for choice in run_list.current_list().choices}
     return [live.get(name) for name in names]
 
 
@@ -82,11 +82,11 @@ def _rerun_on_change(names: Sequence[str], seen: Sequence[bool | None]) -> None:
 # --- what is compared ----------------------------------------------------------------------------
 
 
-def _chosen_runs(choices: Mapping[str, run_list.Choice]) -> tuple[list[str], list[str]]:
+def _chosen_runs(choices: Mapping[str, run_list.ListedRun]) -> tuple[list[str], list[str]]:
     """The runs to compare: those that the address names, and which are gone; else the first two."""
     where = address.read()
     if where.runs is None:
-        first = run_list.chosen(where.run)
+        first = run_list.find_run(where.run)
         before = [name for name in st.session_state.get(_KEY, []) if name in choices]
         if len(before) > 1 and (first is None or first.name in before):
             return before, []  # a run that appears changes nothing
@@ -96,7 +96,7 @@ def _chosen_runs(choices: Mapping[str, run_list.Choice]) -> tuple[list[str], lis
     return there, [one for one in named if one not in choices]
 
 
-def _choose_runs(choices: Mapping[str, run_list.Choice], names: list[str]) -> None:
+def _choose_runs(choices: Mapping[str, run_list.ListedRun], names: list[str]) -> None:
     """Let the reader choose the runs to compare; a beginning stands for all names that begin so."""
     groups = _common_beginnings(list(choices))
     if st.session_state.get(_KEY) != names:
@@ -161,7 +161,7 @@ class ShownRuns:
     unparted: int  # and those whose divergence is not known yet
 
 
-def _shown_runs(chosen: Sequence[run_list.Choice], base: str, wait_s: float) -> ShownRuns:
+def _shown_runs(chosen: Sequence[run_list.ListedRun], base: str, wait_s: float) -> ShownRuns:
     """What is loaded by now of the compared runs."""
     ready = _loader().loaded(chosen, wait_s)
     there = [one for one in chosen if one.name in ready and ready[one.name].outline is not None]
@@ -195,7 +195,7 @@ def _compared(outlines: Sequence[Outline], partings: Sequence[Divergence]) -> Co
 
 @guarded
 def _draw_comparison(names: Sequence[str], base: str) -> None:
-    choices = {choice.name: choice for choice in run_list.current().choices}
+    choices = {choice.name: choice for choice in run_list.current_list().choices}
     chosen = [choices[name] for name in names if name in choices]
     for problem in _problems(chosen):
         st.html(f'<div class="aw-muted">{said(problem)}</div>')
@@ -203,7 +203,7 @@ def _draw_comparison(names: Sequence[str], base: str) -> None:
     if shown.waiting:
         read = f"{len(chosen) - shown.waiting:,} of {count_text(len(chosen), 'run')}"
         st.html(f'<div class="aw-muted" role="status">Reading the runs: {read}.</div>')
-    navigate.follow()
+    navigate.switch_if_asked()
     if shown.comparison is not None:
         _draw_parts(shown, shown.comparison, {one.name for one in chosen if one.live})
     if st.session_state[_WAITS] and not shown.waiting and not shown.unparted:
@@ -225,7 +225,7 @@ def _draw_parts(shown: ShownRuns, comparison: Comparison, live: Set[str]) -> Non
     _choose_values(shown.runs)
 
 
-def _problems(chosen: Sequence[run_list.Choice]) -> list[str]:
+def _problems(chosen: Sequence[run_list.ListedRun]) -> list[str]:
     ready = _loader().loaded(chosen, 0.0)
     return [one.problem for one in ready.values() if one.problem]
 
@@ -233,7 +233,7 @@ def _problems(chosen: Sequence[run_list.Choice]) -> list[str]:
 def _opened(key: str) -> None:
     name = st.session_state[key].go
     if name:
-        navigate.ask("Overview", address.read().of_run(str(name)))
+        navigate.ask_for_page("Overview", address.read().of_run(str(name)))
 
 
 def _sorted() -> None:
@@ -301,14 +301,15 @@ def _chart(shown: ShownRuns) -> None:
     first, last = min(run.ends[0] for run in prepared), max(run.ends[1] for run in prepared)
     picture = Picture(
         name="compared", panels=panels, ends=(first, last), span=where.span, picked=where.step,
-        rows=sum(run.rows for run in prepared), view=where.view, heard=live_chart.heard(_CHART),
+        rows=sum(run.rows for run in prepared), view=where.view,
+        heard=live_chart.choice_count(_CHART),
     )  # fmt: skip
     base = repr([(name, run.version) for name, run in runs])
     whole = st.session_state.get(_SENT) != base
     header = picture.header(base, hole_of(first, last), whole=whole)
     arrays = _chart_arrays(prepared) if whole else {}
     browser_component.draw(
-        pack(header, arrays), key=_CHART, on_look_change=partial(live_chart.keep_look, _CHART),
+        pack(header, arrays), key=_CHART, on_look_change=partial(live_chart.keep_choice, _CHART),
         on_lost_change=_forget_sent,
     )  # fmt: skip
     st.session_state[_SENT] = base
@@ -342,7 +343,7 @@ def _own_panel(name: str) -> Panel:
 def _choose_values(runs: Sequence[LoadedRun]) -> None:
     names = _user_value_names(runs)
     more = f"Only the first {MOST_VALUES} of each run can be chosen."
-    user_value_panels.choose_among(names, _drawn_names(names), _VALUES, more)
+    user_value_panels.choose_among_names(names, _drawn_names(names), _VALUES, more)
 
 
 def _chart_arrays(runs: Sequence[LoadedRun]) -> Arrays:

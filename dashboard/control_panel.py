@@ -11,7 +11,7 @@ import received_runs
 import streamlit as st
 from control_answers import AllowedControls, ControlAnswer
 from formatting import rate_text, said
-from open_runs import Look
+from open_runs import RunSnapshot
 
 from ampwatch.errors import FrameError
 from ampwatch.feed import Instruction, Key
@@ -33,24 +33,24 @@ _QUESTIONS = {
 }
 
 
-def show(look: Look) -> None:
+def show(run: RunSnapshot) -> None:
     """Draw the buttons that control a live run, a question before each, and the answers."""
-    if not look.is_live or look.info.source != "ampwatch":
+    if not run.is_live or run.info.source != "ampwatch":
         return
-    allowed, answers = look.answers.read()
+    allowed, answers = run.answers.read()
     if allowed.keys:
         asked = st.session_state.get(_ASKED)
-        if asked is not None and asked[0] == look.path:
-            _question(look, Key(asked[1]))
+        if asked is not None and asked[0] == run.path:
+            _question(run, Key(asked[1]))
         else:
-            _buttons(look, allowed)
-    for sentence in _answer_sentences(look, answers):
+            _buttons(run, allowed)
+    for sentence in _answer_sentences(run, answers):
         st.html(f'<div class="aw-control" role="status">{said(sentence)}</div>')
 
 
-def hint_to_allow(look: Look) -> str:
+def hint_to_allow(run: RunSnapshot) -> str:
     """A sentence on how to let this page control a live run that does not allow it yet."""
-    if not look.is_live or look.info.source != "ampwatch" or look.answers.read()[0].keys:
+    if not run.is_live or run.info.source != "ampwatch" or run.answers.read()[0].keys:
         return ""
     return (
         "This page only watches the run. To change its learning rate, save or stop from here, "
@@ -61,16 +61,16 @@ def hint_to_allow(look: Look) -> str:
 # --- the buttons and the question -----------------------------------------------------------------
 
 
-def _buttons(look: Look, allowed: AllowedControls) -> None:
+def _buttons(run: RunSnapshot, allowed: AllowedControls) -> None:
     with st.container(horizontal=True):
         for key in Key:
-            if key.value in allowed.keys and (key is not Key.RATE or _base_rate(look)):
-                st.button(_label(look, key), key=f"control {key.value}", on_click=_ask,
-                          args=(look.path, key.value))  # fmt: skip
+            if key.value in allowed.keys and (key is not Key.RATE or _base_rate(run)):
+                st.button(_label(run, key), key=f"control {key.value}", on_click=_ask,
+                          args=(run.path, key.value))  # fmt: skip
 
 
-def _label(look: Look, key: Key) -> str:
-    advised = _advised(look)
+def _label(run: RunSnapshot, key: Key) -> str:
+    advised = _advised(run)
     if key is Key.RATE and advised is not None:
         return f"{_NAMES[key]} to {rate_text(advised)}"
     return f"{_NAMES[key]} …" if key is Key.RATE else _NAMES[key]
@@ -80,12 +80,12 @@ def _ask(path: str, key: str) -> None:
     st.session_state[_ASKED] = (path, key)
 
 
-def _question(look: Look, key: Key) -> None:
+def _question(run: RunSnapshot, key: Key) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        instruction = _rate_question(look) if key is Key.RATE else _plain_question(key)
+        instruction = _rate_question(run) if key is Key.RATE else _plain_question(key)
         can = instruction is not None
         st.button(_YES[key], key="control yes", type="primary", disabled=not can,
-                  on_click=_send, args=(look, instruction))  # fmt: skip
+                  on_click=_send, args=(run, instruction))  # fmt: skip
         st.button("Cancel", key="control no", on_click=_forget)
 
 
@@ -94,13 +94,13 @@ def _plain_question(key: Key) -> Instruction:
     return Instruction(key)
 
 
-def _rate_question(look: Look) -> Instruction | None:
-    """Ask which learning rate to set in the live run; None while it cannot be set."""
-    now = _base_rate(look)
+def _rate_question(run: RunSnapshot) -> Instruction | None:
+    """Ask in the control panel which learning rate to set; None while it cannot be set."""
+    now = _base_rate(run)
     assert now is not None
     wanted = st.number_input(
         f"Learning rate, now {rate_text(now)}",
-        value=float(f"{_advised(look) or now:.3g}"), min_value=0.0, format="%.3g",
+        value=float(f"{_advised(run) or now:.3g}"), min_value=0.0, format="%.3g",
         key="control rate", step=None, width=220,
     )  # fmt: skip
     try:
@@ -117,17 +117,17 @@ def _rate_question(look: Look) -> Instruction | None:
     return found
 
 
-def _base_rate(look: Look) -> float | None:
-    """The learning rate that an instruction multiplies: the advice's base rate, else the latest."""
-    current = None if look.diagnosis is None else look.diagnosis.learning_rate.current
-    latest, _ = look.curves.latest("lr")
+def _base_rate(run: RunSnapshot) -> float | None:
+    """The rate that the control panel multiplies: the advice's base rate, else the latest."""
+    current = None if run.diagnosis is None else run.diagnosis.learning_rate.current
+    latest, _ = run.curves.latest("lr")
     return current or latest or None
 
 
-def _advised(look: Look) -> float | None:
-    if look.diagnosis is None or not is_change(look.diagnosis.learning_rate):
+def _advised(run: RunSnapshot) -> float | None:
+    if run.diagnosis is None or not is_change(run.diagnosis.learning_rate):
         return None
-    return look.diagnosis.learning_rate.recommended
+    return run.diagnosis.learning_rate.recommended
 
 
 # --- sending, and what came of it -----------------------------------------------------------------
@@ -137,18 +137,18 @@ def _forget() -> None:
     st.session_state.pop(_ASKED, None)
 
 
-def _send(look: Look, instruction: Instruction) -> None:
+def _send(run: RunSnapshot, instruction: Instruction) -> None:
     _forget()
-    recorder = received_runs.feed().recorder
-    number = None if recorder is None else recorder.instruct(look.info.id, instruction)
-    st.session_state[_SENT] = (look.path, instruction.key.value, number, time.monotonic())
+    recorder = received_runs.server_feed().recorder
+    number = None if recorder is None else recorder.instruct(run.info.id, instruction)
+    st.session_state[_SENT] = (run.path, instruction.key.value, number, time.monotonic())
 
 
-def _answer_sentences(look: Look, answers: tuple[ControlAnswer, ...]) -> list[str]:
-    """The trainer's answer to this page's instruction; else its latest answer to any page."""
+def _answer_sentences(run: RunSnapshot, answers: tuple[ControlAnswer, ...]) -> list[str]:
+    """For the control panel: the trainer's answer to this page, else its latest to any."""
     path, key, number, since_s = st.session_state.get(_SENT, ("", "", None, 0.0))
     own = [answer for answer in answers if answer.number == number]
-    if path == look.path and not own:
+    if path == run.path and not own:
         name = _NAMES[Key(key)].lower()
         if number is None:
             return [f"Not sent ({name}): the run's trainer is not connected to this page's feed."]

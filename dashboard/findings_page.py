@@ -13,10 +13,10 @@ import refresh_pace
 import small_charts
 import streamlit as st
 from formatting import rate_text, said, said_lines
-from open_runs import Look
+from open_runs import RunSnapshot
 from problems import guarded
 from step_curves import SCALE
-from verdict_band import band
+from verdict_band import verdict_band
 
 from ampwatch.diagnosis import (
     RULES,
@@ -32,6 +32,8 @@ from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, words_and_
 from ampwatch.diagnosis.earlier_runs import with_lesson
 from ampwatch.diagnosis.words import list_text
 from ampwatch.follow import as_it_stands, lesson_for
+from ampwatch.recovery.proof import kept_proof
+from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report import html_report
 from ampwatch.report.overview_chart import is_change
 from ampwatch.report.painter import SEVERITY_COLOR
@@ -49,54 +51,58 @@ _COLUMNS = {
 
 
 def show(path: str, *, follow: bool) -> None:
-    """The page of findings, kept up to date while the run goes on."""
-    look = open_runs.look_at(path)
-    waits = look.is_live or not look.is_judged
-    st.fragment(_now, run_every=refresh_pace.every_s(_EVERY_S) if waits and follow else None)(path)
+    """Draw the Findings page, and keep it up to date while the run goes on."""
+    run = open_runs.snapshot(path)
+    waits = run.is_live or not run.is_judged
+    st.fragment(
+        _draw_findings,
+        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if waits and follow else None,
+    )(path)
     st.download_button(
-        "Download HTML report", partial(_as_file, path), f"{Path(path).name}.html",
+        "Download HTML report", partial(_report_file, path), f"{Path(path).name}.html",
         "text/html", on_click="ignore", help="One file: findings, charts, layers and settings",
     )  # fmt: skip
 
 
-def _as_file(path: str) -> str:
-    """The report that `ampwatch report --html` writes, made when it is asked for."""
+def _report_file(path: str) -> str:
+    """The HTML report to download, as `ampwatch report --html` writes it, made on demand."""
     run = open_run(path)
     case = Engine().feed(run).case()
     diagnosis = with_lesson(as_it_stands(run, conclude(case)), lesson_for(run))
+    diagnosis = with_proof(diagnosis, kept_proof(run.path))
     return html_report(run, diagnosis, case.scale.level)
 
 
 @guarded
-def _now(path: str) -> None:
-    look = open_runs.look_at(path)
-    st.html(band(look))
-    if look.diagnosis is not None:
-        lesson = look.lesson()
+def _draw_findings(path: str) -> None:
+    run = open_runs.snapshot(path)
+    st.html(verdict_band(run))
+    if run.diagnosis is not None:
+        lesson = run.lesson()
         told = lesson.text if lesson else ""
-        browser_component.html(findings_html(look, look.diagnosis, told), key="findings")
+        browser_component.html(findings_html(run, run.diagnosis, told), key="findings")
 
 
-def findings_html(look: Look, diagnosis: Diagnosis, lesson: str = "") -> str:
-    """The advice, what earlier runs teach of the rate, and every finding, as HTML."""
-    found = [_finding(look, finding) for finding in diagnosis.findings]
+def findings_html(run: RunSnapshot, diagnosis: Diagnosis, lesson: str = "") -> str:
+    """The Findings page as HTML: the advice on the rate, what earlier runs teach, every finding."""
+    found = [_finding(run, finding) for finding in diagnosis.findings]
     if not found:
         found = ['<div class="aw-muted">There is nothing to report.</div>']
     told = f'<p class="aw-muted">{said(lesson)}</p>' if lesson else ""
-    return _rate(diagnosis.learning_rate) + told + "".join(found)
+    return _rate_advice(diagnosis.learning_rate) + told + "".join(found)
 
 
-def _finding(look: Look, finding: Finding) -> str:
-    proof = _picture(look, finding) + _evidence(finding.evidence)
-    words = words_of(finding, has_ranks=len(look.ranks) > 1)
+def _finding(run: RunSnapshot, finding: Finding) -> str:
+    proof = _evidence_chart(run, finding) + _evidence_table(finding.evidence)
+    words = finding_html(finding, has_ranks=len(run.ranks) > 1)
     return (
-        f'<section class="aw-two"><div>{words}{_about(finding.code)}</div>'
+        f'<section class="aw-two"><div>{words}{_finding_page(finding.code)}</div>'
         f"<div>{proof}</div></section>"
     )
 
 
-def words_of(finding: Finding, *, has_ranks: bool) -> str:
-    """One finding as text, as HTML."""
+def finding_html(finding: Finding, *, has_ranks: bool) -> str:
+    """One finding in words, as HTML: its code, places, summary, cause and action."""
     tone = SEVERITY_COLOR[finding.severity.value]
     where = " · ".join(_places(finding, has_ranks=has_ranks))
     because = f" · because of {finding.because_of}" if finding.because_of else ""
@@ -107,12 +113,12 @@ def words_of(finding: Finding, *, has_ranks: bool) -> str:
         f"{said(because)}{' · ' if where else ''}{where}</span>"
         f'<div class="aw-head" role="heading" aria-level="2">{said(finding.summary)}</div>'
         f'<div class="aw-why"><span>why</span>{said_lines(finding.cause)}</div>'
-        f'<div class="aw-why"><span>do</span><div>{_action(finding.action)}</div></div></div>'
+        f'<div class="aw-why"><span>do</span><div>{_action_html(finding.action)}</div></div></div>'
     )
 
 
-def _action(action: str) -> str:
-    """What to do; the copy button copies the lines to paste, if there are any."""
+def _action_html(action: str) -> str:
+    """What to do about a finding, as HTML; its copy button copies the lines to paste, if any."""
     words, lines = words_and_lines(action)
     if not lines:
         return f"{said(words)} {_copy(words, 'what to do')}"
@@ -132,8 +138,8 @@ def _places(finding: Finding, *, has_ranks: bool) -> Iterator[str]:
         yield said(f"rank {finding.ranks[0]}")
 
 
-def _about(code: str) -> str:
-    """The finding's page, folded."""
+def _finding_page(code: str) -> str:
+    """The page about a finding's code, as folded HTML."""
     page = _PAGES.get(code)
     if page is None:
         return ""
@@ -162,22 +168,22 @@ def _copy(text: str, what: str) -> str:
     )
 
 
-def _picture(look: Look, finding: Finding) -> str:
-    """The curve that the evidence is about, around the finding's steps."""
+def _evidence_chart(run: RunSnapshot, finding: Finding) -> str:
+    """A small chart, as HTML, of the curve that a finding's evidence is about."""
     if finding.first_step is None:
         return ""
     names = [_COLUMNS.get(piece.signal) for piece in finding.evidence]
-    shown = next((name for name in names if name in look.curves.present), None)
+    shown = next((name for name in names if name in run.curves.present), None)
     if shown is None:
         return ""
-    last = look.curves.ends[1] if finding.last_step is None else finding.last_step
+    last = run.curves.ends[1] if finding.last_step is None else finding.last_step
     label = column(Table.STEPS, "scale" if shown == SCALE else shown).label
-    drawn = small_charts.curve_sketch(look.curves, shown, finding.first_step, last)
+    drawn = small_charts.curve_sketch(run.curves, shown, finding.first_step, last)
     title = f'<div class="aw-chart-title"><b>{label}</b>shaded: {finding.code}</div>'
     return title + drawn if drawn else ""
 
 
-def _evidence(evidence: tuple[Evidence, ...]) -> str:
+def _evidence_table(evidence: tuple[Evidence, ...]) -> str:
     if not evidence:
         return ""
     rows = "".join(
@@ -191,8 +197,8 @@ def _evidence(evidence: tuple[Evidence, ...]) -> str:
     return f'<table class="aw-table">{head}{rows}</table>'
 
 
-def _rate(advice: Advice) -> str:
-    """The recommended rate: its interval, the arithmetic, and the lines to paste.
+def _rate_advice(advice: Advice) -> str:
+    """The advised learning rate on the Findings page as HTML: interval, reason, lines to paste.
 
     Neither interval nor lines after a leap: the rate before it is known, and the finding says what
     to undo.
@@ -203,7 +209,7 @@ def _rate(advice: Advice) -> str:
     picture = small_charts.interval_sketch(
         advice.current, advice.recommended, advice.low, advice.high
     )
-    band = "band: 90 % interval of the highest stable rate" if advice.has_interval else ""
+    band = f"band: {advice.interval_name}" if advice.has_interval else ""
     shown = (
         '<div><div class="aw-chart-title"><b>Recommended learning rate</b>'
         f'{band}</div>{picture}<div class="aw-muted">{said_lines(advice.because)}</div></div>'
@@ -213,7 +219,7 @@ def _rate(advice: Advice) -> str:
     return (
         f'<section class="aw-two">{shown}'
         f'<div><div class="aw-chart-title"><b>To paste</b>{said(_when(advice))}</div>'
-        f"{_to_paste(_lines(advice))}</div></section>"
+        f"{_to_paste(_lines_to_paste(advice))}</div></section>"
     )
 
 
@@ -226,8 +232,8 @@ def _when(advice: Advice) -> str:
     return "before the loop"
 
 
-def _lines(advice: Advice) -> str:
-    """Code that sets the recommended rate of any optimizer and its schedule."""
+def _lines_to_paste(advice: Advice) -> str:
+    """Python code that sets the advised rate, to be pasted from the Findings page."""
     assert advice.recommended is not None
     assert advice.factor is not None  # a change is advised
     change = f"{rate_text(advice.current)} -> " if advice.current else ""

@@ -19,7 +19,7 @@ from address import FLEET_GROUPS, FLEET_SINCE, WEEK, fleet_view_in
 from fleet_tables import Fleet
 from formatting import said
 from problems import guarded
-from published_places import Published
+from published_places import PlaceState
 from run_list import Origin
 
 from ampwatch.diagnosis.words import count_text
@@ -32,46 +32,46 @@ _TIMES = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days"}
 
 
 def show() -> None:
-    """The page of the fleet, kept up to date."""
+    """Draw the Fleet page and keep it up to date."""
     st.html('<p class="aw-title" role="heading" aria-level="1">Fleet</p>')
     if not server_options.shown_places():
-        _teach()
+        _explain_publishing()
         return
-    st.fragment(_now, run_every=_EVERY_S)()
+    st.fragment(_draw_fleet, run_every=_EVERY_S)()
 
 
 @guarded
-def _now() -> None:
-    places = published_places.look()
+def _draw_fleet() -> None:
+    places = published_places.place_states()
     for place in places:
         if place.trouble:
             st.html(f'<div class="aw-problem">{said(place.trouble)}</div>')
     verdicts = tuple(one for place in places for one in place.verdicts)
     runs = sum(len(place.runs) for place in places)
-    for sentence in _to_judge(places):
+    for sentence in _how_to_judge(places):
         st.html(f'<div class="aw-muted">{sentence}</div>')
     if verdicts:
         _choose(verdicts)
         fleet = Fleet(
             fleet_view_in(address.read().fleet), verdicts, dt.datetime.now(dt.timezone.utc)
         )
-        _parts(fleet, runs - len(verdicts))
-    navigate.follow()
+        _draw_tables(fleet, runs - len(verdicts))
+    navigate.switch_if_asked()
 
 
-def _parts(fleet: Fleet, unjudged: int) -> None:
-    listed = run_list.current().of(Origin.PUBLISHED)
+def _draw_tables(fleet: Fleet, unjudged: int) -> None:
+    listed = run_list.current_list().from_origin(Origin.PUBLISHED)
     names = {choice.run.id: choice.name for choice in listed}
     picked = _picked()
     text = (
-        fleet_tables.strip(fleet, unjudged)
-        + fleet_tables.filters(fleet.view)
+        fleet_tables.summary_html(fleet, unjudged)
+        + fleet_tables.filters_html(fleet.view)
         + f'<div class="aw-fleet-bars">{fleet_tables.findings_table(fleet)}'
         + f"{fleet_tables.groups_table(fleet)}</div>"
         + _compare(picked)
         + fleet_tables.runs_table(fleet, names, picked)
     )
-    browser_component.html(text, key=_KEY, on_go=_go)
+    browser_component.html(text, key=_KEY, on_go=_act_on_click)
 
 
 def _choose(verdicts: Sequence[RunVerdict]) -> None:
@@ -107,13 +107,13 @@ def _compare(picked: Sequence[str]) -> str:
 # --- what a reader does --------------------------------------------------------------------------
 
 
-def _go() -> None:
+def _act_on_click() -> None:
     what, _, value = str(st.session_state[_KEY].go or "").partition("=")
     view = fleet_view_in(address.read().fleet)
     if what == "run":
-        navigate.ask("Overview", address.read().of_run(value))
+        navigate.ask_for_page("Overview", address.read().of_run(value))
     elif what == "compare":
-        navigate.ask("Compare")
+        navigate.ask_for_page("Compare")
     elif what == "code":
         address.change(fleet=replace(view, code="" if value == view.code else value).text())
     elif what == "only":
@@ -129,7 +129,7 @@ def _picked() -> list[str]:
 
 
 def _pick(name: str) -> None:
-    """Choose a run, or no longer; none at all without a name."""
+    """Choose a run on the Fleet page to compare, or no longer; without a name, choose none."""
     others = [one for one in _picked() if one != name] if name else []
     is_new = bool(name) and name not in _picked() and len(others) < compare_loader.MOST
     names = [*others, name] if is_new else others
@@ -139,8 +139,8 @@ def _pick(name: str) -> None:
 # --- where there is nothing ----------------------------------------------------------------------
 
 
-def _to_judge(places: Sequence[Published]) -> list[str]:
-    """The command that judges what is not judged yet, for each place."""
+def _how_to_judge(places: Sequence[PlaceState]) -> list[str]:
+    """For the Fleet page: the command that judges the runs of each place not judged yet."""
     found = []
     for place in places:
         left = len(place.runs) - len(place.verdicts)
@@ -154,7 +154,7 @@ def _to_judge(places: Sequence[Published]) -> list[str]:
     return found
 
 
-def _teach() -> None:
+def _explain_publishing() -> None:
     st.html(
         '<div class="aw-muted">What broke in the runs of a whole team, how often, and what it '
         "cost. This dashboard shows no place to which runs are published.</div>"

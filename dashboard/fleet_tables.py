@@ -39,22 +39,22 @@ _HEAD_LETTERS = 110
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The verdicts of a view; each table ignores the filter that it sets itself."""
+    """The verdicts that the Fleet page shows; each table ignores the filter that it sets itself."""
 
     view: FleetView
     verdicts: tuple[RunVerdict, ...]
     now: dt.datetime
 
     def chosen(self) -> list[RunVerdict]:
-        """The runs that match all filters."""
+        """The verdicts of the fleet that match all filters of the page."""
         return [one for one in self._of_group(self._in_time()) if self._has_code(one)]
 
     def findings(self) -> list[Tally]:
-        """By finding."""
+        """The fleet's runs counted by finding."""
         return by_code(self._of_group(self._in_time()))
 
     def groups(self) -> list[Tally]:
-        """By what was chosen to group by."""
+        """The fleet's runs counted by week, or by the setting that the page groups by."""
         some = [one for one in self._in_time() if self._has_code(one)]
         return by_week(some) if self.view.group == WEEK else by_setting(some, self.view.group)
 
@@ -77,8 +77,8 @@ class Fleet:
 # --- the numbers at the top -----------------------------------------------------------------------
 
 
-def strip(fleet: Fleet, unjudged: int) -> str:
-    """How many runs there are, their verdicts, and what was lost."""
+def summary_html(fleet: Fleet, unjudged: int) -> str:
+    """The numbers at the top of the Fleet page as HTML: runs, their verdicts, what was lost."""
     sums = total(fleet.chosen())
     cells = [("runs judged", f"{sums.runs:,}")]
     cells += [(name, f"{getattr(sums, name):,}") for name in _PARTS]
@@ -93,8 +93,8 @@ def strip(fleet: Fleet, unjudged: int) -> str:
     return f'<div class="aw-strip">{shown}</div>'
 
 
-def filters(view: FleetView) -> str:
-    """The chosen filters, each removed by a click."""
+def filters_html(view: FleetView) -> str:
+    """The chosen filters of the Fleet page as HTML; a click removes one."""
     parts = []
     if view.code:
         parts.append(("code=", f"only {view.code} {_NAMES.get(view.code, '')}"))
@@ -113,7 +113,7 @@ def filters(view: FleetView) -> str:
 
 
 def findings_table(fleet: Fleet) -> str:
-    """The findings, in how many runs each, and their cost."""
+    """The fleet's findings as an HTML table: in how many runs each occurred, and its cost."""
     found = fleet.findings()
     if not found:
         return '<p class="aw-muted">No warning and no error in these runs.</p>'
@@ -122,7 +122,7 @@ def findings_table(fleet: Fleet) -> str:
 
 
 def groups_table(fleet: Fleet) -> str:
-    """The same by week, or by what else was chosen."""
+    """The fleet's runs by week, or by another group, as an HTML table with bars."""
     group = fleet.view.group
     rows = [(f"only={t.key}", _key_text(t.key, group), t) for t in fleet.groups()]
     rows = rows[::-1] if group == WEEK else rows  # the newest week first
@@ -181,7 +181,7 @@ def _key_text(key: str, group: str) -> str:
 
 
 def runs_table(fleet: Fleet, names: Mapping[str, str], picked: Sequence[str]) -> str:
-    """The matching runs, the gravest first; `names` are those of the address, by id."""
+    """The fleet's matching runs as an HTML table, the gravest first; `names` are links by id."""
     chosen = fleet.chosen()
     bad = worst(chosen, MOST_RUNS)
     held = {one.run_id for one in bad}

@@ -1,4 +1,4 @@
-"""The layers' samples, as the charts of the Layers page need them."""
+"""The data of the charts on the Layers page: heatmap, a layer's curves, exponent histogram."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from layer_quantities import QUANTITIES, Quantity, kept_with
+from layer_quantities import QUANTITIES, Quantity, columns_with
 from numpy.typing import NDArray
-from open_runs import Look
+from open_runs import RunSnapshot
 from step_curves import StepCurves
 
 from ampwatch.report.format_losses import CAST_COLUMNS, STALENESS
@@ -30,8 +30,8 @@ _CAST_HISTORY = dict.fromkeys((*CAST_COLUMNS, STALENESS), False)
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """A quantity of every layer, in forward order, over the sampled steps; nan where absent."""
+class HeatmapGrid:
+    """The heatmap: a quantity of every layer over the sampled steps; nan where absent."""
 
     layers: tuple[str, ...]
     edges: NDArray[np.float64]  # of the columns, one more than there are
@@ -41,28 +41,28 @@ class Grid:
 
     @property
     def axis(self) -> tuple[int, int]:
-        """The steps that hold it."""
+        """The first and the last step of the heatmap's axis."""
         return math.floor(self.edges[0]), math.ceil(self.edges[-1])
 
     @property
     def id(self) -> str:
-        """What tells its contents from others'."""
+        """An id of the heatmap's contents, which tells whether the browser has them."""
         digest = hashlib.blake2b(self.values.tobytes(), digest_size=12)
         digest.update(self.edges.tobytes())
         digest.update("\n".join(self.layers).encode())
         return digest.hexdigest()
 
 
-def grid(
-    look: Look, quantity: Quantity, span: tuple[int, int] | None, role: str | None = None
-) -> Grid:
-    """The worst value of each layer, of a role or of all, in each stretch of steps."""
-    worst = look.layers.worst(kept_with(quantity), is_live=look.is_live)
+def heatmap_grid(
+    run: RunSnapshot, quantity: Quantity, span: tuple[int, int] | None, role: str | None = None
+) -> HeatmapGrid:
+    """The heatmap's data: each layer's worst value in each stretch of steps."""
+    worst = run.layers.worst(columns_with(quantity), is_live=run.is_live)
     columns = quantity.columns(role)
     if span is not None and worst.width > 1:
         is_low = dict.fromkeys(columns, quantity.worst_is_low)
-        worst = look.layers.worst_within(is_low, *span)
-    layers, values = worst.of(*columns)
+        worst = run.layers.worst_within(is_low, *span)
+    layers, values = worst.of_columns(*columns)
     shown = ~np.isnan(values).all(axis=0)
     if span is not None:
         shown &= (worst.first >= span[0]) & (worst.first <= span[1])
@@ -72,10 +72,10 @@ def grid(
     there = ~np.isnan(values).all(axis=1)
     if not there.any():
         none = np.zeros(0, np.int64)
-        return Grid((), np.zeros(0), np.zeros((0, 0), np.float32), none, is_merged=False)
+        return HeatmapGrid((), np.zeros(0), np.zeros((0, 0), np.float32), none, is_merged=False)
     layers, values = tuple(np.array(layers, object)[there].tolist()), values[there]
     most = max(_LEAST_COLUMNS, min(COLUMNS, _MOST_VALUES // len(layers)))
-    edges, column = _stretches(step, most)
+    edges, column = _heatmap_columns(step, most)
     found = np.full((len(layers), len(edges) - 1), np.nan, np.float32)
     fold = np.fmin if quantity.worst_is_low else np.fmax
     index: Any = np.s_[:, column]  # numpy's stubs know no slices here
@@ -83,28 +83,28 @@ def grid(
     firsts = np.ceil(edges[:-1]).astype(np.int64)  # where nothing was sampled
     firsts[column[::-1]] = step[::-1]
     is_merged = worst.width > 1 or len(firsts) < len(step)
-    return Grid(layers, edges, found, firsts, is_merged=is_merged)
+    return HeatmapGrid(layers, edges, found, firsts, is_merged=is_merged)
 
 
-def layer_names(look: Look, quantity: Quantity = QUANTITIES[0]) -> tuple[str, ...]:
-    """All layers that were sampled, in forward order; as they are kept with a quantity."""
-    return look.layers.worst(kept_with(quantity), is_live=look.is_live).layers
+def layer_names(run: RunSnapshot, quantity: Quantity = QUANTITIES[0]) -> tuple[str, ...]:
+    """The names of all layers that were sampled, in forward order."""
+    return run.layers.worst(columns_with(quantity), is_live=run.is_live).layers
 
 
-def history(look: Look, layer: str, *, casts: bool = False) -> StepCurves:
-    """One layer's numbers over the sampled steps; where several ranks tell them, the worst."""
+def layer_curves(run: RunSnapshot, layer: str, *, casts: bool = False) -> StepCurves:
+    """One layer's numbers over the sampled steps, as curves; of several ranks the worst."""
     is_low = {**_HISTORY, **(_CAST_HISTORY if casts else {})}
-    kept = look.layers.line(layer, is_low, is_live=look.is_live).history
+    kept = run.layers.numbers_of(layer, is_low, is_live=run.is_live).history
     columns = {name: column.values for name, column in kept.columns.items()}
     return StepCurves(
         0, kept.step.values, columns, np.zeros(0, np.int64), kept.present, kept.starts,
-        hole=_USUAL_HOLES * look.info.layer_every, past=kept.past,
+        hole=_USUAL_HOLES * run.info.layer_every, past=kept.past,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Exponents:
-    """How the values of a layer's output gradient are spread over powers of two, at a step."""
+class ExponentHistogram:
+    """The histogram of a layer's output gradient over powers of two, at a step."""
 
     step: int
     counts: NDArray[np.int64]
@@ -112,17 +112,17 @@ class Exponents:
     scale_high: float | None
 
 
-def exponents(look: Look, layer: str, step: int | None) -> Exponents | None:
-    """The last histogram of a layer at a step, or at all; of several ranks their sum."""
+def exponent_histogram(run: RunSnapshot, layer: str, step: int | None) -> ExponentHistogram | None:
+    """A layer's last exponent histogram up to a step; of several ranks the sum."""
     columns = ("step", "layer", "exponents", "scale_low", "scale_high")
     for most in _SEARCHED_ROWS:
-        rows = look.last_rows(Table.LAYERS, columns, most, step=step)
+        rows = run.last_rows(Table.LAYERS, columns, most, step=step)
         rows = rows.filter(pc.and_(_is(rows, layer), pc.is_valid(rows.column("exponents"))))
         if rows.num_rows:
             break
     if not rows.num_rows:
         return None
-    last = rows.slice(max(0, rows.num_rows - len(look.ranks))).to_pylist()
+    last = rows.slice(max(0, rows.num_rows - len(run.ranks))).to_pylist()
     step = last[-1]["step"]
     told = [row for row in last if row["step"] == step]
     counts = np.zeros(EXPONENT_BINS, np.int64)
@@ -130,7 +130,7 @@ def exponents(look: Look, layer: str, step: int | None) -> Exponents | None:
         counts[: len(row["exponents"])] += row["exponents"]
     lows = [row["scale_low"] for row in told if row["scale_low"] is not None]
     highs = [row["scale_high"] for row in told if row["scale_high"] is not None]
-    return Exponents(step, counts, max(lows, default=None), min(highs, default=None))
+    return ExponentHistogram(step, counts, max(lows, default=None), min(highs, default=None))
 
 
 def _is(rows: Any, layer: str) -> Any:
@@ -141,8 +141,10 @@ def _texts(column: Any) -> Any:
     return pc.cast(column, "string")
 
 
-def _stretches(step: NDArray[np.int64], most: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The columns' edges, and each row's column: one column a sampled step while there is room."""
+def _heatmap_columns(
+    step: NDArray[np.int64], most: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The edges of the heatmap's columns, and the column of each step."""
     steps = np.unique(step)
     if len(steps) > most:
         low, high = int(steps[0]), int(steps[-1]) + 1

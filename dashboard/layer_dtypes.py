@@ -1,4 +1,4 @@
-"""The data types of layers as a tree to fold, as HTML; neighbours that are alike are one branch."""
+"""The layers as a tree with their data types, and that tree as HTML with like neighbours folded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 from formatting import said, short_dtype, shortened
-from open_runs import Look
+from open_runs import RunSnapshot
 
 from ampwatch.report.format_losses import formats_text
 from ampwatch.rows import Table
@@ -25,41 +25,41 @@ _PARTS = ("input", "param", "output", "out_grad")
 
 
 def is_within(name: str, layer: str) -> bool:
-    """Whether a name is the layer's or that of what is inside it; the root holds all."""
+    """Whether a layer's name is this layer's or lies inside it; the root holds all."""
     return layer in {name, ROOT} or name.startswith(f"{layer}.")
 
 
 @dataclass(slots=True)
-class Branch:
-    """A layer with what is inside it."""
+class LayerBranch:
+    """A layer of the tree, with the layers inside it."""
 
     name: str
     facts: dict[str, Any]
-    inside: dict[str, Branch]
+    inside: dict[str, LayerBranch]
 
 
-def facts_of(look: Look) -> dict[str, dict[str, Any]]:
-    """Of each layer the data types and formats last seen."""
-    rows = look.last_rows(Table.LAYERS, ("layer", *_DTYPES), _TAIL_ROWS)
-    return {row["layer"] or "": row for row in _last_of_each(rows).to_pylist()}
+def last_dtypes(run: RunSnapshot) -> dict[str, dict[str, Any]]:
+    """The data types and number formats of each layer as they were last seen."""
+    rows = run.last_rows(Table.LAYERS, ("layer", *_DTYPES), _TAIL_ROWS)
+    return {row["layer"] or "": row for row in _last_rows_of_layers(rows).to_pylist()}
 
 
-def tree(names: Sequence[str], latest: Mapping[str, dict[str, Any]]) -> Branch:
-    """The layers as the model nests them, with their facts."""
-    root = Branch("", {}, {})
+def layer_tree(names: Sequence[str], latest: Mapping[str, dict[str, Any]]) -> LayerBranch:
+    """The layers as a tree, as the model nests them, with their data types."""
+    root = LayerBranch("", {}, {})
     for layer in names:
         if layer == ROOT:
             root.facts = latest.get(layer, {})
             continue
         branch = root
         for part in layer.split("."):
-            branch = branch.inside.setdefault(part, Branch(part, {}, {}))
+            branch = branch.inside.setdefault(part, LayerBranch(part, {}, {}))
         branch.facts = latest.get(layer, {})
     return root
 
 
-def _last_of_each(rows: Any) -> Any:
-    """Of each layer the last row."""
+def _last_rows_of_layers(rows: Any) -> Any:
+    """The last row of each layer."""
     coded = pc.dictionary_encode(pc.cast(rows.column("layer"), "string")).combine_chunks()
     codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     _, from_end = np.unique(codes[::-1], return_index=True)
@@ -69,8 +69,8 @@ def _last_of_each(rows: Any) -> Any:
 # --- the tree as HTML -----------------------------------------------------------------------------
 
 
-def dtypes_html(root: Branch, fault: str | None = None) -> str:
-    """What each layer takes, holds and gives, what it multiplies in, and where autocast is off.
+def dtypes_html(root: LayerBranch, fault: str | None = None) -> str:
+    """The tree of layers as HTML, with each one's data types, formats and where autocast is off.
 
     The layer that the findings name, `fault`, is marked and stands alone.
     """
@@ -87,7 +87,7 @@ def dtypes_html(root: Branch, fault: str | None = None) -> str:
 class _Group:
     """A branch and the neighbours that are alike: the first stands for all."""
 
-    first: Branch
+    first: LayerBranch
     last: str
     count: int
     shape: int  # a number for each that differs
@@ -96,9 +96,9 @@ class _Group:
 
 
 def _groups(
-    branch: Branch, shapes: dict[object, int], path: str, fault: str | None
+    branch: LayerBranch, shapes: dict[object, int], path: str, fault: str | None
 ) -> list[_Group]:
-    """What is inside, neighbours with numbers for names together where all else is the same."""
+    """The layers inside a branch; neighbours with numbers for names are one group where alike."""
     found: list[_Group] = []
     for one in branch.inside.values():
         place = f"{path}.{one.name}" if path else one.name
@@ -119,7 +119,7 @@ def _groups(
     return found
 
 
-def _own(branch: Branch) -> tuple[object, ...]:
+def _own(branch: LayerBranch) -> tuple[object, ...]:
     facts = branch.facts
     dtypes = (facts.get(f"{part}_dtype") for part in _PARTS)
     return (*dtypes, facts.get("autocast"), formats_text(facts))
@@ -165,7 +165,7 @@ def _leaf(words: str, place: str) -> str:
     )
 
 
-def _types(branch: Branch) -> str:
+def _types(branch: LayerBranch) -> str:
     chips = "".join(_chip(branch.facts.get(f"{part}_dtype")) for part in _PARTS)
     off = (
         '<span class="aw-off">autocast off</span>' if branch.facts.get("autocast") is False else ""

@@ -1,4 +1,4 @@
-"""What the map of layers can show, by the view that has it; and the columns that hold it."""
+"""The quantities of layers that the heatmap can show, by view, and the columns that hold them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ampwatch.rows import Table, column
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One number of each layer; some have one a role."""
+    """One quantity of each layer for the heatmap; some have a column for each role."""
 
     column: str  # or, where there is one a role, what the address calls it
     aside: str = ""  # said after the label
@@ -25,11 +25,11 @@ class Quantity:
 
     @property
     def label(self) -> str:
-        """Its name."""
+        """The quantity's name on the page."""
         return self.name or column(Table.LAYERS, self.column).label
 
     def columns(self, role: str | None) -> tuple[str, ...]:
-        """The columns whose worst is shown: of a role, or of all that there are."""
+        """The columns of which the heatmap shows the worst: those of a role, or of all roles."""
         if not self.by_role:
             return (self.column,)
         one = self.by_role.get(role or "")
@@ -72,13 +72,13 @@ _OWN = {FP8: _CASTS, WHAT_IF: _WHAT_IF}
 
 
 def quantities_of(view: str | None) -> tuple[Quantity, ...]:
-    """What the map offers in a view, what it shows first at the front."""
+    """The quantities of layers that a view offers, its default first."""
     if view in (None, FP16):
         return QUANTITIES
     return (*_OWN[view], *(one for one in QUANTITIES if one is not _UNDERFLOW))
 
 
-def kept_with(quantity: Quantity) -> dict[str, bool]:
-    """The columns that are read and kept together with a quantity's: whether low is the worst."""
+def columns_with(quantity: Quantity) -> dict[str, bool]:
+    """The columns read together with a quantity's; for each whether low values are the worst."""
     family = next((own for own in _OWN.values() if quantity in own), QUANTITIES)
     return {name: one.worst_is_low for one in family for name in one.columns(None)}

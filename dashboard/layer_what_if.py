@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from formatting import said
-from open_runs import Look
+from open_runs import RunSnapshot
 
 from ampwatch.diagnosis.words import percent_text
 from ampwatch.report.format_losses import FORMAT_NAMES, ROLES, WhatIfLayer, what_if_layers
 
 
-def what_if_table(look: Look, layer: str, step: int | None) -> str:
-    """The table of a layer as last sampled at a step or at the end; empty where it is not told."""
-    found = next((one for one in what_if_layers(look, step) if one.layer == layer), None)
+def what_if_table(run: RunSnapshot, layer: str, step: int | None) -> str:
+    """What other formats would flush of a layer, as an HTML table; empty where not recorded."""
+    found = next((one for one in what_if_layers(run, step) if one.layer == layer), None)
     if found is None:
         return ""
     head = "".join(f'<th scope="col">{name}</th>' for name in FORMAT_NAMES)

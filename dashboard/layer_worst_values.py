@@ -1,4 +1,4 @@
-"""What the layers' samples say over a whole run: bounded, grown by what is new."""
+"""The worst values of a run's layers, by stretches of steps: bounded, updated by new rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from bounded_history import History, Past
+from bounded_history import BoundedHistory, KeptPast
 from numpy.typing import NDArray
 
 from ampwatch.follow import Follower
@@ -30,8 +30,8 @@ _OF_A_SAMPLE = "act_amax"  # which rows hold that are samples, and not only norm
 _OFTEN_LACKING = "underflow_share"
 
 
-class Worst:
-    """Of each quantity of each layer the worst value in each stretch of steps."""
+class WorstValues:
+    """The worst value of each quantity and layer in each stretch of steps."""
 
     def __init__(self, is_low: Mapping[str, bool]) -> None:
         """`is_low` says of each column whether low values are the worst."""
@@ -45,11 +45,11 @@ class Worst:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """All layers by their place in the forward pass."""
+        """The names of all layers with worst values, in forward order."""
         return tuple(np.array(list(self._layers), object)[self._in_order].tolist())
 
-    def of(self, *columns: str) -> tuple[tuple[str, ...], Floats]:
-        """The layers that have any value of the columns, and the worst of them by stretch."""
+    def of_columns(self, *columns: str) -> tuple[tuple[str, ...], Floats]:
+        """The layers with any value of these columns, and the worst of them in each stretch."""
         found = [self._matrix(name) for name in columns if name in self._values]
         if not found:
             return (), np.zeros((0, len(self.cells)), np.float32)
@@ -60,12 +60,12 @@ class Worst:
         return tuple(names[at] for at in shown), values[shown]
 
     def add(self, rows: pa.Table) -> None:
-        """Take in rows of `layers`."""
+        """Add rows of the table `layers` to the worst values."""
         if not rows.num_rows:
             return
         step = np.asarray(rows.column("step").to_numpy(), np.int64)
-        layer = self._places(rows)
-        cell = self._cells_of(step)
+        layer = self._layer_numbers(rows)
+        cell = self._stretches_of(step)
         self.last_step = max(self.last_step, int(step.max()))
         for column, is_low in self._is_low.items():
             told = values_of(rows, column)
@@ -85,8 +85,8 @@ class Worst:
     def _in_order(self) -> list[int]:
         return sorted(range(len(self._order)), key=self._order.__getitem__)
 
-    def _places(self, rows: pa.Table) -> NDArray[np.int64]:
-        """For each row the number of its layer."""
+    def _layer_numbers(self, rows: pa.Table) -> NDArray[np.int64]:
+        """The number of each row's layer among the worst values."""
         coded = pc.dictionary_encode(pc.cast(rows.column("layer"), "string")).combine_chunks()
         codes = np.asarray(coded.indices.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
         unplaced = np.iinfo(np.int32).max
@@ -100,8 +100,8 @@ class Worst:
             self._order[at] = min(self._order[at], low)
         return np.array(places, np.int64)[codes]
 
-    def _cells_of(self, step: Steps) -> NDArray[np.intp]:
-        """For each step its stretch, those that are new added."""
+    def _stretches_of(self, step: Steps) -> NDArray[np.intp]:
+        """The stretch of each step among the worst values; new stretches are added."""
         cell = step // self.width
         cells = np.union1d(self.cells, cell)
         if len(cells) > len(self.cells):
@@ -118,7 +118,7 @@ class Worst:
         return places
 
     def _matrix(self, column: str) -> Floats:
-        """A column's values, with room for every layer there is."""
+        """The worst values of a column, with room for every layer."""
         values = self._values.get(column, np.zeros((0, len(self.cells)), np.float32))
         missing = len(self._layers) - len(values)
         if missing:
@@ -127,6 +127,7 @@ class Worst:
         return values
 
     def _widen(self) -> None:
+        """Make stretches of steps twice as long, and join the worst values of each two."""
         self.width *= 2
         cell = self.cells // 2
         starts = np.concatenate(([0], np.flatnonzero(np.diff(cell)) + 1))
@@ -136,7 +137,7 @@ class Worst:
             self._values[column] = worst.reduceat(values, starts, axis=1)
 
 
-class LayerLine:
+class LayerNumbers:
     """One layer's numbers over the sampled steps; of several ranks the worst.
 
     nan is no sample of a number; what was sampled and is not finite is the worst there is: inf, or
@@ -146,10 +147,10 @@ class LayerLine:
 
     def __init__(self, layer: str, is_low: Mapping[str, bool]) -> None:
         self._layer, self._is_low = layer, is_low
-        self.history = History(is_low, "")
+        self.history = BoundedHistory(is_low, "")
 
     def add(self, rows: pa.Table) -> None:
-        """Take in rows of `layers`, in the order of their steps."""
+        """Add rows of the table `layers`, in the order of their steps, to the layer's numbers."""
         mine = pc.equal(pc.cast(rows.column("layer"), "string"), self._layer)
         rows = rows.filter(pc.fill_null(mine, False))  # noqa: FBT003
         if not rows.num_rows:
@@ -170,25 +171,25 @@ class LayerLine:
         self.history.add(step, columns, np.zeros(0, np.int64))
 
     @property
-    def past(self) -> Past | None:
-        """What is kept of all samples, once not all are held."""
+    def past(self) -> KeptPast | None:
+        """What is kept of all samples of the layer, once not all are held."""
         return self.history.past
 
 
-class _Taken:
-    """Rows of `layers` for who takes each once: all but those of the last step, which may grow."""
+class _LayerRowReader:
+    """Reads rows of `layers` once each, but for those of the last step, which may grow."""
 
     def __init__(self, make: Callable[[], Any], columns: tuple[str, ...], rank: int | None) -> None:
         self._make, self._columns, self._rank = make, columns, rank
         self._run: Run | None = None
         self.taker = make()
 
-    def take(self, run: Run, *, is_live: bool) -> Any:
-        """What was made of the rows so far, the new ones included."""
+    def update(self, run: Run, *, is_live: bool) -> Any:
+        """What was made of the rows of `layers` so far, new ones included."""
         if run is not self._run:
             self._begin(run, Reading(run))
         at_once = False
-        while not self._take(is_live=is_live):
+        while not self._read_new_rows(is_live=is_live):
             self._begin(run, Reading(run, portion_rows=None) if at_once else Reading(run))
             at_once = True
         return self.taker
@@ -197,8 +198,8 @@ class _Taken:
         self._run, self._reading, self._rows = run, reading, 0
         self.taker = self._make()
 
-    def _take(self, *, is_live: bool) -> bool:
-        """Take in what is new; False if a row came among those that were taken."""
+    def _read_new_rows(self, *, is_live: bool) -> bool:
+        """Read the new rows of `layers`; False if a row came among those already read."""
         for _ in self._reading.portions():
             rows = self._reading.read(Table.LAYERS, self._columns, self._rank, self._rows)
             if self._reading.is_overtaken:
@@ -211,53 +212,55 @@ class _Taken:
         return True
 
 
-class KeptLayers:
-    """What is kept of an open run's layers; any thread may ask, and each look costs what is new."""
+class RunLayers:
+    """The worst values and the numbers of an open run's layers; any thread may ask."""
 
     def __init__(self, follower: Follower, rank: int | None) -> None:
         self._follower, self.rank = follower, rank
         self._lock = Lock()
-        self._worst: dict[tuple[str, ...], _Taken] = {}  # by the columns that are kept together
-        self._lines: OrderedDict[tuple[str, ...], _Taken] = OrderedDict()
+        self._worst: dict[
+            tuple[str, ...], _LayerRowReader
+        ] = {}  # by the columns that are kept together
+        self._lines: OrderedDict[tuple[str, ...], _LayerRowReader] = OrderedDict()
         self._views: tuple[str, ...] | None = None
 
-    def views(self, look: Readable, *, is_live: bool) -> tuple[str, ...]:
-        """The views of layers that the run offers; one that was found stays."""
+    def views(self, run: Readable, *, is_live: bool) -> tuple[str, ...]:
+        """The views of layers that an open run offers, kept: one that was found stays."""
         known = self._views
         if known is None:
-            known = offered(look)
+            known = offered(run)
         elif is_live:
-            found = {*offered(look, quick=True), *known}
+            found = {*offered(run, quick=True), *known}
             known = tuple(view for view in VIEWS if view in found)
         self._views = known
         return known
 
-    def worst(self, is_low: Mapping[str, bool], *, is_live: bool) -> Worst:
-        """The worst values of all layers, by stretches of steps."""
+    def worst(self, is_low: Mapping[str, bool], *, is_live: bool) -> WorstValues:
+        """The worst values of all layers over the whole run, by stretches of steps."""
         with self._lock:
             columns = ("step", "layer", "order", *stored(is_low))
-            made = _Taken(lambda: Worst(is_low), columns, self.rank)
+            made = _LayerRowReader(lambda: WorstValues(is_low), columns, self.rank)
             taken = self._worst.setdefault(tuple(is_low), made)
             with self._follower.reading() as run:
-                found: Worst = taken.take(run, is_live=is_live)
+                found: WorstValues = taken.update(run, is_live=is_live)
             return found
 
-    def line(self, layer: str, is_low: Mapping[str, bool], *, is_live: bool) -> LayerLine:
-        """One layer's numbers."""
+    def numbers_of(self, layer: str, is_low: Mapping[str, bool], *, is_live: bool) -> LayerNumbers:
+        """One layer's numbers over the sampled steps of the run, kept and updated."""
         with self._lock:
             columns, key = ("step", "layer", *stored(is_low)), (layer, *is_low)
-            made = _Taken(lambda: LayerLine(layer, is_low), columns, self.rank)
+            made = _LayerRowReader(lambda: LayerNumbers(layer, is_low), columns, self.rank)
             taken = self._lines.setdefault(key, made)
             self._lines.move_to_end(key)
             while len(self._lines) > _MOST_LINES:
                 self._lines.popitem(last=False)
             with self._follower.reading() as run:
-                found: LayerLine = taken.take(run, is_live=is_live)
+                found: LayerNumbers = taken.update(run, is_live=is_live)
             return found
 
-    def worst_within(self, is_low: Mapping[str, bool], first: int, last: int) -> Worst:
-        """The same of a span of steps, from its rows in the log."""
-        found = Worst(is_low)
+    def worst_within(self, is_low: Mapping[str, bool], first: int, last: int) -> WorstValues:
+        """The worst values of all layers in a span of steps, read from the log."""
+        found = WorstValues(is_low)
         with self._follower.reading() as run:
             columns = ("step", "layer", "order", *stored(is_low))
             for rows in run.rows_between(Table.LAYERS, columns, first, last, self.rank):

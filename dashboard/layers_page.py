@@ -21,15 +21,15 @@ import refresh_pace
 import small_charts
 import streamlit as st
 from chart_points import thinned_lines
-from findings_page import words_of
+from findings_page import finding_html
 from formatting import said, shortened
-from layer_chart_data import Exponents, Grid
-from layer_choices import Shown, choices, shown
+from layer_chart_data import ExponentHistogram, HeatmapGrid
+from layer_choices import ShownQuantity, draw_choices, shown_quantity
 from layer_dtypes import dtypes_html, is_within
 from layer_what_if import what_if_table
 from numpy.typing import NDArray
-from open_runs import Look
-from problems import guarded, problem
+from open_runs import RunSnapshot
+from problems import guarded, show_problem
 
 from ampwatch.report.format_losses import ROLES, STALENESS, formats_text
 from ampwatch.report.layer_views import FP8, WHAT_IF, fault_of
@@ -75,76 +75,77 @@ _CAST_PANELS = (
 
 
 def show(path: str, *, follow: bool) -> None:
-    """The page of layers, kept up to date while the run goes on."""
+    """Draw the Layers page, and keep it up to date while the run goes on."""
     st.session_state.pop(_SENT, None)  # the browser may have lost it with the page before
-    look = open_runs.look_at(path)
-    choices(layer_choices.views(look), address.read())
+    run = open_runs.snapshot(path)
+    draw_choices(layer_choices.layer_views(run), address.read())
     st.fragment(
-        _now, run_every=refresh_pace.every_s(_EVERY_S) if look.is_live and follow else None
+        _draw_layers,
+        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if run.is_live and follow else None,
     )(path)
 
 
 @guarded
-def _now(path: str) -> None:
-    look, where = open_runs.look_at(path), address.read()
-    chosen = shown(layer_choices.views(look), where)
-    names = layer_chart_data.layer_names(look, chosen.quantity)
+def _draw_layers(path: str) -> None:
+    run, where = open_runs.snapshot(path), address.read()
+    chosen = shown_quantity(layer_choices.layer_views(run), where)
+    names = layer_chart_data.layer_names(run, chosen.quantity)
     if not names:
-        problem(_NOTHING)
+        show_problem(_NOTHING)
         return
-    facts = layer_dtypes.facts_of(look)
+    facts = layer_dtypes.last_dtypes(run)
     wide, narrow = st.columns([2.2, 1], gap="medium")
     with wide:
-        grid = layer_chart_data.grid(look, chosen.quantity, where.span, chosen.role)
-        _heatmap(look, _Map(grid, chosen, names, facts), where)
-        layer = where.layer or _at_fault(look)
+        grid = layer_chart_data.heatmap_grid(run, chosen.quantity, where.span, chosen.role)
+        _heatmap(run, _Heatmap(grid, chosen, names, facts), where)
+        layer = where.layer or _suspect_layer(run)
         if layer is None:
             st.html('<div class="aw-muted">Choose a layer to see its numbers and findings.</div>')
         else:
-            _layer(look, layer, names, grid, where)
-    layers = layer_choices.layer_view(look, where, switch=False)
+            _draw_layer(run, layer, names, grid, where)
+    layers = layer_choices.layer_view_message(run, where, switch=False)
     with narrow:
         if layers is not None:
             browser_component.draw(layers, key=_VIEW, on_layer_change=_view_chosen)
-        fault = (fault_of(look.diagnosis) or {}).get("layer")
-        types = dtypes_html(layer_dtypes.tree(names, facts), fault)
+        fault = (fault_of(run.diagnosis) or {}).get("layer")
+        types = dtypes_html(layer_dtypes.layer_tree(names, facts), fault)
         browser_component.html(types, key=_TREE, on_go=_tree_chosen)
-    navigate.follow()
+    navigate.switch_if_asked()
 
 
 # --- all layers ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Map:
-    """What the map shows."""
+class _Heatmap:
+    """What the heatmap of the Layers page shows."""
 
-    grid: Grid
-    chosen: Shown
+    grid: HeatmapGrid
+    chosen: ShownQuantity
     names: tuple[str, ...]  # of all layers
     facts: dict[str, dict[str, Any]]
 
-    def recipes(self) -> tuple[list[str], NDArray[np.int32]]:
-        """In which formats layers multiply, in words, and the number of each layer's among them."""
+    def format_numbers(self) -> tuple[list[str], NDArray[np.int32]]:
+        """The formats in which layers multiply, in words, and each layer's number among them."""
         told = [formats_text(self.facts.get(name, {})) for name in self.grid.layers]
         words = sorted({*told} - {""})
         return words, np.array([words.index(one) if one else -1 for one in told], np.int32)
 
 
-def _heatmap(look: Look, drawn: _Map, where: address.Address) -> None:
+def _heatmap(run: RunSnapshot, drawn: _Heatmap, where: address.Address) -> None:
     grid, quantity, names = drawn.grid, drawn.chosen.quantity, drawn.names
     if not grid.layers:
         st.html(f'<div class="aw-muted">This run holds no {said(quantity.label)} of layers.</div>')
         return
-    recipes, recipe = drawn.recipes()
+    recipes, recipe = drawn.format_numbers()
     base = f"{grid.id} {len(names)} {hash((*recipes, *recipe.tolist()))}"
     whole = st.session_state.get(_SENT) != base
     header = {
         "component": "heatmap",
-        "name": look.name,
+        "name": run.name,
         "base": base,
         "hasBase": whole,
-        "label": drawn.chosen.label + _of_ranks(look),
+        "label": drawn.chosen.label + _of_ranks(run),
         "unit": quantity.aside,
         "log": quantity.is_log,
         "lowIsWorst": quantity.worst_is_low,
@@ -152,17 +153,17 @@ def _heatmap(look: Look, drawn: _Map, where: address.Address) -> None:
         "axis": list(grid.axis),
         "isMerged": grid.is_merged,
         "layer": where.layer,
-        "fault": fault_of(look.diagnosis),
+        "fault": fault_of(run.diagnosis),
         "recipes": recipes,
         "step": where.step,
         "view": where.map,
-        "heard": int(_told().get("count", 0)),
+        "heard": int(_heatmap_choice().get("count", 0)),
         "palette": PALETTE,
     }
     arrays: Arrays = {"edges": grid.edges, "steps": grid.steps, "values": grid.values.ravel()}
     arrays["recipe"] = recipe
     browser_component.draw(
-        pack({**header, **_named(grid, names)}, arrays) if whole else pack(header, {}),
+        pack({**header, **_layers_with_values(grid, names)}, arrays) if whole else pack(header, {}),
         key=_HEATMAP,
         on_look_change=_look_changed,
         on_lost_change=_forget_sent,
@@ -170,24 +171,24 @@ def _heatmap(look: Look, drawn: _Map, where: address.Address) -> None:
     st.session_state[_SENT] = base
 
 
-def _named(grid: Grid, names: tuple[str, ...]) -> dict[str, list[str]]:
-    """The layers that have a value, and the others."""
+def _layers_with_values(grid: HeatmapGrid, names: tuple[str, ...]) -> dict[str, list[str]]:
+    """The layers that have a value in the heatmap, and the others."""
     have = set(grid.layers)
     return {"layers": list(grid.layers), "others": [name for name in names if name not in have]}
 
 
-def _of_ranks(look: Look) -> str:
-    is_one = look.rank is not None or len(look.ranks) < 2
-    return "" if is_one else f", the worst of {len(look.ranks)} ranks"
+def _of_ranks(run: RunSnapshot) -> str:
+    is_one = run.rank is not None or len(run.ranks) < 2
+    return "" if is_one else f", the worst of {len(run.ranks)} ranks"
 
 
-def _told() -> dict[str, Any]:
-    """What the reader chose last, as the heat map told it."""
+def _heatmap_choice() -> dict[str, Any]:
+    """What the reader chose last in the heatmap, as the browser sent it."""
     return getattr(st.session_state.get(_HEATMAP), "look", None) or {}
 
 
 def _look_changed() -> None:
-    told = _told()
+    told = _heatmap_choice()
     view, layer, step = told.get("view"), told.get("layer"), told.get("step")
     address.change(
         map=str(view) if view else None,
@@ -215,16 +216,16 @@ def _tree_chosen() -> None:
 # --- one layer -----------------------------------------------------------------------------------
 
 
-def _at_fault(look: Look) -> str | None:
-    """The layer that the overview names, shown until the reader has chosen one."""
-    suspect = None if look.diagnosis is None else look.diagnosis.suspect
+def _suspect_layer(run: RunSnapshot) -> str | None:
+    """The layer that the diagnosis suspects, shown until the reader has chosen one."""
+    suspect = None if run.diagnosis is None else run.diagnosis.suspect
     return None if suspect is None else suspect.layer
 
 
-def _layer(
-    look: Look, layer: str, names: tuple[str, ...], grid: Grid, where: address.Address
+def _draw_layer(
+    run: RunSnapshot, layer: str, names: tuple[str, ...], grid: HeatmapGrid, where: address.Address
 ) -> None:
-    """One layer: what is said of it, then its numbers under the map's steps."""
+    """Draw one layer: its findings, its numbers and its histogram."""
     if where.layer:
         head, close = st.columns([6, 1])
         head.html(_title(layer))
@@ -233,13 +234,13 @@ def _layer(
             st.rerun(scope="fragment")
     else:
         st.html(_title(layer))
-    words = _findings(look, layer)
+    words = _findings(run, layer)
     if layer in names:
         browser_component.html(words, key="layer findings")
-        _history(look, layer, grid, where)
-        told = WHAT_IF in layer_choices.views(look)
-        facts = what_if_table(look, layer, where.step) if told else ""
-        facts += _histogram(look, layer, layer_choices.moment(look, where.step))
+        _history(run, layer, grid, where)
+        told = WHAT_IF in layer_choices.layer_views(run)
+        facts = what_if_table(run, layer, where.step) if told else ""
+        facts += _histogram(run, layer, layer_choices.step_to_show(run, where.step))
         browser_component.html(facts, key="layer facts")
         return
     inside = sum(is_within(name, layer) for name in names)
@@ -266,33 +267,34 @@ def _holds(count: int) -> str:
     )
 
 
-def _history(look: Look, layer: str, grid: Grid, where: address.Address) -> None:
-    has_casts = FP8 in layer_choices.views(look)
-    curves = layer_chart_data.history(look, layer, casts=has_casts)
+def _history(run: RunSnapshot, layer: str, grid: HeatmapGrid, where: address.Address) -> None:
+    has_casts = FP8 in layer_choices.layer_views(run)
+    curves = layer_chart_data.layer_curves(run, layer, casts=has_casts)
+    panels = _CAST_PANELS + _PANELS if has_casts else _PANELS
     picture = Picture(
-        name=f"{look.path} {layer} {where.span}", ends=grid.axis if grid.layers else curves.ends,
-        panels=list(_present(_CAST_PANELS + _PANELS if has_casts else _PANELS, curves.present)),
+        name=f"{run.path} {layer} {where.span}", ends=grid.axis if grid.layers else curves.ends,
+        panels=list(_filled_panels(panels, curves.present)),
         picked=where.step, rows=len(curves), reports=False,
     )  # fmt: skip
     live_chart.show_still(picture, thinned_lines(curves), key="layer chart")
 
 
-def _present(panels: Sequence[Panel], present: Collection[str]) -> Iterator[Panel]:
-    """The panels of which there are numbers, with the lines that have any."""
+def _filled_panels(panels: Sequence[Panel], present: Collection[str]) -> Iterator[Panel]:
+    """The panels of a layer that have numbers, with the lines that have any."""
     for panel in panels:
         strokes = tuple(one for one in panel.strokes if one.column in present)
         if strokes:
             yield replace(panel, strokes=strokes)
 
 
-def _histogram(look: Look, layer: str, step: int | None) -> str:
-    found = layer_chart_data.exponents(look, layer, step)
+def _histogram(run: RunSnapshot, layer: str, step: int | None) -> str:
+    found = layer_chart_data.exponent_histogram(run, layer, step)
     if found is None:
         return '<div class="aw-muted">No histogram of this layer was logged.</div>'
     return _histogram_words(found) + small_charts.exponent_sketch(found.counts)
 
 
-def _histogram_words(found: Exponents) -> str:
+def _histogram_words(found: ExponentHistogram) -> str:
     total = int(found.counts.sum())
     zeros = f"{100 * found.counts[0] / total:.3g} % are zero" if total else ""
     lost = found.counts[-1]
@@ -303,8 +305,8 @@ def _histogram_words(found: Exponents) -> str:
     )
 
 
-def _findings(look: Look, layer: str) -> str:
-    if look.diagnosis is None:
+def _findings(run: RunSnapshot, layer: str) -> str:
+    if run.diagnosis is None:
         return ""
-    mine = [f for f in look.diagnosis.findings if f.layer and is_within(f.layer, layer)]
-    return "".join(words_of(f, has_ranks=len(look.ranks) > 1) for f in mine)
+    mine = [f for f in run.diagnosis.findings if f.layer and is_within(f.layer, layer)]
+    return "".join(finding_html(f, has_ranks=len(run.ranks) > 1) for f in mine)

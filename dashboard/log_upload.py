@@ -1,4 +1,4 @@
-"""A field for other trainers' logs: a file that is dropped on it becomes a run, and is opened."""
+"""The upload field for other trainers' logs: a dropped file becomes a run, and is opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import navigate
 import run_list
 import server_options
 import streamlit as st
-from problems import problem
+from problems import show_problem
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.importers import ImportOptions, import_log, known_sources
@@ -24,8 +24,8 @@ _LABEL = (
 )
 
 
-def log_field() -> None:
-    """The field, and what went wrong with the file that is in it."""
+def draw_log_upload() -> None:
+    """Draw the upload field for a log, and what went wrong with the file in it."""
     count = st.session_state.setdefault(_COUNT, 0)
     file = st.file_uploader(_LABEL, key=f"{_COUNT} {count}", max_upload_size=1024)
     if file is None:
@@ -33,7 +33,7 @@ def log_field() -> None:
     try:
         run = _imported(file, _chosen_format())
     except (AmpwatchError, OSError) as error:
-        problem(str(error).replace("name it with --as", "choose it below"))
+        show_problem(str(error).replace("name it with --as", "choose it below"))
         st.selectbox(
             "Its format", [_BY_CONTENT, *known_sources()], key=_FORMAT,
             help="The file is read again as soon as you choose one.",
@@ -41,9 +41,9 @@ def log_field() -> None:
         return
     st.session_state[_COUNT] = count + 1
     st.session_state.pop(_FORMAT, None)
-    run_list.look_again()
-    navigate.ask("Overview", address.read().of_run(run.name))
-    navigate.follow()
+    run_list.read_again()
+    navigate.ask_for_page("Overview", address.read().of_run(run.name))
+    navigate.switch_if_asked()
 
 
 def _chosen_format() -> str | None:

@@ -12,8 +12,8 @@ import refresh_pace
 import streamlit as st
 from chart_points import thinned_lines
 from formatting import said
-from open_runs import Look
-from problems import guarded, problem
+from open_runs import RunSnapshot
+from problems import guarded, show_problem
 from step_curves import StepCurves
 
 from ampwatch.diagnosis.words import bytes_text, bytes_unit
@@ -31,8 +31,8 @@ _READ = ("time_ns", "rank", "device", "name", "total_bytes", *_BYTES, *_RATES)
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """One device of one rank, over the seconds since the run began."""
+class SampledDevice:
+    """One device of one rank: its memory and load over the seconds since the run began."""
 
     rank: int
     name: str
@@ -43,34 +43,35 @@ class Device:
 
 
 def show(path: str, *, follow: bool) -> None:
-    """The page of devices, kept up to date while the run goes on."""
-    look = open_runs.look_at(path)
+    """Draw the page of memory and devices, and keep it up to date while the run goes on."""
+    run = open_runs.snapshot(path)
     st.fragment(
-        _now, run_every=refresh_pace.every_s(_EVERY_S) if look.is_live and follow else None
+        _draw_devices,
+        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if run.is_live and follow else None,
     )(path)
 
 
 @guarded
-def _now(path: str) -> None:
-    look = open_runs.look_at(path)
-    found = list(devices(look))
+def _draw_devices(path: str) -> None:
+    run = open_runs.snapshot(path)
+    found = list(sampled_devices(run))
     if not found:
-        problem(
+        show_problem(
             "No device was sampled yet: ampwatch samples about once a second, from a thread "
             "beside the training."
         )
     for number, device in enumerate(found):
-        _device(look, device, number)
+        _draw_device(run, device, number)
 
 
-def devices(look: Look) -> Iterator[Device]:
-    """Each device that was sampled."""
-    rows = look.read(Table.DEVICES, _READ)
+def sampled_devices(run: RunSnapshot) -> Iterator[SampledDevice]:
+    """The devices whose memory and load were sampled, rank by rank."""
+    rows = run.read_table(Table.DEVICES, _READ)
     ranks = rows.column("rank").to_numpy()
     names = np.array(rows.column("device").to_pylist(), object)
     for rank, name in sorted({(int(r), str(n)) for r, n in zip(ranks, names, strict=True)}):
         mine = rows.filter(np.asarray((ranks == rank) & (names == name)))
-        seconds = (mine.column("time_ns").to_numpy() - look.info.started_ns) / 1e9
+        seconds = (mine.column("time_ns").to_numpy() - run.info.started_ns) / 1e9
         sizes = {size: np.array(mine.column(size).to_numpy(), np.float64) for size in _BYTES}
         totals = mine.column("total_bytes").drop_null()
         total = totals[-1].as_py() if len(totals) else None
@@ -86,24 +87,25 @@ def devices(look: Look) -> Iterator[Device]:
         )  # fmt: skip
         card = next((n for n in reversed(mine.column("name").to_pylist()) if n), name)
         called = card if card == name else f"{card} ({name})"
-        yield Device(rank, called, curves, total, unit, unit_bytes)
+        yield SampledDevice(rank, called, curves, total, unit, unit_bytes)
 
 
-def _device(look: Look, device: Device, number: int) -> None:
-    who = f"rank {device.rank} · " if len(look.ranks) > 1 else ""
+def _draw_device(run: RunSnapshot, device: SampledDevice, number: int) -> None:
+    who = f"rank {device.rank} · " if len(run.ranks) > 1 else ""
     st.html(
         f'<p class="aw-title" role="heading" aria-level="2">{said(who + device.name)}</p>'
-        f'<div class="aw-muted">{said(_peak(device))}</div>'
+        f'<div class="aw-muted">{said(_peak_text(device))}</div>'
     )
     picture = Picture(
-        name=f"{look.path} device {number}", panels=list(_panels(device)), ends=device.curves.ends,
+        name=f"{run.path} device {number}", panels=list(_device_panels(device)),
+        ends=device.curves.ends,
         rows=len(device.curves), unit="second", reports=False,
     )  # fmt: skip
     arrays: Arrays = thinned_lines(device.curves)
     live_chart.show_still(picture, arrays, key=f"device {number}")
 
 
-def _peak(device: Device) -> str:
+def _peak_text(device: SampledDevice) -> str:
     curves = device.curves
     column = next((c for c in ("peak_bytes", "used_bytes") if c in curves.present), None)
     if column is None:
@@ -113,7 +115,7 @@ def _peak(device: Device) -> str:
     return f"peak {bytes_text(peak)}{card}"
 
 
-def _panels(device: Device) -> Iterator[Panel]:
+def _device_panels(device: SampledDevice) -> Iterator[Panel]:
     present = device.curves.present
     strokes = tuple(
         Stroke(name, column(Table.DEVICES, name).label, color)
@@ -125,14 +127,14 @@ def _panels(device: Device) -> Iterator[Panel]:
         if len(strokes) == 1:  # several have their labels
             title.append((f": {strokes[0].label}", strokes[0].color))
         yield Panel(
-            tuple(title), strokes, height=150, unit=device.unit, guides=tuple(_card(device))
+            tuple(title), strokes, height=150, unit=device.unit, guides=tuple(_card_size(device))
         )
     for name, color in _RATES.items():
         if name in present:
             yield column_panel(Table.DEVICES, name, color, height=80)
 
 
-def _card(device: Device) -> Iterator[Guide]:
+def _card_size(device: SampledDevice) -> Iterator[Guide]:
     if device.total_bytes:
         total = device.total_bytes / device.unit_bytes
         yield Guide(total, total, total, "muted", ", dotted: size of the card", fits=True)

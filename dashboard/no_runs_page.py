@@ -1,4 +1,4 @@
-"""What to do where there are no runs yet, or not the one asked for."""
+"""The pages shown where there are no runs yet, or not the one asked for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from formatting import said
 _DEMO = "demo"
 
 
-def show_absent(name: str) -> None:
-    """The run that the address names is not there: it is gone, or has not come yet."""
-    others = "The others are on the left." if run_list.current().choices else ""
-    if run_list.was_there(name):
+def show_missing_run(name: str) -> None:
+    """Draw the page for a run that the address names and that is gone or has not come yet."""
+    others = "The others are on the left." if run_list.current_list().choices else ""
+    if run_list.was_listed(name):
         st.html(
             '<p class="aw-title" role="heading" aria-level="1">This run is gone</p>'
             f'<div class="aw-muted"><bdi>{said(name)}</bdi> was deleted or moved, or its disk is '
@@ -35,8 +35,8 @@ def _places() -> str:
     return ", ".join(str(folder) for folder in server_options.shown_folders())
 
 
-def show() -> None:
-    """There are no runs."""
+def show_no_runs() -> None:
+    """Draw the page for a dashboard without runs: how to attach, and a button for the demo."""
     st.html(
         '<p class="aw-title" role="heading" aria-level="1">No runs yet</p>'
         f'<div class="aw-muted">Looked in {said(_places())}; a run that starts appears here.</div>'

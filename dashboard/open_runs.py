@@ -1,6 +1,7 @@
-"""The runs being looked at: read and diagnosed once for all tabs, however many there are.
+"""The open runs that pages show: each is read and diagnosed once for all tabs.
 
-A tab asks for a `Look`; who asks first brings it up to date, others shortly after get the same.
+A tab asks for a `RunSnapshot`. The first that asks brings the run up to date; others that ask
+shortly after get the same snapshot.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import address
 import pyarrow as pa
 import streamlit as st
 from control_answers import ControlAnswers
-from layer_worst_values import KeptLayers
-from rank_curves import MOST, RankNumbers
-from step_curves import Numbers, Span, StepCurves
+from layer_worst_values import RunLayers
+from rank_curves import MOST, RankCurvesReader
+from step_curves import Span, StepCurves, StepCurvesReader
 from user_value_curves import UserValues
 
 from ampwatch.diagnosis import Diagnosis, Severity
@@ -29,6 +30,8 @@ from ampwatch.diagnosis.earlier_runs import LessonOfEarlierRuns, with_lesson
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, State, follow, lesson_for
 from ampwatch.follow import Look as Verdict
+from ampwatch.recovery.proof import Proof, kept_proof
+from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report.attempts import Attempt, attempts_of
 from ampwatch.report.settings import whole_settings
 from ampwatch.rows import Table
@@ -46,8 +49,8 @@ _HEAD_START_S = 1.5  # ... after the first chart: it would wait for its turn oth
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Look:
-    """A run as it stood at one moment; its tables are read under the run's lock."""
+class RunSnapshot:
+    """An open run as it stood at one moment; its tables are read under the run's lock."""
 
     path: str
     info: RunInfo
@@ -61,40 +64,40 @@ class Look:
     _is_judged: bool
     _follower: Follower
     _lesson: KeptLesson
-    layers: KeptLayers  # what is kept of the layers' samples
+    layers: RunLayers  # what is kept of the layers' samples
     values: UserValues  # what the user's own code logged
     answers: ControlAnswers  # what the trainer allows a page, and has done
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
-    def read(self, table: Table, columns: Sequence[str]) -> pa.Table:
-        """These columns of a table, as they stand by now, of the ranks looked at."""
+    def read_table(self, table: Table, columns: Sequence[str]) -> pa.Table:
+        """Read these columns of an open run's table as they stand by now, of the ranks shown."""
         with self._follower.reading() as run:
             return run.read(table, columns=columns, rank=self.rank)
 
     def last_rows(
         self, table: Table, columns: Sequence[str], most: int, *, step: int | None = None
     ) -> pa.Table:
-        """The last rows up to a step, or of all: at most so many."""
+        """The last rows of an open run's table up to a step, or of all: at most `most`."""
         with self._follower.reading() as run:
             return run.last_rows(table, columns, most, step=step, rank=self.rank)
 
     def settings(self) -> dict[str, str]:
-        """Every recorded setting by its dotted name."""
+        """Every recorded setting of the open run by its dotted name."""
         with self._follower.reading() as run:
             return whole_settings(run)
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Each start of the run, as the rank looked at tells it, or the lowest."""
+        """Each start of the open run, as recorded by the rank shown, else by the lowest."""
         with self._follower.reading() as run:
             rank = min(run.ranks, default=0) if self.rank is None else self.rank
             return attempts_of(run, rank, goes_on=self.is_live)
 
     def lesson(self) -> LessonOfEarlierRuns | None:
-        """What earlier runs in its folder teach it."""
+        """What earlier runs in the open run's folder have shown about its learning rate."""
         return self._lesson.now()
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What is made of this look, by whichever tab needs it first; it is the same for all."""
+        """What `make` returns for this snapshot: made for its first tab, then kept."""
         if key not in self._made:
             self._made[key] = make()
         made: T = self._made[key]
@@ -102,38 +105,47 @@ class Look:
 
     @property
     def name(self) -> str:
-        """What tells it from a look at another run or rank."""
+        """A name that tells a snapshot of an open run from those of another run or rank."""
         return self.path if self.rank is None else f"{self.path} rank {self.rank}"
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """The diagnosis, if one was made yet; of a run that goes on, as of one that does."""
+        """The open run's diagnosis, if one was made yet; for a live run, of one that goes on."""
         if self.verdict is None:
             return None
         judged = self.verdict.diagnosis
-        if not judged.learning_rate.has_interval:  # nothing that earlier runs could bound
-            return judged
-        bounded: Diagnosis = self.once("diagnosis", lambda: with_lesson(judged, self.lesson()))
-        return bounded
+        known: Diagnosis = self.once("diagnosis", lambda: self._with_what_is_known(judged))
+        return known
+
+    def _with_what_is_known(self, judged: Diagnosis) -> Diagnosis:
+        """The open run's diagnosis with what earlier runs have shown of the rate, and reruns."""
+        if judged.learning_rate.has_interval:  # else there is nothing that earlier runs could bound
+            judged = with_lesson(judged, self.lesson())
+        return with_proof(judged, self.proof())
+
+    def proof(self) -> Proof | None:
+        """What reruns of the open run have shown."""
+        proof: Proof | None = self.once("proof", lambda: kept_proof(Path(self.path)))
+        return proof
 
     @property
     def established_scale(self) -> float | None:
-        """The level of the loss scale while training worked; None if it is not known."""
+        """The level of the open run's loss scale while training worked, if it is known."""
         return None if self.verdict is None else self.verdict.established_scale
 
     @property
     def is_live(self) -> bool:
-        """Whether the run goes on as we look."""
+        """Whether the open run was live at the moment of the snapshot."""
         return self.state is State.LIVE
 
     @property
     def is_judged(self) -> bool:
-        """Whether the verdict is of all there is."""
+        """Whether the verdict is of all rows that the open run has."""
         return self.verdict is not None and self._is_judged
 
 
 class KeptLesson:
-    """One run's; shared by all tabs that look at it."""
+    """What earlier runs teach an open run, looked up now and then; shared by all tabs."""
 
     def __init__(self, follower: Follower, clock: Callable[[], float]) -> None:
         self._follower, self._clock = follower, clock
@@ -142,7 +154,7 @@ class KeptLesson:
         self._made_s: float | None = None
 
     def now(self) -> LessonOfEarlierRuns | None:
-        """What earlier runs of its folder teach it; None where none is alike or near."""
+        """What earlier runs in its folder teach an open run now; None where none is alike."""
         with self._lock:
             if self._made_s is None or self._clock() - self._made_s >= REMADE_S:
                 with self._follower.reading() as run:
@@ -152,7 +164,7 @@ class KeptLesson:
 
 
 class OpenRuns:
-    """Holds the open runs; safe to be asked by many threads."""
+    """Keeps the runs open that tabs look at; safe to be asked by many threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -160,8 +172,8 @@ class OpenRuns:
         self._open: OrderedDict[tuple[str, int | None], _OpenRun] = OrderedDict()
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="ampwatch-diagnosis")
 
-    def look(self, path: str, rank: int | None = None) -> Look:
-        """The run as it stands, of one rank or of all; AmpwatchError says why it cannot be read."""
+    def snapshot_of(self, path: str, rank: int | None = None) -> RunSnapshot:
+        """The open run as it stands now, of one rank or all; AmpwatchError if unreadable."""
         key = (path, rank)
         with self._lock:
             known = self._open.get(key)
@@ -172,7 +184,7 @@ class OpenRuns:
             while len(self._open) > MOST_RUNS:
                 self._open.popitem(last=False)
         try:
-            return known.look()
+            return known.snapshot()
         except AmpwatchError:
             with self._lock:  # opened anew at the next look: the disk may be back
                 self._open.pop(key, None)
@@ -185,33 +197,37 @@ def all_open_runs() -> OpenRuns:
     return OpenRuns()
 
 
-def look_at(path: str) -> Look:
-    """A run as it stands, of the rank that the address names."""
-    return all_open_runs().look(path, address.read().rank)
+def snapshot(path: str) -> RunSnapshot:
+    """The open run at this path as it stands now, of the rank that the address names."""
+    return all_open_runs().snapshot_of(path, address.read().rank)
 
 
 class _OpenRun:
-    """One open run, of which one rank or all are looked at."""
+    """A run that is kept open for pages, of which one rank or all are shown."""
 
     def __init__(
         self, path: str, rank: int | None, clock: Callable[[], float], workers: ThreadPoolExecutor
     ) -> None:
         self._follower, self._path, self._rank = follow(Path(path)), path, rank
-        self._judge, self._clock, self._workers = _Judge(self._follower, workers), clock, workers
+        self._judge, self._clock, self._workers = (
+            _Diagnoser(self._follower, workers),
+            clock,
+            workers,
+        )
         self._lock = threading.Lock()
         with self._follower.reading() as run:
-            self._shown = self._wanted(run.ranks)
-        self._numbers, self._quick = _numbers_of(self._shown), Numbers(quick=True)
+            self._shown = self._ranks_to_show(run.ranks)
+        self._numbers, self._quick = _numbers_of(self._shown), StepCurvesReader(quick=True)
         self._taken_rows = -1
-        self._layers = KeptLayers(self._follower, None)
+        self._layers = RunLayers(self._follower, None)
         self._values = UserValues(self._follower, None)
         self._answers = ControlAnswers(self._follower)
         self._lesson = KeptLesson(self._follower, clock)
-        self._loading: Future[Numbers | RankNumbers] | None = None
-        self._seen: Look | None = None
+        self._loading: Future[StepCurvesReader | RankCurvesReader] | None = None
+        self._seen: RunSnapshot | None = None
         self._seen_at = 0.0
 
-    def look(self) -> Look:
+    def snapshot(self) -> RunSnapshot:
         seen = self._seen
         if seen is not None and self._clock() - self._seen_at < FRESH_S:
             return seen
@@ -219,28 +235,28 @@ class _OpenRun:
             assert seen is not None
             return seen  # another tab is at it
         try:
-            return self._look()
+            return self._new_snapshot()
         finally:
             self._lock.release()
 
-    def _look(self) -> Look:
+    def _new_snapshot(self) -> RunSnapshot:
         if self._loading is not None and self._loading.done():
             self._numbers, self._loading = self._loading.result(), None
         state, rows = self._follower.refresh()
         with self._follower.reading() as run:
-            curves = self._read(run, rows, first=self._seen is None)
+            curves = self._read_curves(run, rows, first=self._seen is None)
         rank = self._rank if self._rank in run.ranks else None
         if rank != self._layers.rank:
-            self._layers = KeptLayers(self._follower, rank)
+            self._layers = RunLayers(self._follower, rank)
             self._values = UserValues(self._follower, rank)
-        is_judged = self._loading is None and self._judge.examine(rows)
-        self._seen = Look(
+        is_judged = self._loading is None and self._judge.update(rows)
+        self._seen = RunSnapshot(
             path=self._path,
             info=run.info,
             ranks=run.ranks,
             rank=rank,
             shown=self._shown,
-            curves=replace(curves, zoom=partial(self._zoomed, curves)),
+            curves=replace(curves, zoom=partial(self._zoomed_curves, curves)),
             state=state,
             last_time_ns=run.last_time_ns,
             verdict=self._judge.verdict,
@@ -254,36 +270,36 @@ class _OpenRun:
         self._seen_at = self._clock()
         return self._seen
 
-    def _read(self, run: Run, rows: int, *, first: bool) -> StepCurves:
-        """The curves as they are; of a long run at first only the scale and the skips."""
+    def _read_curves(self, run: Run, rows: int, *, first: bool) -> StepCurves:
+        """Read the open run's curves; of a long run at first only the scale and the skips."""
         if first and run.rows_logged(Table.STEPS, min(run.ranks, default=0)) > _MANY_ROWS:
-            self._quick.take(run)
-            self._loading = self._workers.submit(_loaded, run, self._shown)
+            self._quick.read(run)
+            self._loading = self._workers.submit(_all_curves, run, self._shown)
         if self._loading is not None:
             return self._quick.curves
-        if self._follows_ranks(run) or rows != self._taken_rows or self._numbers.waits:
-            self._numbers.take(run)
+        if self._updates_ranks(run) or rows != self._taken_rows or self._numbers.waits:
+            self._numbers.read(run)
             self._taken_rows = rows
         return self._numbers.curves
 
-    def _zoomed(self, curves: StepCurves, span: Span) -> StepCurves:
-        """The rows of a span, from the log."""
+    def _zoomed_curves(self, curves: StepCurves, span: Span) -> StepCurves:
+        """The open run's curves in a span of steps, read from the log."""
         with self._lock, self._follower.reading() as run:
             if self._loading is not None or curves.epoch != self._numbers.curves.epoch:
                 return curves  # all rows are being read, or were begun anew
             return self._numbers.zoomed(run, span)
 
-    def _follows_ranks(self, run: Run) -> bool:
-        """Take up a rank that joins late, or that a finding names; whether there is one."""
-        wanted = self._wanted(run.ranks)
+    def _updates_ranks(self, run: Run) -> bool:
+        """Show a rank of the open run that joins late or is in a finding; whether there is one."""
+        wanted = self._ranks_to_show(run.ranks)
         if wanted == self._shown:
             return False
         self._shown = wanted
         self._numbers = _numbers_of(wanted, epoch=self._numbers.curves.epoch + 1)
         return True
 
-    def _wanted(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """The rank that is asked for; else the lowest, those that findings name, and the next."""
+    def _ranks_to_show(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The open run's rank that the reader chose; else the lowest and those in findings."""
         if self._rank in ranks:
             return (self._rank,)
         named = [rank for rank in self._judge.named_ranks if rank in ranks]
@@ -291,22 +307,22 @@ class _OpenRun:
         return tuple(sorted(list(first)[:MOST]))
 
 
-def _numbers_of(ranks: tuple[int, ...], epoch: int = 0) -> Numbers | RankNumbers:
+def _numbers_of(ranks: tuple[int, ...], epoch: int = 0) -> StepCurvesReader | RankCurvesReader:
     if len(ranks) > 1:
-        return RankNumbers(ranks, epoch=epoch)
-    return Numbers(rank=next(iter(ranks), None), epoch=epoch)
+        return RankCurvesReader(ranks, epoch=epoch)
+    return StepCurvesReader(rank=next(iter(ranks), None), epoch=epoch)
 
 
-def _loaded(run: Run, ranks: tuple[int, ...]) -> Numbers | RankNumbers:
-    """All numbers of a run; the first chart is drawn before."""
+def _all_curves(run: Run, ranks: tuple[int, ...]) -> StepCurvesReader | RankCurvesReader:
+    """Read all curves of a long open run, in the background, after its first chart is drawn."""
     time.sleep(_HEAD_START_S)
     numbers = _numbers_of(ranks)
-    numbers.take(run)
+    numbers.read(run)
     return numbers
 
 
-class _Judge:
-    """The verdict on one run, through its follower: that may work while the rows are read."""
+class _Diagnoser:
+    """Keeps the verdict on one open run up to date, in the background if there is much to read."""
 
     def __init__(self, follower: Follower, workers: ThreadPoolExecutor) -> None:
         self._follower, self._workers = follower, workers
@@ -316,7 +332,7 @@ class _Judge:
 
     @property
     def named_ranks(self) -> tuple[int, ...]:
-        """The ranks that findings tell from the others."""
+        """The ranks of the open run that findings name apart from the others."""
         if self.verdict is None:
             return ()
         diagnosis = self.verdict.diagnosis
@@ -327,8 +343,8 @@ class _Judge:
             for rank in finding.ranks
         )
 
-    def examine(self, rows: int) -> bool:
-        """Bring the verdict up to date, in the background if there is much to read; whether it is.
+    def update(self, rows: int) -> bool:
+        """Update the open run's verdict, in the background if much is new; whether it is done.
 
         `rows` is how many the run has by now.
         """
@@ -341,11 +357,11 @@ class _Judge:
                 if problem is not None:
                     raise problem
             if rows - (0 if self.verdict is None else self.verdict.rows) > _AT_ONCE_ROWS:
-                self._pending = self._workers.submit(self._judge, after_s=_HEAD_START_S)
+                self._pending = self._workers.submit(self._diagnose, after_s=_HEAD_START_S)
                 return False
-            self._judge()
+            self._diagnose()
             return True
 
-    def _judge(self, after_s: float = 0.0) -> None:
+    def _diagnose(self, after_s: float = 0.0) -> None:
         time.sleep(after_s)
         self.verdict = self._follower.look()

@@ -18,10 +18,10 @@ import refresh_pace
 import streamlit as st
 import user_value_panels
 from formatting import rate_text, said, short_dtype
-from open_runs import Look
+from open_runs import RunSnapshot
 from problems import guarded
-from rank_curves import column_of
-from verdict_band import band
+from rank_curves import rank_column
+from verdict_band import verdict_band
 
 from ampwatch.diagnosis.words import bytes_text, duration_text, scale_text, share_text, time_text
 from ampwatch.report.facts import age_text
@@ -35,15 +35,15 @@ _SHOWN = ("loss", "grad_norm", "lr")
 
 
 def show(path: str, *, follow: bool) -> None:
-    """The whole page of a run; while it goes on, only this part is brought up to date."""
+    """Draw the Overview page of a run; while it goes on, only its live part is refreshed."""
     live_chart.forget_sent()
-    look = open_runs.look_at(path)
-    waits = look.is_live or not look.is_judged
-    every_s = refresh_pace.every_s(1.0) if waits and follow else None
-    st.fragment(_now, run_every=every_s)(path, goes_on=waits)
-    if len(look.curves) and st.button("Open in Plotly", help="The chart to change and to save"):
+    run = open_runs.snapshot(path)
+    waits = run.is_live or not run.is_judged
+    every_s = refresh_pace.refresh_interval_s(1.0) if waits and follow else None
+    st.fragment(_draw_overview, run_every=every_s)(path, goes_on=waits)
+    if len(run.curves) and st.button("Open in Plotly", help="The chart to change and to save"):
         _in_plotly(path)
-    if hint := control_panel.hint_to_allow(look):
+    if hint := control_panel.hint_to_allow(run):
         st.html(f'<div class="aw-muted">{said(hint)}</div>')
 
 
@@ -54,28 +54,28 @@ def _in_plotly(path: str) -> None:
 
 
 @guarded
-def _now(path: str, *, goes_on: bool) -> None:
-    look = open_runs.look_at(path)
-    st.html(band(look))
-    control_panel.show(look)
-    st.html(look.once("numbers", lambda: current_numbers(look)))
-    _charts(look)
-    for note in () if look.verdict is None else look.verdict.notes:
+def _draw_overview(path: str, *, goes_on: bool) -> None:
+    run = open_runs.snapshot(path)
+    st.html(verdict_band(run))
+    control_panel.show(run)
+    st.html(run.once("numbers", lambda: numbers_html(run)))
+    _draw_charts(run)
+    for note in () if run.verdict is None else run.verdict.notes:
         st.html(f'<div class="aw-muted">{said(note)}</div>')
-    if goes_on and not look.is_live and look.is_judged:
+    if goes_on and not run.is_live and run.is_judged:
         st.rerun()  # it has ended: stop refreshing
 
 
-def _charts(look: Look) -> None:
-    layers = layer_choices.layer_view(look, replace(address.read(), layer=None))
+def _draw_charts(run: RunSnapshot) -> None:
+    layers = layer_choices.layer_view_message(run, replace(address.read(), layer=None))
     if layers is None:
-        live_chart.show(look)
-        user_value_panels.choose(look)
+        live_chart.show(run)
+        user_value_panels.choose_values(run)
         return
     wide, narrow = st.columns([2.7, 1], gap="medium")
     with wide:
-        live_chart.show(look)
-        user_value_panels.choose(look)
+        live_chart.show(run)
+        user_value_panels.choose_values(run)
     with narrow:
         browser_component.draw(
             layers,
@@ -84,23 +84,23 @@ def _charts(look: Look) -> None:
             on_view_change=partial(layer_choices.keep_view, _LAYERS),
             on_role_change=partial(layer_choices.keep_role, _LAYERS),
         )
-    navigate.follow()
+    navigate.switch_if_asked()
 
 
 def _layer_chosen() -> None:
     layer = st.session_state[_LAYERS].layer
     if layer:
-        navigate.ask("Layers", layer=str(layer))
+        navigate.ask_for_page("Layers", layer=str(layer))
 
 
 # --- the line of numbers --------------------------------------------------------------------------
 
 
-def current_numbers(look: Look) -> str:
-    """One line: scale, skips, loss, gradient norm, learning rate, step time, memory, autocast."""
+def numbers_html(run: RunSnapshot) -> str:
+    """The row of current numbers at the top of a run as HTML: scale, skips, loss, rate, memory."""
     cells = [
         f'<div class="aw-number"><span>{said(label)}</span><b>{said(text)}</b>{_aside(more)}</div>'
-        for label, text, more in _numbers(look)
+        for label, text, more in _current_numbers(run)
     ]
     return f'<div class="aw-strip">{"".join(cells)}</div>'
 
@@ -109,31 +109,31 @@ def _aside(text: str) -> str:
     return f"<small>{said(text)}</small>" if text else ""
 
 
-def _numbers(look: Look) -> Iterator[tuple[str, str, str]]:
-    """Of each number its name, how it is written, and what is to be known of it."""
-    curves = look.curves
-    if look.diagnosis is not None:
-        yield from _scale(look)
+def _current_numbers(run: RunSnapshot) -> Iterator[tuple[str, str, str]]:
+    """The current numbers of a run: name, text and remark of each."""
+    curves = run.curves
+    if run.diagnosis is not None:
+        yield from _scale(run)
     else:
         yield "steps", f"{len(curves):,}", ""
     for name in _SHOWN:
         if name in curves.present:
-            differs = any(column_of(name, rank) in curves.present for rank in look.shown)
-            who = f", rank {look.shown[0]}" if differs else ""
-            yield column(Table.STEPS, name).label + who, *_latest(look, name)
+            differs = any(rank_column(name, rank) in curves.present for rank in run.shown)
+            who = f", rank {run.shown[0]}" if differs else ""
+            yield column(Table.STEPS, name).label + who, *_latest(run, name)
     times = curves.columns["step_time_ms"][-_RECENT:]
     if np.isfinite(times).any():
         yield "step time", time_text(float(np.nanmedian(times))), ""
-    memory = _memory(look)
+    memory = _memory(run)
     if memory:
         yield "GPU memory", *memory
     if curves.autocast_dtype:
         yield "autocast", short_dtype(curves.autocast_dtype), ""
 
 
-def _scale(look: Look) -> Iterator[tuple[str, str, str]]:
-    assert look.diagnosis is not None
-    facts = look.diagnosis.run
+def _scale(run: RunSnapshot) -> Iterator[tuple[str, str, str]]:
+    assert run.diagnosis is not None
+    facts = run.diagnosis.run
     if facts.final_scale is None:
         yield "steps", f"{facts.steps:,}", ""
         return
@@ -144,20 +144,20 @@ def _scale(look: Look) -> Iterator[tuple[str, str, str]]:
     yield "skipped", f"{facts.skipped:,} of {facts.steps:,}{share}", ""
 
 
-def _latest(look: Look, name: str) -> tuple[str, str]:
-    value, _ = look.curves.latest(name)
+def _latest(run: RunSnapshot, name: str) -> tuple[str, str]:
+    value, _ = run.curves.latest(name)
     if value is None:
         return "never finite", ""
-    age = look.curves.age(name)
+    age = run.curves.age(name)
     text = rate_text(value) if name == "lr" else f"{value:.4g}"
     return text, age_text(age.step, is_broken=age.is_broken)
 
 
-def _memory(look: Look) -> tuple[str, str] | None:
-    last = look.last_rows(Table.DEVICES, ("used_bytes", "total_bytes", "time_ns"), 1).to_pylist()
+def _memory(run: RunSnapshot) -> tuple[str, str] | None:
+    last = run.last_rows(Table.DEVICES, ("used_bytes", "total_bytes", "time_ns"), 1).to_pylist()
     if not last or not last[0]["used_bytes"] or not last[0]["total_bytes"]:
         return None
     text = f"{bytes_text(last[0]['used_bytes'])} of {bytes_text(last[0]['total_bytes'])}"
-    late_ms = (look.last_time_ns - (last[0]["time_ns"] or 0)) / 1e6
+    late_ms = (run.last_time_ns - (last[0]["time_ns"] or 0)) / 1e6
     late = f", {duration_text(late_ms)} before the last row" if late_ms > _LATE_MS else ""
     return text, late

@@ -1,4 +1,4 @@
-"""Of each run the one of the same script before it, and what its settings were."""
+"""For each run the previous run of the same script, with its settings, to compare settings with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import streamlit as st
-from run_list import Choice, Origin
+from run_list import ListedRun, Origin
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.report.settings import run_before, whole_settings
@@ -19,24 +19,24 @@ _MOST_KEPT = 24  # runs whose settings are held
 
 
 @dataclass(frozen=True, slots=True)
-class EarlierRun:
-    """The last run of the same script."""
+class PreviousRun:
+    """The previous run of the same script, and its settings."""
 
-    choice: Choice
+    choice: ListedRun
     info: RunInfo
     settings: dict[str, str]
 
 
-class EarlierRuns:
-    """Finds them; what was read of a run is kept while its files stay as they are."""
+class PreviousRuns:
+    """Finds the previous run of a script; keeps what was read of runs while their files stay."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._infos: dict[str, tuple[int, RunInfo]] = {}
         self._settings: dict[tuple[str, int], dict[str, str]] = {}
 
-    def before(self, info: RunInfo, choices: Sequence[Choice]) -> EarlierRun | None:
-        """The last run of the same script among these that started before this one."""
+    def previous_run(self, info: RunInfo, choices: Sequence[ListedRun]) -> PreviousRun | None:
+        """The last of these runs of the same script that started before this one."""
         newest = sorted(choices, key=lambda choice: choice.last_time_ns, reverse=True)
         with self._lock:
             known = {choice.path: one for choice, one in self._known(newest[:MOST_READ])}
@@ -45,9 +45,9 @@ class EarlierRuns:
             if path is None:
                 return None
             choice = next(one for one in choices if one.path == path)
-            return EarlierRun(choice, known[path], self._settings_of(choice))
+            return PreviousRun(choice, known[path], self._settings_of(choice))
 
-    def _known(self, choices: Sequence[Choice]) -> Iterator[tuple[Choice, RunInfo]]:
+    def _known(self, choices: Sequence[ListedRun]) -> Iterator[tuple[ListedRun, RunInfo]]:
         for choice in choices:
             if choice.origin is Origin.PUBLISHED:
                 continue  # each would have to be fetched
@@ -61,7 +61,7 @@ class EarlierRuns:
                 continue  # the list of runs says what is wrong with it
             yield choice, kept[1]
 
-    def _settings_of(self, choice: Choice) -> dict[str, str]:
+    def _settings_of(self, choice: ListedRun) -> dict[str, str]:
         key = choice.path, choice.last_time_ns
         if key not in self._settings:
             self._settings[key] = whole_settings(open_run(choice.path))
@@ -71,11 +71,11 @@ class EarlierRuns:
 
 
 @st.cache_resource(show_spinner=False)
-def all_earlier_runs() -> EarlierRuns:
-    """What is known of runs that others are compared with, shared by all tabs."""
-    return EarlierRuns()
+def all_previous_runs() -> PreviousRuns:
+    """What is known of previous runs, shared by all tabs."""
+    return PreviousRuns()
 
 
 def _without_settings(info: RunInfo) -> RunInfo:
-    """What tells a run: a configuration may be as large as its file."""
+    """What identifies a run, without its settings, which may be large."""
     return replace(info, config={}, environment={}, versions={}, scaler={}, marks={}, notes=())

@@ -1,4 +1,4 @@
-"""A failure in one part of the page is reported there, and the rest goes on."""
+"""A failure in one part of a page is reported there, and the rest of the page goes on."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _LOG = logging.getLogger("ampwatch.dashboard")
 
 
 def guarded(show: Callable[P, None]) -> Callable[P, None]:
-    """A part of a page that reports its failure as a sentence, without a traceback."""
+    """Decorator: if a part of a page fails, it says so in a sentence, and the page goes on."""
 
     @wraps(show)
     def part(*values: P.args, **named: P.kwargs) -> None:
         try:
             show(*values, **named)
         except (AmpwatchError, OSError) as error:
-            problem(str(error))
+            show_problem(str(error))
         except Exception as error:  # noqa: BLE001  the last stop before the reader's eyes
             _LOG.exception("a part of the page failed")
-            problem(
+            show_problem(
                 f"This part of the page failed ({type(error).__name__}: {error}). The other pages "
                 "still work, and `ampwatch report` says the same in the terminal; the server's "
                 "log has the details."
@@ -36,6 +36,6 @@ def guarded(show: Callable[P, None]) -> Callable[P, None]:
     return part
 
 
-def problem(sentence: str) -> None:
-    """A sentence that says what is wrong and what to do."""
+def show_problem(sentence: str) -> None:
+    """Draw a sentence on the page that says what is wrong and what to do."""
     st.html(f'<div class="aw-problem">{said(sentence)}</div>')

@@ -1,4 +1,4 @@
-"""The runs that were published to the places that this dashboard shows, and their verdicts.
+"""The places of published runs that this dashboard shows: their runs and verdicts, last known.
 
 A place may be slow: it is read in the background, and the last known state is shown meanwhile.
 One that cannot be reached says so, keeps its runs on the page, and is asked again.
@@ -32,8 +32,8 @@ _NAMES = {rule.code: f"{rule.code} {rule.name}" for rule in RULES}
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """The last known state of a place."""
+class PlaceState:
+    """The last known state of a place: its published runs and their verdicts."""
 
     address: str
     runs: tuple[RunSummary, ...] = ()
@@ -50,22 +50,22 @@ class _Place:
         self._lock = threading.Lock()
         self._asked_s = -EVERY_S
         self._first = threading.Event()
-        self.last = Published(address)
+        self.last = PlaceState(address)
 
-    def look(self) -> Published:
+    def state(self) -> PlaceState:
         if time.monotonic() - self._asked_s > EVERY_S and self._lock.acquire(blocking=False):
             self._asked_s = time.monotonic()
-            threading.Thread(target=self._ask, name="ampwatch-place", daemon=True).start()
+            threading.Thread(target=self._read_place, name="ampwatch-place", daemon=True).start()
         self._first.wait(0.0 if self.last.times_read else _FIRST_PATIENCE_S)
         return self.last
 
-    def _ask(self) -> None:
+    def _read_place(self) -> None:
         address = self.last.address
         try:
             runs = _summaries(address, list_published(address))
             verdicts = tuple(read_verdicts(address))
-            entries = {one.run_id: entry_of(one) for one in verdicts}
-            self.last = Published(address, runs, verdicts, "", entries, self.last.times_read + 1)
+            entries = {one.run_id: verdict_entry(one) for one in verdicts}
+            self.last = PlaceState(address, runs, verdicts, "", entries, self.last.times_read + 1)
         except AmpwatchError as problem:
             times_read = self.last.times_read + 1
             self.last = replace(self.last, trouble=str(problem), times_read=times_read)
@@ -75,25 +75,25 @@ class _Place:
             self._lock.release()
 
 
-def look() -> tuple[Published, ...]:
+def place_states() -> tuple[PlaceState, ...]:
     """The last known state of each place; the first request waits a moment for it."""
-    return tuple(place.look() for place in _places())
+    return tuple(place.state() for place in _places())
 
 
 def times_read() -> int:
-    """A number that grows whenever a place was read."""
+    """How often places of published runs were read: grows with each reading."""
     return sum(place.last.times_read for place in _places())
 
 
-def entry_at(path: str, run_id: str) -> ListEntry | None:
-    """The list entry of a published run; None if nobody judged it."""
+def published_entry(path: str, run_id: str) -> ListEntry | None:
+    """The runs table's entry of a published run; None if nobody judged it."""
     folded = path.rpartition("#")[0]
     found = (place.last for place in _places() if str(Path(place.last.address)) == folded)
     return next((one.entries.get(run_id) for one in found), None)
 
 
-def entry_of(verdict: RunVerdict) -> ListEntry:
-    """A verdict as an entry of the list of runs."""
+def verdict_entry(verdict: RunVerdict) -> ListEntry:
+    """A published run's verdict as an entry of the runs table."""
     settings = settings_of(verdict.config)
     head = verdict.codes[0] if verdict.codes else ""
     return ListEntry(

@@ -1,8 +1,8 @@
-"""Where runs go that come over the feed from trainers whose logs are not read here.
+"""The feed's recorder of this server, and where the runs go that it receives.
 
-They are kept among one's own if that is asked for: by AMPWATCH_KEEP_RECEIVED=1 (`ampwatch dashboard
---keep`), or by letting trainers of other machines send. Else they lie in a folder that ends with
-this server; each can be kept from the page.
+Received runs are kept among the user's own with AMPWATCH_KEEP_RECEIVED=1 (`ampwatch dashboard
+--keep`), or if trainers of other machines may send. Else they are in a temporary folder, which is
+removed as this server ends; each can be kept from the page.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEW_S = 60.0  # its process may not hold it yet
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class ServerFeed:
     """The recorder of this server, or why there is none."""
 
     recorder: Recorder | None
@@ -36,8 +36,8 @@ class Feed:
     received: Path | None = None  # where runs are that are not kept
 
     @property
-    def state(self) -> str:
-        """Where trainers reach it, or why they cannot."""
+    def state_text(self) -> str:
+        """A sentence on where trainers reach this server's recorder, or why they cannot."""
         if self.recorder is None:
             return self.absence
         if not self.recorder.is_running:
@@ -46,36 +46,36 @@ class Feed:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The recorder's messages, the newest last."""
+        """The messages of this server's recorder, the newest last."""
         return self.recorder.notes if self.recorder else ()
 
 
 @st.cache_resource(show_spinner=False)
-def feed() -> Feed:
-    """The recorder, started once; a port that is taken is left alone."""
+def server_feed() -> ServerFeed:
+    """This server's recorder of runs from the feed, started once; a taken port is left alone."""
     endpoint = server_options.feed_endpoint()
     if endpoint is None:
-        return Feed(None, "The feed is off; runs on this disk are shown.")
+        return ServerFeed(None, "The feed is off; runs on this disk are shown.")
     place = None
     try:
         if server_options.keeps_received_runs(endpoint):
             started = Recorder(endpoint, server_options.shown_folders()[0], fallback=True).start()
         else:
-            place = folder_for_a_while()  # before it starts: removed after it ends
+            place = temporary_folder()  # before it starts: removed after it ends
             started = Recorder(
                 endpoint, place, fallback=True, beside=server_options.shown_folders()
             ).start()
     except AmpwatchError as error:
-        return Feed(None, f"No feed: {error}")
-    return Feed(started, received=place)
+        return ServerFeed(None, f"No feed: {error}")
+    return ServerFeed(started, received=place)
 
 
-def folder_for_a_while() -> Path:
-    """A folder that this process holds and removes at its end; what killed ones left goes."""
+def temporary_folder() -> Path:
+    """A folder for received runs, removed as this process ends; removes those of killed ones."""
     try:
         place = state_folder() / "received"
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _sweep(place)
+        _remove_left_folders(place)
         folder = place / secrets.token_hex(8)
         folder.mkdir(mode=0o700)
     except (OSError, RuntimeError):
@@ -85,15 +85,15 @@ def folder_for_a_while() -> Path:
     return folder
 
 
-def _sweep(place: Path) -> None:
+def _remove_left_folders(place: Path) -> None:
     for left in place.iterdir():
         is_new = time.time() - left.stat().st_mtime < _NEW_S
         if not is_new and not locks.is_held(left):
             shutil.rmtree(left, ignore_errors=True)
 
 
-def keep(run_folder: Path, runs: Path) -> Path:
-    """Move a received run to one's own; AmpwatchError says why it stays where it is."""
+def keep_run(run_folder: Path, runs: Path) -> Path:
+    """Move a received run to the user's own runs; AmpwatchError says why it stays."""
     draft = runs / f".{secrets.token_hex(8)}.new"
     try:
         runs.mkdir(parents=True, exist_ok=True)

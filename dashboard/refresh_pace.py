@@ -23,7 +23,7 @@ _FORGOTTEN_AFTER_S = 8.0  # a tab in view says each three seconds that it is the
 
 
 class TabsInView:
-    """The tabs that were heard of just now; safe to be asked by many threads."""
+    """The tabs of this server that were heard of just now; safe to be asked by many threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -38,32 +38,32 @@ class TabsInView:
             self._heard = {t: s for t, s in self._heard.items() if now - s < _FORGOTTEN_AFTER_S}
 
     def leave(self, tab: str) -> None:
-        """Note that nobody sees it any more."""
+        """Note that a tab is no longer in view."""
         with self._lock:
             self._heard.pop(tab, None)
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many tabs are in view."""
         now = self._clock()
         with self._lock:
             return sum(now - heard < _FORGOTTEN_AFTER_S for heard in self._heard.values())
 
     @property
-    def every_s(self) -> float:
-        """Between two refreshes of a tab, in whole seconds."""
+    def interval_s(self) -> float:
+        """Seconds between two refreshes of a tab, in whole seconds: the more tabs, the longer."""
         return min(LONGEST_S, max(1.0, float(math.ceil(self.count / REFRESHES_A_SECOND))))
 
 
 # --- this tab -------------------------------------------------------------------------------------
 
 
-def follows() -> bool:
-    """Whether a live run is to be followed: not in a tab that nobody sees."""
+def follows_live() -> bool:
+    """Whether this tab follows a live run: not while the browser hides it."""
     return address.read().follow and not browser_component.is_tab_hidden()
 
 
-def every_s(usual: float) -> float:
+def refresh_interval_s(usual: float) -> float:
     """Seconds between two refreshes of this tab: the page's usual ones, or more with many tabs."""
     return max(usual, st.session_state.get(PACE, usual))
 
@@ -75,9 +75,9 @@ def tabs_in_view() -> TabsInView:
 
 
 def note_tab() -> float:
-    """Note whether this tab is in view; how often it is to be refreshed."""
+    """Note whether this tab is in view; returns the seconds between its refreshes."""
     context = get_script_run_ctx()
     if context is not None:
         note = tabs_in_view().leave if browser_component.is_tab_hidden() else tabs_in_view().hear
         note(context.session_id)
-    return tabs_in_view().every_s
+    return tabs_in_view().interval_s

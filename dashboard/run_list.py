@@ -1,4 +1,4 @@
-"""The list of runs: those in the folders on this disk, and those that arrive by the feed."""
+"""The list of runs that the dashboard offers: in folders, received by the feed, published."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import published_places
 import server_options
 import streamlit as st
 from formatting import shortened
-from received_runs import feed
+from received_runs import server_feed
 
 from ampwatch import store
 from ampwatch.follow import State, at_a_glance
@@ -28,7 +28,7 @@ _LABEL_LENGTH = 36
 
 
 class Origin(enum.Enum):
-    """Where a run is from."""
+    """Where a listed run is from."""
 
     HERE = "here"  # in the folders that are shown
     ELSEWHERE = "elsewhere"  # in another folder of this disk, where its trainer noted it
@@ -37,8 +37,8 @@ class Origin(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A run that can be chosen."""
+class ListedRun:
+    """A run in the list, which can be chosen."""
 
     run: store.RunSummary
     name: str  # in the page's address
@@ -49,22 +49,22 @@ class Choice:
 
     @property
     def path(self) -> str:
-        """Its folder."""
+        """The folder of the listed run."""
         return str(self.run.path)
 
     @property
     def last_time_ns(self) -> int:
-        """When it grew, by its own rows; 0 if they do not tell."""
+        """When the listed run last grew, by its own rows; 0 if they do not tell."""
         return self.run.last_time_ns
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Its ranks."""
+        """The ranks of the listed run."""
         return self.run.ranks
 
     @property
     def label(self) -> str:
-        """Its line in the sidebar; a label is Markdown to Streamlit, and a name is data."""
+        """The listed run's line in the sidebar, as Markdown in which its name is escaped."""
         short = shortened(printable(self.title), _LABEL_LENGTH)
         escaped = "".join(f"\\{c}" if c in r"\`*_{}[]()#+-.!|~:$<>" else c for c in short)
         if self.live:
@@ -76,15 +76,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """The runs, those of these folders first, live ones before the newest; what is unreadable."""
+    """The list of runs: this dashboard's folders first, live ones before the newest."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[ListedRun, ...]
     problems: tuple[str, ...]
 
     @property
-    def counts(self) -> str:
-        """How many of the folders' own go on and how many do not; how many are published."""
-        published = len(self.of(Origin.PUBLISHED))
+    def counts_text(self) -> str:
+        """How many listed runs are live, finished, cut off or published, in words."""
+        published = len(self.from_origin(Origin.PUBLISHED))
         if published and published == len(self.choices):
             return f"{published:,} published"
         own = [choice for choice in self.choices if choice.origin is Origin.HERE]
@@ -93,12 +93,12 @@ class RunList:
         ended = f"{live:,} live, {len(own) - live - cut:,} finished"
         return f"{ended}, {cut:,} cut off" if cut else ended
 
-    def of(self, origin: Origin) -> list[Choice]:
-        """The runs from there."""
+    def from_origin(self, origin: Origin) -> list[ListedRun]:
+        """The listed runs of an origin."""
         return [choice for choice in self.choices if choice.origin is origin]
 
-    def chosen(self, name: str | None) -> Choice | None:
-        """The run of that name, if there is one; without a name, the first.
+    def find(self, name: str | None) -> ListedRun | None:
+        """The listed run of this name, if there is one; without a name, the first.
 
         A link may be older than another run with the same folder name: then the first of them,
         which is one of this folder if any is.
@@ -110,46 +110,46 @@ class RunList:
 _ORDER = {origin: number for number, origin in enumerate(Origin)}
 
 
-def current() -> RunList:
-    """The runs in the folders, at most half a second old; shared by all tabs."""
-    return _all_folders().look()
+def current_list() -> RunList:
+    """The list of runs as it is now, at most half a second old; shared by all tabs."""
+    return _list_reader().current()
 
 
-def chosen(name: str | None) -> Choice | None:
-    """The run that the address names, if there is one; without a name, the first."""
-    return current().chosen(name)
+def find_run(name: str | None) -> ListedRun | None:
+    """The listed run of this name, if there is one; without a name, the first."""
+    return current_list().find(name)
 
 
-def was_there(name: str) -> bool:
-    """Whether a run of that name was listed while this server ran."""
-    return name in _all_folders().seen_names
+def was_listed(name: str) -> bool:
+    """Whether a run of this name was listed while this server ran."""
+    return name in _list_reader().seen_names
 
 
-def look_again() -> None:
-    """Read the folders anew at the next look: a run was added, changed or deleted."""
-    _all_folders().look_again()
+def read_again() -> None:
+    """Have the list of runs read anew: a run was added, changed or deleted."""
+    _list_reader().read_again()
 
 
-class _Folders:
-    """Reads the folders for all tabs; the more runs there are, the more seldom."""
+class _ListReader:
+    """Reads the folders of runs for all tabs; the more runs, the more seldom."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         given = server_options.are_folders_given() or server_options.shown_places()
-        received = feed().received
+        received = server_feed().received
         also = [] if received is None else [received]
         self._catalogue = store.Catalogue(
             server_options.shown_folders() if given else None, also=also
         )
         self._seen: RunList | None = None
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, ListedRun] = {}
         self.seen_names: set[str] = set()
         self._due_s = self._thorough_due_s = 0.0
 
-    def look_again(self) -> None:
+    def read_again(self) -> None:
         self._due_s = self._thorough_due_s = 0.0
 
-    def look(self) -> RunList:
+    def current(self) -> RunList:
         seen = self._seen
         if not self._lock.acquire(blocking=seen is None):
             assert seen is not None
@@ -157,13 +157,13 @@ class _Folders:
         try:
             seen = self._seen
             if seen is None or time.monotonic() > self._due_s:
-                now = self._look()
+                now = self._read_list()
                 self._seen = seen = now if now != seen else seen  # what was made of it still holds
             return seen
         finally:
             self._lock.release()
 
-    def _look(self) -> RunList:
+    def _read_list(self) -> RunList:
         began_s = time.monotonic()
         thorough = began_s > self._thorough_due_s
         found = self._catalogue.runs(thorough=thorough, budget_s=_BUDGET_S)
@@ -189,13 +189,13 @@ class _Folders:
             if known is None or thorough or not is_same or names[run.path.name] > 1:
                 known = _choice(run, names, own)
             self._choices[str(run.path)] = known
-        published = [] if not server_options.shown_places() else _published(set(self._choices))
+        published = [] if not server_options.shown_places() else _published_runs(set(self._choices))
         made = sorted(self._choices.values(), key=lambda one: (_ORDER[one.origin], not one.live))
         made += published
         self.seen_names |= {choice.name for choice in made}
         problems = [run.problem for run in found if run.problem is not None]
-        problems += [one.trouble for one in published_places.look() if one.trouble]
-        return RunList(tuple(made), (*self._unread(), *_unreadable(), *problems))
+        problems += [one.trouble for one in published_places.place_states() if one.trouble]
+        return RunList(tuple(made), (*self._unread(), *_unreadable_folders(), *problems))
 
     def _unread(self) -> Iterator[str]:
         if self._catalogue.unread:
@@ -203,21 +203,21 @@ class _Folders:
 
 
 @st.cache_resource(show_spinner=False)
-def _all_folders() -> _Folders:
-    return _Folders()
+def _list_reader() -> _ListReader:
+    return _ListReader()
 
 
-def _unreadable() -> Iterator[str]:
-    """Folders without permission to read: they would look empty."""
+def _unreadable_folders() -> Iterator[str]:
+    """A sentence for each folder of runs without permission to read: it would look empty."""
     for folder in server_options.shown_folders():
         if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
             yield f"{folder} cannot be read: its permissions do not allow it."
 
 
-def _choice(run: store.RunSummary, names: Counter[str], own: set[str]) -> Choice:
+def _choice(run: store.RunSummary, names: Counter[str], own: set[str]) -> ListedRun:
     state = at_a_glance(run)
     is_own = os.path.realpath(run.path.parent) in own or os.path.realpath(run.path) in own
-    return Choice(
+    return ListedRun(
         run,
         _name(run, names),
         _title(run),
@@ -227,13 +227,13 @@ def _choice(run: store.RunSummary, names: Counter[str], own: set[str]) -> Choice
     )
 
 
-def _published(taken: set[str]) -> list[Choice]:
-    """The runs of the places, the newest of each first, under names that no other run has."""
-    found = [run for place in published_places.look() for run in place.runs]
+def _published_runs(taken: set[str]) -> list[ListedRun]:
+    """The published runs for the list, the newest of each place first, under names of their own."""
+    found = [run for place in published_places.place_states() for run in place.runs]
     names = Counter(_name_in_place(run) for run in found)
     names.update(Path(path).name for path in taken)
     return [
-        Choice(
+        ListedRun(
             run,
             name if names[name] == 1 else f"{name}~{run.id[:6]}",
             run.name,
@@ -250,12 +250,12 @@ def _name_in_place(run: store.RunSummary) -> str:
 
 
 def _name(run: store.RunSummary, names: Counter[str]) -> str:
-    """The folder's name, with a part of the id if another folder has the same."""
+    """The name of a listed run: its folder's, with a part of its id if another has the same."""
     return run.path.name if names[run.path.name] == 1 else f"{run.path.name}~{run.id[:6]}"
 
 
 def _title(run: store.RunSummary) -> str:
-    """The name that its owner gave, and the number that tells it from an earlier one."""
+    """The title of a listed run: the name that its owner gave, and the number of a repeated one."""
     folder, safe = run.path.name, store.safe_name(run.name)
     if folder == safe:
         return run.name
@@ -264,11 +264,11 @@ def _title(run: store.RunSummary) -> str:
 
 
 def _without_copies(found: list[store.RunSummary]) -> list[store.RunSummary]:
-    """The runs without a recorder's copies of runs that are here too."""
+    """The runs for the list without a recorder's copies of runs that are listed themselves."""
     own = {run.id for run in found if not run.is_copy}
     return [run for run in found if not run.is_copy or run.id not in own]
 
 
 def name_of(path: str) -> str:
-    """The name by which the address knows a run."""
-    return next((one.name for one in current().choices if one.path == path), Path(path).name)
+    """The name by which the page's address knows the run at this path."""
+    return next((one.name for one in current_list().choices if one.path == path), Path(path).name)

@@ -1,4 +1,4 @@
-"""The rows of the table of runs: what each shows, what it is sorted, found and grouped by."""
+"""The columns of the runs table: each cell's HTML, what it is sorted and grouped by."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import small_charts
 from formatting import age_text, rate_text, said, shortened
-from run_list import Choice, Origin
-from runs_entries import Made
+from run_list import ListedRun, Origin
+from runs_entries import MadeEntry
 
 from ampwatch.diagnosis.words import scale_text, share_text
 from ampwatch.follow import ListEntry
@@ -30,19 +30,19 @@ _TAGS_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run, and what is known of it; the entry is missing while it is made."""
+    """A row of the runs table; its entry is missing until it is made."""
 
-    choice: Choice
-    made: Made | None
+    choice: ListedRun
+    made: MadeEntry | None
 
     @property
     def entry(self) -> ListEntry | None:
-        """What was found in it."""
+        """The entry that was made from the row's run: verdict, figures, model."""
         return None if self.made is None else self.made.entry
 
     @property
     def state(self) -> str:
-        """Whether it goes on; another tool's log does not tell whether it ended."""
+        """The state of the row's run in a word: live, cut off, ended or imported."""
         choice = self.choice
         if choice.live or choice.cut_off:
             return "live" if choice.live else "cut off"
@@ -51,7 +51,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its heading, what it is sorted by, and a cell as HTML."""
+    """A column of the runs table: its heading, what it is sorted by, and a cell as HTML."""
 
     key: str
     label: str
@@ -61,8 +61,8 @@ class Column:
     is_number: bool = False
 
 
-def natural(text: str) -> list[tuple[int, int, str]]:
-    """What names are sorted by: run 9 comes before run 10."""
+def natural_key(text: str) -> list[tuple[int, int, str]]:
+    """The key by which the runs table sorts names: run 9 comes before run 10."""
     parts = _DIGITS.split(text.casefold())
     return [(0, int(one[:18]), "") if one.isdecimal() else (1, 0, one) for one in parts if one]
 
@@ -131,7 +131,7 @@ def _scale(row: RunRow) -> str:
     if entry is None:
         return ""
     powers = [float(word) for word in entry.course.split()]
-    path = small_charts.spark(np.exp2(powers), width=70, height=20)
+    path = small_charts.sparkline_path(np.exp2(powers), width=70, height=20)
     spark = (
         f'<svg viewBox="0 0 70 20" width="70" height="20" aria-hidden="true"><path d="{path}" '
         'fill="none" stroke="var(--aw-scale)" stroke-width="1.4"/></svg>'
@@ -169,7 +169,7 @@ def _ago(time_ns: int) -> str:
 
 COLUMNS = (
     Column("verdict", "verdict", _verdict_order, _verdict),
-    Column("run", "run", lambda row: natural(row.choice.title), _run),
+    Column("run", "run", lambda row: natural_key(row.choice.title), _run),
     Column(
         "age", "last row",
         lambda row: -max(row.choice.last_time_ns, _added_if_foreign(row)), _age,
@@ -204,7 +204,7 @@ def _added_if_foreign(row: RunRow) -> int:
 
 
 def in_order(rows: list[RunRow], sort: str) -> list[RunRow]:
-    """The rows by a column, behind "-" the greatest first; what is not known comes last."""
+    """The rows of the runs table in the order of a column; those without a value come last."""
     column = BY_KEY.get(sort.removeprefix("-"))
     if column is None:
         return rows
@@ -215,7 +215,7 @@ def in_order(rows: list[RunRow], sort: str) -> list[RunRow]:
 
 
 def groups_of(row: RunRow, group: str) -> tuple[str, ...]:
-    """The groups that a row is in: of tags as many as it has."""
+    """The groups of the runs table in which a row stands: of tags as many as it has."""
     entry, run = row.entry, row.choice.run
     if group == "tag":
         return run.tags or ("no tag",)

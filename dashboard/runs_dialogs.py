@@ -1,4 +1,4 @@
-"""What is asked before runs are tagged or deleted, and what is then done."""
+"""The dialogs of the Runs page: tag runs, delete runs; and what is then done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import run_list
 import server_options
 import streamlit as st
 from formatting import said, shortened
-from run_list import Choice, Origin
+from run_list import ListedRun, Origin
 
 from ampwatch.diagnosis.words import bytes_text
 from ampwatch.errors import AmpwatchError
@@ -25,39 +25,39 @@ _WHERE_PUBLISHED = "delete its row of the table `runs` in its place"
 _NAME_LENGTH = 60
 
 
-def shown() -> str:
-    """The dialog that is open, as HTML."""
+def dialog_html() -> str:
+    """The dialog of the Runs page that is open, as HTML."""
     return str(st.session_state.get(_OPEN, ""))
 
 
-def close() -> None:
-    """Close it; nothing is done."""
+def close_dialog() -> None:
+    """Close the dialog of the Runs page; nothing is done."""
     st.session_state[_OPEN] = ""
 
 
-def ask_for_tags(chosen: Sequence[Choice]) -> None:
-    """Open the dialog in which these runs are tagged."""
+def ask_for_tags(chosen: Sequence[ListedRun]) -> None:
+    """Open the dialog in which chosen runs are tagged."""
     _open(chosen, _tags_form(chosen, {}, ""))
 
 
-def ask_to_delete(chosen: Sequence[Choice]) -> None:
-    """Open the question whether these runs are to be deleted."""
+def ask_to_delete(chosen: Sequence[ListedRun]) -> None:
+    """Open the dialog that asks whether to delete chosen runs."""
     _open(chosen, _question(chosen))
 
 
 def save_tags(told: Mapping[str, Any]) -> None:
-    """Tag the runs of the dialog as it says; what went wrong is said in it."""
+    """Tag the runs of the dialog as its reader typed; it stays open and says what went wrong."""
     chosen = _chosen()
-    troubles = [trouble for choice in chosen if (trouble := _tag(choice, told))]
-    run_list.look_again()
+    troubles = [trouble for choice in chosen if (trouble := _tag_run(choice, told))]
+    run_list.read_again()
     if troubles:
         _open(chosen, _tags_form(chosen, told, " ".join(dict.fromkeys(troubles))))
     else:
-        close()
+        close_dialog()
 
 
-def _tag(choice: Choice, told: Mapping[str, Any]) -> str:
-    """What went wrong as one run was tagged."""
+def _tag_run(choice: ListedRun, told: Mapping[str, Any]) -> str:
+    """Tag one run; returns what went wrong."""
     if choice.origin is Origin.PUBLISHED:
         return f"{choice.title} is published: tag it where it was made, and publish it again."
     try:
@@ -73,54 +73,54 @@ def _tag(choice: Choice, told: Mapping[str, Any]) -> str:
     return ""
 
 
-def delete() -> list[str]:
-    """Delete the runs of the dialog; the names of those that are gone."""
+def delete_runs() -> list[str]:
+    """Delete the runs of the dialog; returns the names of those deleted."""
     gone, troubles = [], []
-    there = {choice.path: choice for choice in run_list.current().choices}
+    there = {choice.path: choice for choice in run_list.current_list().choices}
     for choice in _chosen():
         why = _why_it_stays(there.get(choice.path, choice))
         try:
             if not why:
-                delete_run(choice.run.path, choice.run.id, _deletable())
+                delete_run(choice.run.path, choice.run.id, _deletable_folders())
                 gone.append(choice.name)
         except (AmpwatchError, OSError) as error:
             why = str(error)
         troubles += [why] if why else []
-    run_list.look_again()
-    close()
+    run_list.read_again()
+    close_dialog()
     if troubles:
         sentences = "".join(f"<p>{said(why)}</p>" for why in troubles)
         st.session_state[_OPEN] = _form("Not deleted", sentences, _button("close", "Close"))
     return gone
 
 
-def _deletable() -> list[Path]:
-    """The folders of runs that are shown, that of received ones among them."""
-    received = received_runs.feed().received
+def _deletable_folders() -> list[Path]:
+    """The folders from which runs may be deleted: those shown, and that of received runs."""
+    received = received_runs.server_feed().received
     return server_options.shown_folders() + ([] if received is None else [received])
 
 
-def goes(choice: Choice) -> bool:
-    """Whether a run is gone when this server ends, unless it is kept."""
-    received = received_runs.feed().received
+def is_temporary(choice: ListedRun) -> bool:
+    """Whether a run is deleted when this server ends, unless it is kept."""
+    received = received_runs.server_feed().received
     return received is not None and choice.run.path.parent == received
 
 
-def keep(chosen: Sequence[Choice]) -> None:
-    """Keep those of these runs that would go; what went wrong is said."""
-    sentences = [why for choice in chosen if goes(choice) and (why := _keep(choice))]
-    run_list.look_again()
+def keep_runs(chosen: Sequence[ListedRun]) -> None:
+    """Keep those chosen runs that are temporary; a dialog says what went wrong."""
+    sentences = [why for choice in chosen if is_temporary(choice) and (why := _keep_run(choice))]
+    run_list.read_again()
     if sentences:
         inside = "".join(f"<p>{said(why)}</p>" for why in sentences)
         st.session_state[_OPEN] = _form("Not kept", inside, _button("close", "Close"))
 
 
-def _keep(choice: Choice) -> str:
-    """Why a run was not kept."""
+def _keep_run(choice: ListedRun) -> str:
+    """Keep one temporary run; returns why it was not kept."""
     if choice.live:
         return f"{choice.title} is live: keep it once it has ended."
     try:
-        received_runs.keep(choice.run.path, server_options.shown_folders()[0])
+        received_runs.keep_run(choice.run.path, server_options.shown_folders()[0])
     except AmpwatchError as error:
         return str(error)
     return ""
@@ -129,12 +129,12 @@ def _keep(choice: Choice) -> str:
 # --- forms ---------------------------------------------------------------------------------------
 
 
-def _open(chosen: Sequence[Choice], form: str) -> None:
+def _open(chosen: Sequence[ListedRun], form: str) -> None:
     st.session_state[_OF] = list(chosen)
     st.session_state[_OPEN] = form
 
 
-def _chosen() -> list[Choice]:
+def _chosen() -> list[ListedRun]:
     return list(st.session_state.get(_OF, []))
 
 
@@ -146,7 +146,7 @@ def _button(what: str, words: str, kind: str = "") -> str:
     return f'<button data-submit="{what}" class="{kind}">{words}</button>'
 
 
-def _tags_form(chosen: Sequence[Choice], typed: Mapping[str, Any], trouble: str) -> str:
+def _tags_form(chosen: Sequence[ListedRun], typed: Mapping[str, Any], trouble: str) -> str:
     tags = dict.fromkeys(tag for choice in chosen for tag in choice.run.tags)
     boxes = "".join(
         f'<label class="aw-tag"><input type="checkbox" name="{_REMOVE}{html.escape(tag)}"'
@@ -170,7 +170,7 @@ def _tags_form(chosen: Sequence[Choice], typed: Mapping[str, Any], trouble: str)
     )
 
 
-def _question(chosen: Sequence[Choice]) -> str:
+def _question(chosen: Sequence[ListedRun]) -> str:
     staying = {choice.path: why for choice in chosen if (why := _why_it_stays(choice))}
     going = [choice for choice in chosen if choice.path not in staying]
     size = sum(size_of_run(choice.run.path) for choice in going)
@@ -188,7 +188,7 @@ def _question(chosen: Sequence[Choice]) -> str:
     )  # fmt: skip
 
 
-def _why_it_stays(choice: Choice) -> str:
+def _why_it_stays(choice: ListedRun) -> str:
     if choice.live:
         return f"{choice.title} is live and stays."
     if choice.origin is Origin.ELSEWHERE:
@@ -198,7 +198,7 @@ def _why_it_stays(choice: Choice) -> str:
     return ""
 
 
-def _names(chosen: Iterable[Choice]) -> str:
+def _names(chosen: Iterable[ListedRun]) -> str:
     titles = [said(shortened(choice.title, _NAME_LENGTH)) for choice in chosen]
     more = f" and {len(titles) - _NAMED:,} more" if len(titles) > _NAMED else ""
     return ", ".join(f"<b><bdi>{title}</bdi></b>" for title in titles[:_NAMED]) + more

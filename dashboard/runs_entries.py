@@ -1,4 +1,4 @@
-"""The entries of the table of runs: made in the background, kept until the run's files change."""
+"""The entries of the runs table: made in the background, kept until the run's files change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import published_places
 import streamlit as st
-from run_list import Choice, Origin
+from run_list import ListedRun, Origin
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, KeptEntries, ListEntry, as_it_stands, entry_of, follow
@@ -22,8 +22,8 @@ _NOTHING = ListEntry("incomplete", "incomplete", "", 0, 0, 0, None, None, "", ""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """An entry, and of what it was made."""
+class MadeEntry:
+    """A made entry of the runs table, and of what it was made."""
 
     stamp: str
     at_s: float
@@ -33,37 +33,37 @@ class Made:
 
 
 class RunEntries:
-    """The entries; those that are missing or old are made one after the other."""
+    """The entries of the runs table; those that are missing or old are made one by one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: dict[str, Made] = {}
+        self._made: dict[str, MadeEntry] = {}
         self._on_disk = KeptEntries()
-        self._wanted: list[Choice] = []
+        self._wanted: list[ListedRun] = []
         self._is_working = False
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="ampwatch-entries")
         self._made_count = 0
 
     @property
     def version(self) -> int:
-        """Grows with each entry that is made."""
+        """A number that grows with each entry that is made."""
         return self._made_count + published_places.times_read()
 
-    def of(self, choice: Choice) -> Made | None:
+    def entry_of(self, choice: ListedRun) -> MadeEntry | None:
         """The run's entry as last made; None if there is none yet."""
         if choice.origin is Origin.PUBLISHED:
             # What `ampwatch fleet` found: to judge it here would fetch all of it.
-            entry = published_places.entry_at(choice.path, choice.run.id)
-            return Made(choice.run.stamp, 0.0, entry)
+            entry = published_places.published_entry(choice.path, choice.run.id)
+            return MadeEntry(choice.run.stamp, 0.0, entry)
         made = self._made.get(choice.path)
         if made is None and not choice.live:
             kept = self._on_disk.of(choice.run)
             if kept is not None:
-                made = self._made[choice.path] = Made(choice.run.stamp, time.monotonic(), kept)
+                made = self._made[choice.path] = MadeEntry(choice.run.stamp, time.monotonic(), kept)
         return made
 
-    def want(self, choices: Sequence[Choice]) -> None:
-        """Have these entries made, the first ones first, unless they are as the runs are."""
+    def request(self, choices: Sequence[ListedRun]) -> None:
+        """Have these runs' entries made in the background, in this order, unless up to date."""
         with self._lock:
             due = {choice.path: choice for choice in choices if self._is_due(choice)}
             self._wanted = list(due.values())[::-1]
@@ -71,16 +71,16 @@ class RunEntries:
                 self._is_working = True
                 self._workers.submit(self._work)
 
-    def keep(self, paths: set[str]) -> None:
-        """Forget the runs that are no longer listed."""
+    def forget_others(self, paths: set[str]) -> None:
+        """Forget the entries of all runs but these."""
         with self._lock:
             for path in set(self._made) - paths:
                 del self._made[path]
 
-    def _is_due(self, choice: Choice) -> bool:
+    def _is_due(self, choice: ListedRun) -> bool:
         if choice.origin is Origin.PUBLISHED:
             return False
-        made = self.of(choice)
+        made = self.entry_of(choice)
         if made is None:
             return True
         is_rested = not choice.live or time.monotonic() - made.at_s >= REMAKE_S
@@ -89,7 +89,7 @@ class RunEntries:
     def _work(self) -> None:
         count = 0
         while (choice := self._next()) is not None:
-            made = _made(choice)
+            made = _make_entry(choice)
             with self._lock:
                 self._made[choice.path] = made
                 self._made_count += 1
@@ -100,7 +100,7 @@ class RunEntries:
                 self._on_disk.save()
         self._on_disk.save()
 
-    def _next(self) -> Choice | None:
+    def _next(self) -> ListedRun | None:
         with self._lock:
             if self._wanted:
                 return self._wanted.pop()
@@ -110,11 +110,11 @@ class RunEntries:
 
 @st.cache_resource(show_spinner=False)
 def all_entries() -> RunEntries:
-    """The entries of the table of runs, shared by all tabs."""
+    """The entries of the runs table, shared by all tabs."""
     return RunEntries()
 
 
-def _made(choice: Choice) -> Made:
+def _make_entry(choice: ListedRun) -> MadeEntry:
     began_s = time.monotonic()
     try:
         follower, run = follow(choice.path), open_run(choice.path)
@@ -123,5 +123,5 @@ def _made(choice: Choice) -> Made:
         judged = look.diagnosis if choice.live else as_it_stands(run, look.judged)
         entry = entry_of(run, judged)
     except (AmpwatchError, OSError) as problem:
-        return Made(choice.run.stamp, began_s, _NOTHING, str(problem))
-    return Made(choice.run.stamp, began_s, entry, follower=follower if choice.live else None)
+        return MadeEntry(choice.run.stamp, began_s, _NOTHING, str(problem))
+    return MadeEntry(choice.run.stamp, began_s, entry, follower=follower if choice.live else None)

@@ -15,9 +15,9 @@ import runs_table
 import streamlit as st
 from address import RUNS_GROUPS, runs_view_in
 from formatting import said
-from log_upload import log_field
+from log_upload import draw_log_upload
 from problems import guarded
-from run_list import Choice
+from run_list import ListedRun
 from runs_columns import RunRow
 from runs_entries import all_entries
 
@@ -29,45 +29,47 @@ _FIRST = "first row in view"
 
 
 def show() -> None:
-    """The page of all runs, kept up to date."""
+    """Draw the Runs page and keep it up to date."""
     st.html('<p class="aw-title" role="heading" aria-level="1">Runs</p>')
-    log_field()
-    st.fragment(_now, run_every=_EVERY_S)()
+    draw_log_upload()
+    st.fragment(_draw_table, run_every=_EVERY_S)()
 
 
 @guarded
-def _now() -> None:
-    listed, entries = run_list.current(), all_entries()
-    entries.keep({choice.path for choice in listed.choices})
+def _draw_table() -> None:
+    listed, entries = run_list.current_list(), all_entries()
+    entries.forget_others({choice.path for choice in listed.choices})
     view = runs_view_in(address.read().list)
-    shown = _table().shown(listed, view)
+    shown = _table().contents(listed, view)
     first = _first_of_window(len(shown.items))
     window = shown.items[first : first + runs_table.WINDOW]
-    entries.want([*(item.choice for item in window if isinstance(item, RunRow)), *shown.wanted])
-    chosen, gone = _chosen(listed)
+    entries.request([*(item.choice for item in window if isinstance(item, RunRow)), *shown.wanted])
+    chosen, gone = _chosen_runs(listed)
     message = {
         "component": "runs",
         "find": view.find,
-        "bar": runs_table.bar(shown, view),
-        "chosen": runs_table.chosen_bar(
-            chosen, gone, compare_loader.MOST, can_keep=any(map(runs_dialogs.goes, chosen))
+        "bar": runs_table.bar_html(shown, view),
+        "chosen": runs_table.chosen_html(
+            chosen, gone, compare_loader.MOST, can_keep=any(map(runs_dialogs.is_temporary, chosen))
         ),
-        "head": runs_table.head(view, shown.columns),
-        "rows": runs_table.body(window, first, shown.columns, {choice.name for choice in chosen}),
+        "head": runs_table.head_html(view, shown.columns),
+        "rows": runs_table.body_html(
+            window, first, shown.columns, {choice.name for choice in chosen}
+        ),
         "first": first,
         "count": len(window),
         "total": len(shown.items),
         "begin": f"{view.find} {view.sort} {view.group} {shown.origin}",
-        "dialog": runs_dialogs.shown(),
+        "dialog": runs_dialogs.dialog_html(),
     }
-    browser_component.draw(pack(message, {}), _KEY, on_act_change=_acted)
+    browser_component.draw(pack(message, {}), _KEY, on_act_change=_on_action)
     for sentence in listed.problems:
         st.html(f'<div class="aw-muted">{said(sentence)}</div>')
-    navigate.follow()
+    navigate.switch_if_asked()
 
 
-def _table() -> runs_table.RunTable:
-    made: runs_table.RunTable = st.session_state.setdefault(_TABLE, runs_table.RunTable())
+def _table() -> runs_table.RunsTable:
+    made: runs_table.RunsTable = st.session_state.setdefault(_TABLE, runs_table.RunsTable())
     return made
 
 
@@ -76,8 +78,8 @@ def _first_of_window(total: int) -> int:
     return max(0, min(first, total - runs_table.WINDOW))
 
 
-def _chosen(listed: run_list.RunList) -> tuple[list[Choice], int]:
-    """The runs that are ticked, and how many of them are gone: those that the address compares."""
+def _chosen_runs(listed: run_list.RunList) -> tuple[list[ListedRun], int]:
+    """The runs chosen in the table, and how many of them are gone; the address holds them."""
     text = address.read().runs
     names = dict.fromkeys(address.names_in(text)) if text else {}
     there = {choice.name: choice for choice in listed.choices if choice.name in names}
@@ -87,47 +89,47 @@ def _chosen(listed: run_list.RunList) -> tuple[list[Choice], int]:
 # --- what a reader does --------------------------------------------------------------------------
 
 
-def _acted() -> None:
+def _on_action() -> None:
     told = getattr(st.session_state.get(_KEY), "act", None)
     if isinstance(told, dict):
-        _act(str(told.get("what")), told.get("value"))
+        _do_action(str(told.get("what")), told.get("value"))
 
 
-def _act(what: str, value: Any) -> None:
+def _do_action(what: str, value: Any) -> None:
     if what == "go":
-        navigate.ask("Overview", address.read().of_run(str(value)))
+        navigate.ask_for_page("Overview", address.read().of_run(str(value)))
     elif what == "compare":
-        navigate.ask("Compare")
+        navigate.ask_for_page("Compare")
     elif what == "window":
         st.session_state[_FIRST] = max(0, int(value) - runs_table.MARGIN)
     elif what in ("pick", "unpick", "clear"):
-        _pick(what, str(value))
+        _choose(what, str(value))
     elif what in ("ask-tags", "ask-delete", "tags", "delete", "keep", "close"):
-        _ask(what, value)
+        _dialog_action(what, value)
     else:
-        _look(what, str(value))
+        _change_view(what, str(value))
 
 
-def _ask(what: str, value: Any) -> None:
-    """Open a dialog, or do what one was answered with."""
+def _dialog_action(what: str, value: Any) -> None:
+    """Open a dialog of the Runs page, or do what the open one asked for."""
     match what:
         case "ask-tags":
-            runs_dialogs.ask_for_tags(_chosen(run_list.current())[0])
+            runs_dialogs.ask_for_tags(_chosen_runs(run_list.current_list())[0])
         case "ask-delete":
-            runs_dialogs.ask_to_delete(_chosen(run_list.current())[0])
+            runs_dialogs.ask_to_delete(_chosen_runs(run_list.current_list())[0])
         case "tags" if isinstance(value, dict):
             runs_dialogs.save_tags(value)
         case "delete":
-            for name in runs_dialogs.delete():
-                _pick("unpick", name)
+            for name in runs_dialogs.delete_runs():
+                _choose("unpick", name)
         case "keep":
-            runs_dialogs.keep(_chosen(run_list.current())[0])
+            runs_dialogs.keep_runs(_chosen_runs(run_list.current_list())[0])
         case _:
-            runs_dialogs.close()
+            runs_dialogs.close_dialog()
 
 
-def _look(what: str, value: str) -> None:
-    """Look at the table otherwise."""
+def _change_view(what: str, value: str) -> None:
+    """Change how the runs table is sorted, searched, grouped or filtered."""
     view = runs_view_in(address.read().list)
     match what:
         case "find":
@@ -147,7 +149,7 @@ def _look(what: str, value: str) -> None:
     address.change(list=view.text())
 
 
-def _pick(what: str, name: str) -> None:
+def _choose(what: str, name: str) -> None:
     text = address.read().runs
     names = [] if what == "clear" or text is None else address.names_in(text)
     names = [one for one in names if one != name] + ([name] if what == "pick" else [])

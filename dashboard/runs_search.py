@@ -1,4 +1,4 @@
-"""What is typed into the search of runs; `ampwatch.search` is the language, here are its fields.
+"""The fields of the search in the runs table; `ampwatch.search` is its language.
 
 sweep verdict:failing -tag:bad model:"big net" rate>0.01 age<2d
 """
@@ -14,7 +14,7 @@ from ampwatch import search
 from ampwatch.errors import SearchError
 from ampwatch.search import Search
 
-__all__ = ["FIELDS", "Search", "SearchError", "said_by", "search_for"]
+__all__ = ["FIELDS", "Search", "SearchError", "parse_search", "text_of_row"]
 
 _TEXTS: dict[str, Callable[[RunRow], str]] = {
     "verdict": lambda row: row.entry.words if row.entry else "",
@@ -39,17 +39,17 @@ _NUMBERS: dict[str, Callable[[RunRow], float | None]] = {
 _OF_ENTRIES = {"", "verdict", "finding", "model", "rate", "scale", "skipped", "steps", "step"}
 
 
-def search_for(text: str) -> Search[RunRow]:
-    """What was typed, understood; SearchError if it is not."""
+def parse_search(text: str) -> Search[RunRow]:
+    """The conditions in the text typed to search the runs table; SearchError if not understood."""
     return search.search_for(text, FIELDS)
 
 
-def said_by(row: RunRow) -> str:
-    """All that a row says, to look for words in."""
+def text_of_row(row: RunRow) -> str:
+    """All text of a row of the runs table, in which the search looks for words."""
     parts = (_TEXTS[name](row) for name in ("run", "verdict", "finding", "model", "tag", "note"))
     return " ".join([*parts, row.choice.run.source, row.state])
 
 
 FIELDS = search.Fields(
-    _TEXTS, _NUMBERS, said_by, whole=frozenset({"tag"}), judged=frozenset(_OF_ENTRIES)
+    _TEXTS, _NUMBERS, text_of_row, whole=frozenset({"tag"}), judged=frozenset(_OF_ENTRIES)
 )

@@ -1,4 +1,4 @@
-"""The table of runs as its reader asked for it; of many rows only those in view are painted."""
+"""The runs table as its reader asked for it: filtered, grouped, as HTML."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import address
 from address import RUNS_GROUPS, RunsView
 from formatting import said
-from run_list import Choice, Origin, RunList
+from run_list import ListedRun, Origin, RunList
 from runs_columns import BY_KEY, COLUMNS, RunRow, groups_of, in_order
 from runs_entries import all_entries
-from runs_search import Search, SearchError, search_for
+from runs_search import Search, SearchError, parse_search
 
 from ampwatch.store import OWN_SOURCE
 
@@ -31,58 +31,58 @@ _READ_ALL = 2000  # runs; of more, only those are judged that are seen, sorted o
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A heading among the rows."""
+class RunGroup:
+    """A group's heading among the rows of the runs table."""
 
     name: str
     count: int
     is_folded: bool
 
 
-Item = Group | RunRow
+Item = RunGroup | RunRow
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """All items in their order, and what to say of them."""
+class TableContents:
+    """The rows and headings of the runs table in their order, and what is said about them."""
 
     items: tuple[Item, ...]
     runs: int  # that are shown
     of: int  # that are there
     unread: int
-    wanted: tuple[Choice, ...]  # whose entries this order, search or grouping depends on
+    wanted: tuple[ListedRun, ...]  # whose entries this order, search or grouping depends on
     counts: dict[Origin, int]
     origin: str
     columns: tuple[str, ...]
     trouble: str = ""
 
 
-class RunTable:
-    """Makes the items of a view; the same again while nothing has changed."""
+class RunsTable:
+    """Makes the contents of the runs table for a view; the same while nothing has changed."""
 
     def __init__(self) -> None:
         self._key: object = None
-        self._shown: Shown | None = None
+        self._shown: TableContents | None = None
 
-    def shown(self, listed: RunList, view: RunsView) -> Shown:
-        """The table as a reader wants it; what it needs to know of runs is asked for."""
+    def contents(self, listed: RunList, view: RunsView) -> TableContents:
+        """The contents of the runs table in a view; entries that it lacks are requested."""
         entries = all_entries()
         key = (id(listed), entries.version, view)
         if self._shown is None or key != self._key:
-            self._shown, self._key, self._listed = _shown(listed, view), key, listed
+            self._shown, self._key, self._listed = _contents(listed, view), key, listed
         return self._shown
 
 
-def _shown(listed: RunList, view: RunsView) -> Shown:
+def _contents(listed: RunList, view: RunsView) -> TableContents:
     entries = all_entries()
     counts = Counter(choice.origin for choice in listed.choices)
-    origin = _origin(view, counts)
+    origin = _shown_origin(view, counts)
     choices = [one for one in listed.choices if origin in (_ALL, one.origin.value)]
-    rows = [RunRow(choice, entries.of(choice)) for choice in choices]
+    rows = [RunRow(choice, entries.entry_of(choice)) for choice in choices]
     search, trouble = _search(view.find)
     found = in_order([row for row in rows if search.finds(row)], view.sort)
     wants_all = len(rows) <= _READ_ALL or _depends_on_entries(view, search)
-    return Shown(
+    return TableContents(
         items=_grouped(found, view) if view.group else tuple(found),
         runs=len(found),
         of=len(rows),
@@ -90,15 +90,15 @@ def _shown(listed: RunList, view: RunsView) -> Shown:
         wanted=tuple(choices) if wants_all else (),
         counts=dict(counts),
         origin=origin,
-        columns=_columns(rows),
+        columns=_used_columns(rows),
         trouble=trouble,
     )
 
 
 def _search(text: str) -> tuple[Search[RunRow], str]:
-    """What is looked for; everything, and why, if it cannot be understood."""
+    """The search of the runs table; if it is not understood, one that finds all, and why."""
     try:
-        return search_for(text), ""
+        return parse_search(text), ""
     except SearchError as error:
         return Search(), str(error)
 
@@ -109,8 +109,8 @@ def _depends_on_entries(view: RunsView, search: Search[RunRow]) -> bool:
     return view.sort.removeprefix("-") in _OF_ENTRIES
 
 
-def _origin(view: RunsView, counts: Counter[Origin]) -> str:
-    """Which runs are listed: as chosen, else this folder's, or all if it has none."""
+def _shown_origin(view: RunsView, counts: Counter[Origin]) -> str:
+    """The origin whose runs the table shows: as chosen, else this folder, or all if it has none."""
     if view.origin == _ALL or view.origin in {origin.value for origin in counts}:
         return view.origin
     return Origin.HERE.value if counts[Origin.HERE] else _ALL
@@ -124,13 +124,13 @@ def _grouped(rows: Iterable[RunRow], view: RunsView) -> tuple[Item, ...]:
     items: list[Item] = []
     for name, inside in groups.items():
         is_folded = name in view.folded
-        items.append(Group(name, len(inside), is_folded))
+        items.append(RunGroup(name, len(inside), is_folded))
         items += [] if is_folded else inside
     return tuple(items)
 
 
-def _columns(rows: Sequence[RunRow]) -> tuple[str, ...]:
-    """The columns that tell something: one that is empty for all runs is left out."""
+def _used_columns(rows: Sequence[RunRow]) -> tuple[str, ...]:
+    """The columns of the runs table that are not empty for all runs."""
     unused = set()
     if all(row.choice.run.source == OWN_SOURCE for row in rows):
         unused.add("source")
@@ -146,8 +146,8 @@ def _columns(rows: Sequence[RunRow]) -> tuple[str, ...]:
 # --- as HTML -------------------------------------------------------------------------------------
 
 
-def head(view: RunsView, columns: Sequence[str]) -> str:
-    """The headings: each sorts, and says whether it does."""
+def head_html(view: RunsView, columns: Sequence[str]) -> str:
+    """The headings of the runs table as HTML: each sorts, and says whether it does."""
     cells = []
     for key in columns:
         column = BY_KEY[key]
@@ -164,7 +164,7 @@ def head(view: RunsView, columns: Sequence[str]) -> str:
 
 
 def _next_sort(sort: str, key: str) -> str:
-    """A first click sorts as one looks for it: numbers from the greatest; a third one ends it."""
+    """The order after a click on a heading of the runs table: a third click ends it."""
     first, second = (f"-{key}", key) if BY_KEY[key].is_number and key != "age" else (key, f"-{key}")
     return {first: second, second: ""}.get(sort, first)
 
@@ -173,12 +173,12 @@ def _align(is_number: bool) -> str:  # noqa: FBT001
     return ' class="aw-num"' if is_number else ""
 
 
-def body(items: Sequence[Item], first: int, columns: Sequence[str], chosen: set[str]) -> str:
-    """The rows of a window, from item number `first` on."""
+def body_html(items: Sequence[Item], first: int, columns: Sequence[str], chosen: set[str]) -> str:
+    """The rows of the runs table in a window, from item number `first` on, as HTML."""
     where = address.read()
     rows = []
     for number, item in enumerate(items, start=first):
-        if isinstance(item, Group):
+        if isinstance(item, RunGroup):
             rows.append(_group(item, number, len(columns)))
             continue
         link = address.link("", where.of_run(item.choice.name))
@@ -186,7 +186,7 @@ def body(items: Sequence[Item], first: int, columns: Sequence[str], chosen: set[
     return "".join(rows)
 
 
-def _group(group: Group, number: int, columns: int) -> str:
+def _group(group: RunGroup, number: int, columns: int) -> str:
     name, unit = html.escape(group.name), "run" if group.count == 1 else "runs"
     return (
         f'<tr class="aw-group" aria-rowindex="{number + 2}">'
@@ -210,8 +210,8 @@ def _row(row: RunRow, number: int, columns: Sequence[str], is_chosen: bool, link
     return f'<tr data-go="{name}" aria-rowindex="{number + 2}"{mark}><td>{box}</td>{cells}</tr>'
 
 
-def bar(shown: Shown, view: RunsView) -> str:
-    """Whose runs, in which groups, and how many are shown."""
+def bar_html(shown: TableContents, view: RunsView) -> str:
+    """The bar above the runs table as HTML: whose runs, in which groups, how many."""
     parts = []
     if len(shown.counts) > 1:
         chips = [_chip(origin.value, _ORIGINS[origin], shown) for origin in shown.counts]
@@ -234,7 +234,7 @@ def bar(shown: Shown, view: RunsView) -> str:
     return "".join(parts)
 
 
-def _count(shown: Shown) -> str:
+def _count(shown: TableContents) -> str:
     count = f"{shown.of:,} runs" if shown.of != 1 else "1 run"
     if shown.runs != shown.of:
         count = f"{shown.runs:,} of {count}"
@@ -242,7 +242,7 @@ def _count(shown: Shown) -> str:
     return count + reading
 
 
-def _chip(value: str, words: str, shown: Shown) -> str:
+def _chip(value: str, words: str, shown: TableContents) -> str:
     count = sum(shown.counts.values()) if value == _ALL else shown.counts[Origin(value)]
     is_on = "true" if shown.origin == value else "false"
     return (
@@ -251,8 +251,8 @@ def _chip(value: str, words: str, shown: Shown) -> str:
     )
 
 
-def chosen_bar(chosen: Sequence[Choice], gone: int, most: int, *, can_keep: bool) -> str:
-    """What can be done with the runs that are chosen."""
+def chosen_html(chosen: Sequence[ListedRun], gone: int, most: int, *, can_keep: bool) -> str:
+    """The bar of chosen runs as HTML: compare, tag, delete, keep."""
     if not chosen and not gone:
         return ""
     where = address.read()

@@ -26,8 +26,9 @@ _FIRST_USED = (
 
 
 def main() -> None:
+    """Start the feed's recorder, load the pages and serve the dashboard."""
     threading.Thread(target=_end_with_the_starter, daemon=True).start()
-    received_runs.feed()  # a tab may be opened much later, and trainings send now
+    received_runs.server_feed()  # a tab may be opened much later, and trainings send now
     for name in _FIRST_USED:
         import_module(name)
     alerts_page.start_alerts()

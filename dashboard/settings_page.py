@@ -15,9 +15,9 @@ import open_runs
 import refresh_pace
 import run_list
 import streamlit as st
-from formatting import exact, said
-from open_runs import Look
-from previous_runs import EarlierRun, all_earlier_runs
+from formatting import exact_html, said
+from open_runs import RunSnapshot
+from previous_runs import PreviousRun, all_previous_runs
 from problems import guarded
 
 from ampwatch.diagnosis.words import count_text, duration_text, list_text
@@ -37,7 +37,7 @@ _COMMITTED = {"yes": "with uncommitted changes", "no": "nothing uncommitted"}
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page: its title, the first words of its settings' names, and what if none."""
+    """A section of the Settings page: its title and the first words of its settings' names."""
 
     title: str
     words: tuple[str, ...]
@@ -63,26 +63,27 @@ SECTIONS = (
 
 
 def show(path: str, *, follow: bool) -> None:
-    """The page of settings; a live run may still record its optimizer and cards."""
-    look = open_runs.look_at(path)
+    """Draw the Settings page; a live run may still record its optimizer and cards."""
+    run = open_runs.snapshot(path)
     st.fragment(
-        _now, run_every=refresh_pace.every_s(_EVERY_S) if look.is_live and follow else None
+        _draw_settings,
+        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if run.is_live and follow else None,
     )(path)
 
 
 @guarded
-def _now(path: str) -> None:
-    look = open_runs.look_at(path)
-    settings = look.settings()
-    earlier = all_earlier_runs().before(look.info, run_list.current().choices)
-    top = changes_html(look, settings, earlier) + resumed_html(look.attempts())
-    browser_component.html(top, key=_CHANGES, on_go=_go)
+def _draw_settings(path: str) -> None:
+    run = open_runs.snapshot(path)
+    settings = run.settings()
+    earlier = all_previous_runs().previous_run(run.info, run_list.current_list().choices)
+    top = changes_html(run, settings, earlier) + resumed_html(run.attempts())
+    browser_component.html(top, key=_CHANGES, on_go=_open_comparison)
     find = address.read().find or ""
     browser_component.html(
-        settings_html(look, settings, find), key=_KEY, search="Search settings", found=find,
+        settings_html(run, settings, find), key=_KEY, search="Search settings", found=find,
         on_find=_find,
     )  # fmt: skip
-    navigate.follow()
+    navigate.switch_if_asked()
 
 
 def _find() -> None:
@@ -90,22 +91,22 @@ def _find() -> None:
     address.change(find=str(text) if text else None)
 
 
-def _go() -> None:
+def _open_comparison() -> None:
     target = st.session_state[_CHANGES].go
     if target:
-        navigate.ask("Compare", runs=str(target))
+        navigate.ask_for_page("Compare", runs=str(target))
 
 
 # --- what changed ---------------------------------------------------------------------------------
 
 
-def changes_html(look: Look, settings: Mapping[str, str], earlier: EarlierRun | None) -> str:
-    """What changed since the last run of the script."""
+def changes_html(run: RunSnapshot, settings: Mapping[str, str], earlier: PreviousRun | None) -> str:
+    """The settings that changed since the last run of the script, as HTML."""
     if earlier is None:
-        return f'<p class="aw-muted">{said(_no_earlier(look))}</p>'
+        return f'<p class="aw-muted">{said(_no_earlier(run))}</p>'
     found = changes(earlier.settings, settings)
     name = f"<bdi>{said(earlier.choice.name)}</bdi>"
-    apart = duration_text((look.info.started_ns - earlier.info.started_ns) / 1e6)
+    apart = duration_text((run.info.started_ns - earlier.info.started_ns) / 1e6)
     what = "this script" if earlier.info.origin.get("script") else "this name"
     about = f'<div class="aw-muted">the last run of {what}, started {said(apart)} before</div>'
     if not found:
@@ -114,12 +115,12 @@ def changes_html(look: Look, settings: Mapping[str, str], earlier: EarlierRun | 
         head = f"{count_text(len(found), 'setting')} changed since {name}"
     return (
         f'<section class="aw-changes"><h2 class="aw-section">{head}</h2>{about}'
-        f"{_changes(found)}{_compare(look, earlier)}</section>"
+        f"{_changes(found)}{_compare_link(run, earlier)}</section>"
     )
 
 
 def resumed_html(attempts: Sequence[Attempt]) -> str:
-    """What a resumed run was started with otherwise than at first: the page shows the first."""
+    """The settings with which each later attempt of a resumed run started otherwise, as HTML."""
     parts = []
     for before, one in pairwise(attempts):
         both_tell = before.settings and one.settings
@@ -134,15 +135,15 @@ def resumed_html(attempts: Sequence[Attempt]) -> str:
     return "".join(parts)
 
 
-def _no_earlier(look: Look) -> str:
-    if look.info.source != "ampwatch":
+def _no_earlier(run: RunSnapshot) -> str:
+    if run.info.source != "ampwatch":
         return "No earlier log of this name is listed, so there is nothing to compare it with."
-    script = look.info.origin.get("script")
+    script = run.info.origin.get("script")
     return f"No earlier run of {script or 'this name'} is listed: nothing to compare it with."
 
 
-def _compare(look: Look, earlier: EarlierRun) -> str:
-    here = run_list.name_of(look.path)
+def _compare_link(run: RunSnapshot, earlier: PreviousRun) -> str:
+    here = run_list.name_of(run.path)
     runs = address.names_text([earlier.choice.name, here])
     link = html.escape(address.link("compare", address.Address(run=here, runs=runs)))
     return (
@@ -167,7 +168,7 @@ def _changes(found: Sequence[Change]) -> str:
 
 def _change_table(found: Sequence[Change]) -> str:
     rows = "".join(
-        f'<tr><th scope="row"><bdi>{exact(_shown_name(change.name))}</bdi></th>'
+        f'<tr><th scope="row"><bdi>{exact_html(_shown_name(change.name))}</bdi></th>'
         f"<td>{_kind(change)}</td><td>{_side(change.before)}</td>"
         f"<td>{_side(change.after)}</td></tr>"
         for change in found
@@ -190,31 +191,31 @@ def _side(text: str | None) -> str:
 # --- all settings ---------------------------------------------------------------------------------
 
 
-def settings_html(look: Look, settings: Mapping[str, str], find: str) -> str:
-    """Every setting, by sections; of very many those that are searched for."""
+def settings_html(run: RunSnapshot, settings: Mapping[str, str], find: str) -> str:
+    """All settings of the run by sections, as HTML; of very many those that are searched for."""
     shown = settings
     if len(settings) > _MOST_ROWS:
         wanted = find.strip().lower()
         matching = ((n, t) for n, t in settings.items() if wanted in f"{n} {t}".lower())
         shown = dict([*matching][:_MOST_ROWS])
-    parts = "".join(_section(look, section, shown, settings) for section in SECTIONS)
+    parts = "".join(_section(run, section, shown, settings) for section in SECTIONS)
     hidden = len(settings) - len(shown)
     more = ""
     if hidden:
         words = f"{count_text(hidden, 'more setting')}: search for them, or read run.json."
         more = f'<p class="aw-muted">{said(words)}</p>'
-    return f'{_lacks(look, settings)}{more}{parts}<p class="aw-none">No setting matches.</p>'
+    return f'{_missing(run, settings)}{more}{parts}<p class="aw-none">No setting matches.</p>'
 
 
-def _lacks(look: Look, settings: Mapping[str, str]) -> str:
-    """What a log of another trainer does not hold."""
-    if look.info.source == "ampwatch":
+def _missing(run: RunSnapshot, settings: Mapping[str, str]) -> str:
+    """A sentence on the settings that the log of another trainer does not hold."""
+    if run.info.source == "ampwatch":
         return ""
     missing = [s.title.lower() for s in SECTIONS if not _of(s, settings)]
     if not missing:
         return ""
     sentence = (
-        f"This run was read from a log of {look.info.source}, which does not hold: "
+        f"This run was read from a log of {run.info.source}, which does not hold: "
         f"{list_text(missing, len(missing))}."
     )
     return f'<p class="aw-muted">{said(sentence)}</p>'
@@ -227,14 +228,14 @@ def _of(section: Section, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _section(
-    look: Look, section: Section, shown: Mapping[str, str], every: Mapping[str, str]
+    run: RunSnapshot, section: Section, shown: Mapping[str, str], every: Mapping[str, str]
 ) -> str:
     rows = "".join(_rows(_of(section, shown)))
     if section.title == "Scaler":
-        rows += "".join(_assumed(look))
+        rows += "".join(_assumed_rows(run))
     if rows:
         inside = f'<table class="aw-settings"><tbody>{rows}</tbody></table>'
-    elif look.info.source != "ampwatch" or _of(section, every):
+    elif run.info.source != "ampwatch" or _of(section, every):
         return ""
     else:
         inside = f'<p class="aw-muted">{said(section.absence)}</p>'
@@ -259,7 +260,7 @@ def _rows(settings: Mapping[str, str]) -> Iterator[str]:
 
 
 def _of_all_groups(settings: Mapping[str, str]) -> dict[str, tuple[str, str, str] | tuple[()]]:
-    """What all groups of an optimizer have alike: one row at the first, none at the others."""
+    """Settings that all groups of an optimizer share: one row at the first group."""
     groups: dict[tuple[str, str], dict[str, str]] = {}
     for name, text in settings.items():
         if (match := _OF_GROUP.fullmatch(name)) is not None:
@@ -274,10 +275,10 @@ def _of_all_groups(settings: Mapping[str, str]) -> dict[str, tuple[str, str, str
     return found
 
 
-def _assumed(look: Look) -> Iterator[str]:
-    """Defaults that the log does not state."""
-    for name, text in assumed_settings(look.info).items():
-        yield _row(name, text, f"not in the log: as {look.info.source} sets it")
+def _assumed_rows(run: RunSnapshot) -> Iterator[str]:
+    """A row for each setting that the log does not state and that is its trainer's default."""
+    for name, text in assumed_settings(run.info).items():
+        yield _row(name, text, f"not in the log: as {run.info.source} sets it")
 
 
 def _row(name: str, text: str, note: str = "") -> str:
@@ -293,15 +294,15 @@ def _row(name: str, text: str, note: str = "") -> str:
 
 
 def _shown_name(name: str) -> str:
-    """A name of the user's own is shown as the user wrote it."""
+    """A setting's name as shown: one from the user's config as the user wrote it."""
     return name.removeprefix("config.")
 
 
 def _value(text: str) -> str:
     if len(text) <= _FOLDED_LETTERS:
-        return f'<bdi class="aw-value">{exact(text)}</bdi>'
-    head = f"{exact(text[:_HEAD_LETTERS])}… ({len(text):,} characters)"
+        return f'<bdi class="aw-value">{exact_html(text)}</bdi>'
+    head = f"{exact_html(text[:_HEAD_LETTERS])}… ({len(text):,} characters)"
     return (
         f'<details><summary><bdi class="aw-value">{head}</bdi></summary>'
-        f'<bdi class="aw-value">{exact(text)}</bdi></details>'
+        f'<bdi class="aw-value">{exact_html(text)}</bdi></details>'
     )

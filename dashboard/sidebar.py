@@ -33,13 +33,13 @@ _ALL = "all"
 
 
 def show(pages: Mapping[str, Any]) -> None:
-    """The whole sidebar."""
-    shown = run_list.chosen(address.read().run)
-    st.session_state[_SHOWN] = None if shown is None else _state(shown)
+    """Draw the sidebar: runs, ranks, pages, and the switch to follow what is live."""
+    shown = run_list.find_run(address.read().run)
+    st.session_state[_SHOWN] = None if shown is None else _page_state(shown)
     st.session_state[refresh_pace.PACE] = refresh_pace.note_tab()
     with st.sidebar:
         st.html('<div class="aw-brand">ampwatch</div>')
-        st.fragment(_choose, run_every=None if browser_component.is_tab_hidden() else _EVERY_S)()
+        st.fragment(_draw_runs, run_every=None if browser_component.is_tab_hidden() else _EVERY_S)()
         _choose_rank(shown)
         query = address.read().parameters()
         for page in pages.values():
@@ -53,20 +53,20 @@ def _follow_chosen() -> None:
 
 
 @guarded
-def _choose() -> None:
-    """The list of runs; the page changes with the choice, and when a run begins or ends."""
+def _draw_runs() -> None:
+    """Draw the sidebar's runs; the page changes with the choice, and as a run begins or ends."""
     if (
         refresh_pace.note_tab() != st.session_state.get(refresh_pace.PACE)
-        and refresh_pace.follows()
+        and refresh_pace.follows_live()
     ):
         st.rerun()
-    feed, listed = received_runs.feed(), run_list.current()
-    state = f"{feed.state} · {listed.counts}" if listed.choices else feed.state
+    feed, listed = received_runs.server_feed(), run_list.current_list()
+    state = f"{feed.state_text} · {listed.counts_text}" if listed.choices else feed.state_text
     st.html(f'<div class="aw-muted">{said(state)}</div>')
     if listed.choices:
-        _list(listed)
-    for origin, words in _more(listed).items():
-        navigate.link(
+        _draw_list(listed)
+    for origin, words in _more_runs(listed).items():
+        navigate.page_link(
             "Runs", words, list=replace(runs_view_in(address.read().list), origin=origin).text()
         )
     pace = st.session_state[refresh_pace.PACE]
@@ -78,8 +78,8 @@ def _choose() -> None:
         st.html(f'<div class="aw-muted aw-note">{said(sentence)}</div>')
 
 
-def _choose_rank(choice: run_list.Choice | None) -> None:
-    """All ranks over one another, or one alone."""
+def _choose_rank(choice: run_list.ListedRun | None) -> None:
+    """Let the reader choose one rank, or all over one another, in the sidebar."""
     ranks = () if choice is None else choice.ranks
     if len(ranks) < 2:
         return
@@ -96,9 +96,9 @@ def _rank_chosen() -> None:
     address.change(rank=None if rank == _ALL else rank)
 
 
-def _list(listed: run_list.RunList) -> None:
-    chosen = listed.chosen(address.read().run)  # None if the named run is not there yet
-    choices = _first(listed)
+def _draw_list(listed: run_list.RunList) -> None:
+    chosen = listed.find(address.read().run)  # None if the named run is not there yet
+    choices = _runs_in_sidebar(listed)
     if chosen is not None and chosen not in choices:
         choices.append(chosen)
     labels = {choice.path: choice.label for choice in choices}
@@ -107,20 +107,20 @@ def _list(listed: run_list.RunList) -> None:
         "Runs", list(labels), key=_RUN, index=None, on_change=_run_chosen,
         format_func=lambda path: labels.get(path, path), label_visibility="collapsed",
     )  # fmt: skip
-    if (None if chosen is None else _state(chosen)) != st.session_state.get(_SHOWN):
+    if (None if chosen is None else _page_state(chosen)) != st.session_state.get(_SHOWN):
         st.rerun()
 
 
-def _first(listed: run_list.RunList) -> list[run_list.Choice]:
-    """The runs of these folders, and of the others as many as there is room for."""
-    own = listed.of(Origin.HERE)[:LISTED]
+def _runs_in_sidebar(listed: run_list.RunList) -> list[run_list.ListedRun]:
+    """The runs for the sidebar: those of these folders, and of others as there is room."""
+    own = listed.from_origin(Origin.HERE)[:LISTED]
     others = [choice for choice in listed.choices if choice.origin is not Origin.HERE]
     return own + others[: max(OTHERS, LISTED - len(own))]
 
 
-def _more(listed: run_list.RunList) -> dict[str, str]:
-    """How many more there are, of each origin."""
-    shown = _first(listed)
+def _more_runs(listed: run_list.RunList) -> dict[str, str]:
+    """How many runs of each origin the sidebar does not list, in words."""
+    shown = _runs_in_sidebar(listed)
     found = {}
     for origin in Origin:
         count = sum(one.origin is origin for one in listed.choices)
@@ -133,11 +133,11 @@ def _more(listed: run_list.RunList) -> dict[str, str]:
 
 def _run_chosen() -> None:
     path = st.session_state[_RUN]
-    choice = next((one for one in run_list.current().choices if one.path == path), None)
+    choice = next((one for one in run_list.current_list().choices if one.path == path), None)
     if choice is not None:
         address.write(address.read().of_run(choice.name))
 
 
-def _state(choice: run_list.Choice) -> tuple[str, bool, int, tuple[int, ...]]:
-    """What the page depends on; it is drawn anew when this changes."""
+def _page_state(choice: run_list.ListedRun) -> tuple[str, bool, int, tuple[int, ...]]:
+    """The state of the chosen run; when it changes, the whole page is drawn anew."""
     return choice.path, choice.live, 0 if choice.live else choice.last_time_ns, choice.ranks

@@ -18,7 +18,7 @@ _COLORS = {SCALE: "scale", "loss": "ink", "grad_norm": "norm", "lr": "rate", "st
 
 
 def curve_sketch(curves: StepCurves, column: str, first: int, last: int) -> str:
-    """A column around these steps, which are shaded, and the skips under it."""
+    """A small chart of a column around a finding's steps, as SVG: they are shaded; skips below."""
     low, high = _around(curves, first, last)
     near = curves.within((low, high), fine=_POINTS)
     step, values = near.points(column, (low, high))
@@ -43,7 +43,7 @@ def curve_sketch(curves: StepCurves, column: str, first: int, last: int) -> str:
 def interval_sketch(
     current: float | None, recommended: float, low: float | None, high: float | None
 ) -> str:
-    """The recommended rate beside the one in use, and its interval, on a log axis."""
+    """A small chart of the advised learning rate, the present one and the interval, as SVG."""
     known = [v for v in (current, recommended, low, high) if v]
     left, right = np.log10(min(known)) - 0.25, np.log10(max(known)) + 0.25
 
@@ -63,8 +63,8 @@ def interval_sketch(
     return _svg("".join(parts), WIDTH, HEIGHT, label)
 
 
-def spark(values: Sequence[float] | np.ndarray, width: int = 110, height: int = 22) -> str:
-    """A curve as the path of a small SVG."""
+def sparkline_path(values: Sequence[float] | np.ndarray, width: int = 110, height: int = 22) -> str:
+    """A small curve as the path of an SVG."""
     known = np.asarray(values, np.float64)
     if len(known) < 2:
         return ""
@@ -119,7 +119,7 @@ _SUBNORMAL = (-24, -14)
 
 
 def exponent_sketch(counts: np.ndarray) -> str:
-    """A histogram over powers of two, with the range of fp16."""
+    """A small histogram over powers of two as SVG, with the range of fp16."""
     at = np.arange(_LOW, _HIGH)
     shown = counts[at - EXPONENT_LOWEST + 1].astype(np.float64)
     top = float(shown.max()) or 1.0
@@ -135,7 +135,7 @@ def exponent_sketch(counts: np.ndarray) -> str:
 
 
 def _fp16_range(width: float, floor: float) -> str:
-    """What lies outside fp16 in red, its subnormals paler, with labels."""
+    """The ranges outside fp16 and of its subnormals, shaded and labelled in the histogram."""
     place = {power: (power - _LOW) * width for power in (*_SUBNORMAL, 0, 16)}
     low, normal, high = place[_SUBNORMAL[0]], place[_SUBNORMAL[1]], place[16]
     zones = [(0.0, low, 0.16), (low, normal, 0.07), (high, WIDTH, 0.16)]

@@ -1,4 +1,4 @@
-"""A run's numbers by step: its last rows as they are, what was before them as few points."""
+"""A run's curves by step: its last rows as they are, few points of all before them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from bounded_history import EXACT_WIDTH, HELD_ROWS, History, Past, Places
+from bounded_history import EXACT_WIDTH, HELD_ROWS, BoundedHistory, KeptPast, RowPlaces
 from numpy.typing import NDArray
 
 from ampwatch.report import thinning
@@ -32,8 +32,8 @@ Span: TypeAlias = "tuple[int, int]"
 
 
 @dataclass(frozen=True, slots=True)
-class Age:
-    """When a column last held a number: at which step, None if at the newest."""
+class NumberAge:
+    """When a column of the curves last held a number: at which step, None if at the newest."""
 
     step: int | None
     is_broken: bool  # whether what came since was not finite, rather than not logged
@@ -41,7 +41,7 @@ class Age:
 
 @dataclass(frozen=True, slots=True)
 class StepCurves:
-    """A run's numbers by step, as they stood at one moment; nan where absent or not finite."""
+    """A run's curves by step, as they stood at one moment; nan where absent or not finite."""
 
     epoch: int  # another one where rows seen before no longer hold
     step: Steps  # of the rows that are held: all of them, or the last ones
@@ -56,7 +56,7 @@ class StepCurves:
     stepped: frozenset[str] = frozenset({SCALE})  # the columns drawn as stairs
     broken: Mapping[str, int] = field(default_factory=dict)  # a column's last row with inf or nan
     odd: Mapping[str, Stretches] = field(default_factory=dict)  # where a column has inf or nan
-    past: Past | None = None
+    past: KeptPast | None = None
     zoom: Callable[[Span], StepCurves] | None = None  # reads the rows of a span from the log
 
     def __len__(self) -> int:
@@ -64,12 +64,12 @@ class StepCurves:
 
     @property
     def first_row(self) -> int:
-        """The number of the first row that is held."""
+        """The number of the first row that the curves hold."""
         return 0 if self.past is None else self.past.rows
 
     @property
     def ends(self) -> Span:
-        """The lowest and the highest step; 0 and 0 of nothing."""
+        """The lowest and the highest step of the curves; 0 and 0 if they are empty."""
         if self.past is not None:
             return self.past.ends
         if not len(self.step):
@@ -81,12 +81,12 @@ class StepCurves:
 
     @property
     def _edges(self) -> list[int]:
-        """Where among the rows held each pass over the steps begins, and where they end."""
+        """Where each pass over the steps begins among the held rows, and where the last ends."""
         begun = [at - self.first_row for at in self.starts if at > self.first_row]
         return [0, *begun, len(self.step)]
 
     def since(self, row: int) -> slice:
-        """The rows held from that number on."""
+        """The held rows of the curves from this row number on, as a slice."""
         return slice(max(0, row - self.first_row), None)
 
     def rows_within(self, first: int, last: int, start: int = 0) -> NDArray[np.intp] | slice:
@@ -103,7 +103,7 @@ class StepCurves:
         return np.concatenate([np.arange(part.start, part.stop) for part in slices])
 
     def points(self, column: str, span: Span | None = None) -> tuple[Steps, Floats]:
-        """A column's rows in a span, nan where absent; of rows not held the telling ones."""
+        """A column's points in a span, nan where absent; of rows not held, those that are kept."""
         if self.past is None or (span is not None and self._holds(span)):
             rows = slice(None) if span is None else self.rows_within(*span)
             return self.step[rows], self.columns[column][rows]
@@ -115,7 +115,7 @@ class StepCurves:
         return step[inside], values[inside]
 
     def within(self, span: Span | None, fine: int = FINE) -> StepCurves:
-        """These curves, or, where they hold too few points of the span, the rows from the log."""
+        """These curves, or those of the span read from the log, if these are too coarse for it."""
         if span is None or self.past is None or self.zoom is None or self._holds(span):
             return self
         width = max(1.0, (span[1] - span[0] + 1) / thinning.RUG_CELLS)
@@ -124,12 +124,12 @@ class StepCurves:
         return self if is_fine and self.past.tick_width <= width else self.zoom(span)
 
     def _holds(self, span: Span) -> bool:
-        """Whether all rows of the span are held."""
+        """Whether the curves hold all rows of the span."""
         one_pass = not any(at > 0 for at in self.starts)
         return one_pass and len(self.step) > 0 and int(self.step[0]) < span[0]
 
     def latest(self, column: str) -> tuple[float | None, int]:
-        """The last number there is of a column, and for how many rows there has been none."""
+        """The last number of a column, and how many rows came after it."""
         values = self.columns[column]
         for end in range(len(values), 0, -_LOOK_BACK):
             start = max(0, end - _LOOK_BACK)
@@ -142,31 +142,31 @@ class StepCurves:
             return value, len(self) - 1 - row
         return None, len(self)
 
-    def age(self, column: str) -> Age:
-        """How old the last number of a column is."""
+    def age(self, column: str) -> NumberAge:
+        """When a column of the curves last held a number."""
         value, since = self.latest(column)
         if value is None or not since:
-            return Age(None, is_broken=False)
+            return NumberAge(None, is_broken=False)
         row = len(self) - 1 - since
         if self.past is None or row >= self.first_row:
             step = int(self.step[row - self.first_row])
         else:
             step = self.past.latest[column][2]
-        return Age(step, is_broken=self.broken.get(column, -1) > row)
+        return NumberAge(step, is_broken=self.broken.get(column, -1) > row)
 
     @property
     def median_step_time(self) -> float | None:
-        """The usual time of a step, in milliseconds; None if no step tells."""
+        """The median time of a step in milliseconds; None if no row has one."""
         times = self.columns["step_time_ms"] if self.past is None else self.past.step_times
         return float(np.nanmedian(times)) if np.isfinite(times).any() else None
 
     @property
     def skip_count(self) -> int:
-        """How many steps were skipped."""
+        """How many steps of the curves were skipped."""
         return len(self.skips) if self.past is None else self.past.skip_count
 
     def rug(self, first: int, last: int) -> Rug:
-        """The skipped steps that lie there, as ticks."""
+        """The skipped steps in a range of steps, as ticks for the chart."""
         skips = self.skips
         if self.past is not None and not self._holds((first, last)):
             if self.past.tick_width > 1:
@@ -177,8 +177,8 @@ class StepCurves:
         return thinning.merged(skips[low:high], first, last)
 
 
-class Numbers:
-    """One run's growing numbers: `take` what is new, `curves` as they are."""
+class StepCurvesReader:
+    """Reads one rank's step curves as they grow: `read` takes new rows, `curves` holds all."""
 
     waits = False  # no row is held back
 
@@ -210,25 +210,25 @@ class Numbers:
 
     @property
     def curves(self) -> StepCurves:
-        """What was taken so far; later rows do not change it."""
+        """The curves of all rows read so far; later rows do not change them."""
         return self._curves
 
-    def take(self, run: Run) -> StepCurves:
-        """Take in the rows that are new; those that changed make it begin anew."""
+    def read(self, run: Run) -> StepCurves:
+        """Read the new rows of the run into the curves; if older rows changed, read all anew."""
         before = self._taken
-        while self.take_portion(run):
+        while self.read_portion(run):
             pass
         if self._taken != before:
             self._curves = self._snapshot()
         return self._curves
 
-    def take_portion(self, run: Run) -> bool:
-        """Take in some rows; whether there may be more."""
+    def read_portion(self, run: Run) -> bool:
+        """Read a portion of the run's rows into the curves; whether there may be more."""
         rank = min(run.ranks, default=0) if self._rank is None else self._rank
         if self._ranges is not None:
             return self._take_ranges(run, rank, self._ranges)
         start = max(0, self._taken - 1)  # the last row that was taken, to see whether it stands
-        rows = self._rows(run, rank, start)
+        rows = self._next_rows(run, rank, start)
         if rows is None or (
             self._taken and (not rows.num_rows or rows.column("step")[0].as_py() != self._last_step)
         ):
@@ -242,7 +242,7 @@ class Numbers:
         return True
 
     def begin_anew(self, *, at_once: bool = False) -> None:
-        """Take all rows once more; where some came late, all at once: then none can be late."""
+        """Read all rows once more; where some came late, all at once: then none can be late."""
         self._at_once |= at_once
         if self._reading is not None:
             portion_rows = None if self._at_once else self._portion_rows
@@ -254,22 +254,22 @@ class Numbers:
         """How many rows the curves have by now."""
         return len(self._history)
 
-    def near(self, span: Span) -> Numbers:
-        """The numbers of a span, to be taken from the log."""
-        found = Numbers(rank=self._rank, epoch=self._epoch, keeps_past=self._keeps_past)
+    def reader_of_span(self, span: Span) -> StepCurvesReader:
+        """A reader of the curves of a span of steps alone, from the log."""
+        found = StepCurvesReader(rank=self._rank, epoch=self._epoch, keeps_past=self._keeps_past)
         found._optimizer, found._began_ns = self._optimizer, self._began_ns
         if self._reading is None or self._reading.is_as_logged:
-            found._ranges = self._places.of(*span)
+            found._ranges = self._places.ranges_of(*span)
         if found._ranges is None or sum(b - a for a, b in found._ranges) > 2 * HELD_ROWS:
             found._only = span
         return found
 
     def zoomed(self, run: Run, span: Span) -> StepCurves:
-        """The curves around a span, every row of it."""
-        return replace(self.near(span).take(run), present=self._curves.present)
+        """The curves around a span of steps, every row of it, read from the log."""
+        return replace(self.reader_of_span(span).read(run), present=self._curves.present)
 
     def snapshot(self) -> StepCurves:
-        """The curves with all that was taken."""
+        """The curves of all rows read so far, made anew."""
         self._curves = self._snapshot()
         return self._curves
 
@@ -288,8 +288,8 @@ class Numbers:
     def _wanted(self, run: Run) -> tuple[str, ...]:
         return self._names if run.info.source == "ampwatch" else (*self._names, _TOLD_AFTER)
 
-    def _rows(self, run: Run, rank: int, start: int) -> pa.Table | None:
-        """Some rows from `start` on, as they were logged; None if rows came among those taken.
+    def _next_rows(self, run: Run, rank: int, start: int) -> pa.Table | None:
+        """Rows of the run from `start` on, as logged; None if a row came among those already read.
 
         A run that was resumed, or filed as its batches arrived, may not be in order.
         """
@@ -311,8 +311,10 @@ class Numbers:
         self._taken = 0
         self._last_step = None
         self._optimizer: int | None = None
-        self._history = History((SCALE, *LINES, TIME), "step_time_ms", keeps_past=self._keeps_past)
-        self._places = Places()
+        self._history = BoundedHistory(
+            (SCALE, *LINES, TIME), "step_time_ms", keeps_past=self._keeps_past
+        )
+        self._places = RowPlaces()
         self._clips, self._autocast_dtype = False, None
         self._broken: dict[str, int] = {}
         self._odd = {name: NotFinite() for name in self._lines}
@@ -329,7 +331,7 @@ class Numbers:
         self._places.add(step)
         skipped = rows.column("skipped").fill_null(False).to_numpy()  # noqa: FBT003
         mine = self._of_first_optimizer(rows)
-        columns = _numbers(rows, mine, self._lines)
+        columns = _curve_columns(rows, mine, self._lines)
         if self._lines:
             self._autocast_dtype = rows.column("autocast_dtype")[-1].as_py()
             self._last_step_ns = rows.column("time_ns")[-1].as_py() or 0
@@ -337,11 +339,11 @@ class Numbers:
             before, after = columns["grad_norm"], columns["grad_norm_applied"]
             moved = np.abs(after - before) > _CLIP_SHARE * before
             self._clips = self._clips or bool(moved.any())
-            self._note_odd(rows, mine)
+            self._note_not_finite(rows, mine)
         self._history.add(step[mine], columns, np.unique(step[skipped]))
 
-    def _note_odd(self, rows: Any, mine: NDArray[np.bool_] | slice) -> None:
-        """Note of each column the rows that were logged and are not finite."""
+    def _note_not_finite(self, rows: Any, mine: NDArray[np.bool_] | slice) -> None:
+        """Note for each column the rows in which it is inf or nan."""
         step = rows.column("step").fill_null(-1).to_numpy()[mine]
         for name in self._lines:
             told = np.asarray(rows.column(name).is_valid())[mine]
@@ -352,7 +354,7 @@ class Numbers:
                 self._broken[name] = len(self._history) + int(at[-1])
 
     def _seconds(self, rows: Any) -> Floats:
-        """When each step ended, since the first one that tells; nan of those that do not."""
+        """When each step ended, in seconds since the first row with a time; nan without one."""
         time_ns = np.asarray(rows.column("time_ns").fill_null(0).to_numpy(), np.int64)
         told = time_ns > 0
         if not self._began_ns and told.any():
@@ -360,7 +362,7 @@ class Numbers:
         return np.where(told, (time_ns - self._began_ns) / 1e9, np.nan).astype(np.float32)
 
     def _of_first_optimizer(self, rows: Any) -> NDArray[np.bool_] | slice:
-        """One row a step: with several optimizers (a GAN) losses of different kinds would mix."""
+        """The rows of the first optimizer: several (a GAN) have losses of different kinds."""
         optimizer = rows.column("optimizer")
         if self._optimizer is None:
             known = optimizer.drop_null()
@@ -390,19 +392,19 @@ class Numbers:
 
 
 def with_neighbours(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The same rows and one more at each side of them."""
+    """These rows of a curve and one more at each side of them."""
     wide = inside.copy()
     wide[1:] |= inside[:-1]
     wide[:-1] |= inside[1:]
     return wide
 
 
-def _numbers(
+def _curve_columns(
     rows: Any, mine: NDArray[np.bool_] | slice, lines: tuple[str, ...]
 ) -> dict[str, Floats]:
-    """The columns as they are drawn: the scale as its power of two, nan for what is not finite."""
+    """The columns of the curves: the scale as its power of two, nan for what is not finite."""
     found = {name: _single(rows, name)[mine] for name in lines}
-    scale = _scales(rows)[mine]
+    scale = _scales_by_step(rows)[mine]
     with np.errstate(divide="ignore", invalid="ignore"):
         found[SCALE] = np.log2(scale).astype(np.float32)
     for values in found.values():
@@ -410,8 +412,8 @@ def _numbers(
     return found
 
 
-def _scales(rows: Any) -> NDArray[np.float64]:
-    """What each step was scaled with; where a foreign log tells only what it became, that."""
+def _scales_by_step(rows: Any) -> NDArray[np.float64]:
+    """The loss scale of each step; where a foreign log has only the scale after it, that one."""
     scale = np.asarray(rows.column("scale").to_numpy(), np.float64)
     if _TOLD_AFTER not in rows.column_names:
         return scale

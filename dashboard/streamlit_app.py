@@ -39,15 +39,18 @@ _NAME_LENGTH = 90  # characters of a run's name; the mouse over it shows the oth
 
 
 def main() -> None:
+    """Draw the style sheet, the sidebar and the page that the address names."""
     st.set_page_config(page_title="ampwatch", page_icon="📉", layout="wide")
     styles = "".join(file.read_text(encoding="utf-8") for file in sorted(_STYLES.glob("*.css")))
     st.html(f"<style>{style_sheet()}{styles}</style>")
     pages = {
-        name: st.Page(_named(show, name), title=name, url_path=path, default=path == "overview")
+        name: st.Page(
+            _page_function(show, name), title=name, url_path=path, default=path == "overview"
+        )
         for name, (path, show) in PAGES.items()
     }
     page = st.navigation(list(pages.values()), position="hidden")
-    navigate.offer(pages)
+    navigate.set_pages(pages)
     sidebar.show(pages)
     browser_component.watch_server()
     alerts_page.start_alerts()
@@ -55,34 +58,34 @@ def main() -> None:
 
 
 def _runs() -> None:
-    if run_list.current().choices:
+    if run_list.current_list().choices:
         runs_page.show()
     else:
-        no_runs_page.show()
+        no_runs_page.show_no_runs()
 
 
 def _compare() -> None:
-    if run_list.current().choices:
+    if run_list.current_list().choices:
         st.html('<p class="aw-title" role="heading" aria-level="1">Compare</p>')
-        compare_page.show(follow=refresh_pace.follows())
+        compare_page.show(follow=refresh_pace.follows_live())
     else:
-        no_runs_page.show()
+        no_runs_page.show_no_runs()
 
 
-def _of_run(page: str, show: Callable[..., None]) -> None:
+def _draw_run_page(page: str, show: Callable[..., None]) -> None:
     name = address.read().run
-    choice = run_list.chosen(name)
+    choice = run_list.find_run(name)
     if choice is None and name:
-        no_runs_page.show_absent(name)
+        no_runs_page.show_missing_run(name)
     elif choice is None:
-        no_runs_page.show()
+        no_runs_page.show_no_runs()
     else:
         browser_component.html(_heading(printable(choice.title), page), key="heading")
-        show(choice.path, follow=refresh_pace.follows())
+        show(choice.path, follow=refresh_pace.follows_live())
 
 
 def _heading(run: str, page: str) -> str:
-    """Which run this is, and what of it: the sidebar that says so is folded on a phone."""
+    """The heading of a run's page as HTML: run, page, and a button that copies the link."""
     return (
         f'<div class="aw-top"><h1 class="aw-run" title="{html.escape(run)}"><bdi>'
         f"{said(shortened(run, _NAME_LENGTH))}</bdi><span>{page}</span></h1>"
@@ -93,20 +96,20 @@ def _heading(run: str, page: str) -> str:
 
 PAGES: dict[str, tuple[str, Callable[[], None]]] = {
     "Runs": ("runs", _runs),
-    "Overview": ("overview", partial(_of_run, "Overview", overview_page.show)),
-    "Layers": ("layers", partial(_of_run, "Layers", layers_page.show)),
-    "Findings": ("findings", partial(_of_run, "Findings", findings_page.show)),
-    "Memory and device": ("memory", partial(_of_run, "Memory and device", memory_page.show)),
-    "Timeline": ("timeline", partial(_of_run, "Timeline", timeline_page.show)),
-    "Settings": ("settings", partial(_of_run, "Settings", settings_page.show)),
+    "Overview": ("overview", partial(_draw_run_page, "Overview", overview_page.show)),
+    "Layers": ("layers", partial(_draw_run_page, "Layers", layers_page.show)),
+    "Findings": ("findings", partial(_draw_run_page, "Findings", findings_page.show)),
+    "Memory and device": ("memory", partial(_draw_run_page, "Memory and device", memory_page.show)),
+    "Timeline": ("timeline", partial(_draw_run_page, "Timeline", timeline_page.show)),
+    "Settings": ("settings", partial(_draw_run_page, "Settings", settings_page.show)),
     "Compare": ("compare", _compare),
     "Fleet": ("fleet", fleet_page.show),
     "Alerts": ("alerts", alerts_page.show),
 }
 
 
-def _named(show: Callable[[], None], name: str) -> Callable[[], None]:
-    """The page as a function with its own name, by which Streamlit tells pages apart."""
+def _page_function(show: Callable[[], None], name: str) -> Callable[[], None]:
+    """A page as a function with its own name, by which Streamlit tells pages apart."""
 
     @guarded
     def page() -> None:

@@ -14,7 +14,7 @@ import refresh_pace
 import run_list
 import streamlit as st
 from formatting import said
-from open_runs import Look
+from open_runs import RunSnapshot
 from problems import guarded
 
 from ampwatch.diagnosis.column_arrays import steps_of
@@ -44,29 +44,32 @@ _CELLS = 1000  # of a lane's ticks
 
 
 def show(path: str, *, follow: bool) -> None:
-    """The page of what happened, growing while the run goes on."""
-    look = open_runs.look_at(path)
-    waits = look.is_live or not look.is_judged
-    st.fragment(_now, run_every=refresh_pace.every_s(_EVERY_S) if waits and follow else None)(path)
+    """Draw the Timeline page, and keep it up to date while the run goes on."""
+    run = open_runs.snapshot(path)
+    waits = run.is_live or not run.is_judged
+    st.fragment(
+        _draw_timeline,
+        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if waits and follow else None,
+    )(path)
 
 
 @guarded
-def _now(path: str) -> None:
-    look, where = open_runs.look_at(path), address.read()
-    told = timeline(look, where.span)
+def _draw_timeline(path: str) -> None:
+    run, where = open_runs.snapshot(path), address.read()
+    told = run_timeline(run, where.span)
     wanted = _choose_kinds(where.kinds)
-    browser_component.html(timeline_html(look, told, wanted, where), key=_KEY, on_go=_go)
+    browser_component.html(timeline_html(run, told, wanted, where), key=_KEY, on_go=_go)
 
 
-def timeline(look: Look, span: tuple[int, int] | None) -> Timeline:
-    """What happened in the run as it stands, or in a span of its steps, in more detail."""
-    events, curves = look.read(Table.EVENTS, _EVENTS), look.curves
+def run_timeline(run: RunSnapshot, span: tuple[int, int] | None) -> Timeline:
+    """The timeline of a run as it stands; of a span of its steps in more detail."""
+    events, curves = run.read_table(Table.EVENTS, _EVENTS), run.curves
     if span is not None:
         step = steps_of(events)
         events = events.filter((step >= span[0]) & (step <= span[1]))
         curves = curves.within(span)
     skips = curves.rug(*(span or curves.ends))
-    told = timeline_of(events, skips, look.attempts(), look.diagnosis, look.curves.ends)
+    told = timeline_of(events, skips, run.attempts(), run.diagnosis, run.curves.ends)
     if span is None:
         return told
     inside = (one for one in told.entries if one.last >= span[0] and one.first <= span[1])
@@ -77,14 +80,14 @@ def timeline(look: Look, span: tuple[int, int] | None) -> Timeline:
 
 
 def _choose_kinds(text: str | None) -> set[Kind]:
-    """A button a kind; those in the address are shown, all if there is none.
+    """Draw a button for each kind of event in the timeline; without a choice all are shown.
 
     Always the same buttons with the same words: others would take the keyboard away.
     """
     named = [] if text is None else address.names_in(text)
-    chosen = [kind for kind in Kind if _short(kind) in named]
-    st.session_state[_KINDS] = [_short(kind) for kind in chosen]
-    labels = {_short(kind): kind.value for kind in Kind}
+    chosen = [kind for kind in Kind if _kind_name(kind) in named]
+    st.session_state[_KINDS] = [_kind_name(kind) for kind in chosen]
+    labels = {_kind_name(kind): kind.value for kind in Kind}
     st.pills(
         "Show only", list(labels), key=_KINDS, selection_mode="multi", on_change=_kinds_chosen,
         format_func=lambda name: labels.get(name, name),
@@ -92,8 +95,8 @@ def _choose_kinds(text: str | None) -> set[Kind]:
     return set(chosen or Kind)
 
 
-def _short(kind: Kind) -> str:
-    """Its name in the address."""
+def _kind_name(kind: Kind) -> str:
+    """The name of a kind of event in the page's address."""
     return kind.name.lower()
 
 
@@ -110,27 +113,29 @@ def _go() -> None:
 # --- as HTML --------------------------------------------------------------------------------------
 
 
-def timeline_html(look: Look, told: Timeline, wanted: set[Kind], where: address.Address) -> str:
-    """The rug and, under it, each entry in words."""
+def timeline_html(
+    run: RunSnapshot, told: Timeline, wanted: set[Kind], where: address.Address
+) -> str:
+    """The timeline as HTML: its lanes of marks and, under them, each entry in words."""
     whole = "" if where.span is None else _whole(where, where.span)
-    there = replace(where, run=run_list.name_of(look.path))
-    links = [(one, _link(one, there, look.curves.ends)) for one in told.entries]
+    there = replace(where, run=run_list.name_of(run.path))
+    links = [(one, _link(one, there, run.curves.ends)) for one in told.entries]
     shown = [(one, link) for one, link in links if one.kind in wanted]
     if not shown:
         words = "Nothing of this kind happened." if links else "Nothing has happened yet."
         return f'{whole}<p class="aw-muted aw-lanes">{words}</p>'
-    span = where.span or _axis(told, look.curves.ends)
+    span = where.span or _axis(told, run.curves.ends)
     lanes = "".join(
         _lane(kind, several, told.ticks.get(kind), span)
         for kind in Kind
         if (several := [(one, link) for one, link in shown if one.kind is kind])
     )
-    rug = f'<div class="aw-lanes">{lanes}{_labels(span)}</div>'
-    return f"{whole}{rug}{_table(look, shown)}"
+    rug = f'<div class="aw-lanes">{lanes}{_axis_labels(span)}</div>'
+    return f"{whole}{rug}{_table(run, shown)}"
 
 
 def _axis(told: Timeline, ends: tuple[int, int]) -> tuple[int, int]:
-    """All that is told of: a checkpoint is saved before the step after the last."""
+    """The first and last step of the timeline's axis; a checkpoint may follow the last step."""
     low = min(ends[0], *(one.first for one in told.entries))
     return low, max(ends[1], low + 1, *(one.last for one in told.entries))
 
@@ -149,7 +154,7 @@ def _whole(where: address.Address, span: tuple[int, int]) -> str:
 def _lane(
     kind: Kind, links: Sequence[tuple[Entry, str]], ticks: Rug | None, span: tuple[int, int]
 ) -> str:
-    """One kind along the steps: single events as ticks, each entry as a place to click.
+    """One lane of the timeline as HTML: events of a kind as ticks, entries as places to click.
 
     For the mouse and fingers; the table holds the same for keys and readers of screens.
     """
@@ -160,7 +165,7 @@ def _lane(
         for (one, link), level in zip(links, levels, strict=True)
     )
     count = sum(one.count for one, _ in links)
-    drawn = _ticks(ticks, span) if ticks is not None else ""
+    drawn = _lane_ticks(ticks, span) if ticks is not None else ""
     bare = " bare" if ticks is not None and kind is not Kind.CHECKPOINT else ""
     return (
         f'<div class="aw-lane" style="--aw-tone:var(--aw-{_COLORS[kind]})">'
@@ -171,7 +176,7 @@ def _lane(
 
 
 def _levels(entries: Iterable[Entry]) -> list[int]:
-    """On which level each lies, so that none hides another."""
+    """The level in its lane for each entry of the timeline, so that none hides another."""
     taken: list[int] = []
     found = []
     for one in entries:
@@ -186,7 +191,7 @@ def _levels(entries: Iterable[Entry]) -> list[int]:
 
 
 def _mark(one: Entry, link: str, place: tuple[int, int], span: tuple[int, int]) -> str:
-    left, right = _place(one.first, span), _place(one.last + 1, span)
+    left, right = _percent(one.first, span), _percent(one.last + 1, span)
     level, height = place
     tone = f"--aw-tone:var(--aw-{_MARK_COLORS[one.mark]});" if one.mark in _MARK_COLORS else ""
     words = f"{_steps(one)}: {one.title}: {one.words}"
@@ -199,14 +204,14 @@ def _mark(one: Entry, link: str, place: tuple[int, int], span: tuple[int, int]) 
     )
 
 
-def _place(step: int, span: tuple[int, int]) -> float:
-    """Where a step begins, in per cent of the axis."""
+def _percent(step: int, span: tuple[int, int]) -> float:
+    """Where a step begins on the timeline's axis, in per cent."""
     share = (step - span[0]) / (span[1] + 1 - span[0])
     return 100 * min(1.0, max(0.0, share))
 
 
-def _ticks(rug: Rug, span: tuple[int, int]) -> str:
-    """Every event as a tick; those that fall into one pixel are one."""
+def _lane_ticks(rug: Rug, span: tuple[int, int]) -> str:
+    """The single events of a lane of the timeline as SVG ticks, at most one for each pixel."""
     width = span[1] + 1 - span[0]
     steps = np.concatenate([rug.first, rug.last])
     steps = steps[(steps >= span[0]) & (steps <= span[1])]
@@ -218,44 +223,46 @@ def _ticks(rug: Rug, span: tuple[int, int]) -> str:
     )
 
 
-def _labels(span: tuple[int, int]) -> str:
-    """Steps along the axis, at round numbers."""
+def _axis_labels(span: tuple[int, int]) -> str:
+    """The labels of the timeline's axis as HTML: steps at round numbers."""
     rough = max(1.0, (span[1] - span[0]) / _AXIS_LABELS)
     size = 10 ** int(np.floor(np.log10(rough)))
     every = next(int(size * m) for m in (1, 2, 5, 10) if size * m >= rough)
     first = -(-span[0] // every) * every
     labels = "".join(
-        f'<span class="{_side(_place(step, span))}" style="left:{_place(step, span):.2f}%">'
-        f"{step:,}</span>"
+        f'<span class="{_label_side(place)}" style="left:{place:.2f}%">{step:,}</span>'
         for step in range(first, span[1] + 1, every)
+        for place in (_percent(step, span),)
     )
     return f'<div class="aw-lane-axis" aria-hidden="true">{labels}</div>'
 
 
-def _side(place: float) -> str:
-    """A label at the axis' end stays within it."""
+def _label_side(place: float) -> str:
+    """At which end of the timeline's axis a label must be shifted to stay within it."""
     return "early" if place < _EDGE else "late" if place > 100 - _EDGE else ""
 
 
 # --- the table ------------------------------------------------------------------------------------
 
 
-def _table(look: Look, links: Sequence[tuple[Entry, str]]) -> str:
-    rows = "".join(_row(look, one, link) for one, link in links)
+def _table(run: RunSnapshot, links: Sequence[tuple[Entry, str]]) -> str:
+    rows = "".join(_row(run, one, link) for one, link in links)
     heads = ("step", "what", "in words", "after")
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     return f'<table class="aw-happened"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def _row(look: Look, one: Entry, link: str) -> str:
+def _row(run: RunSnapshot, one: Entry, link: str) -> str:
     key = html.escape(f"{one.title} {one.first}")  # by which the keyboard's place is found again
     tone = _MARK_COLORS.get(one.mark, _COLORS[one.kind])
-    look_of = f'class="aw-what {one.mark or _short(one.kind)}" style="--aw-tone:var(--aw-{tone})"'
+    look_of = (
+        f'class="aw-what {one.mark or _kind_name(one.kind)}" style="--aw-tone:var(--aw-{tone})"'
+    )
     cells = (
         f'<a href="{link}" target="_self" data-key="{key}">{_steps(one)}</a>',
         f"<span {look_of}>{said(one.title)}</span>",
         f"<bdi>{said(one.words)}</bdi>",
-        said(_elapsed(look, one)),
+        said(_elapsed(run, one)),
     )
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
@@ -264,22 +271,22 @@ def _steps(one: Entry) -> str:
     return f"{one.first:,}" if one.first == one.last else f"{one.first:,} to {one.last:,}"
 
 
-def _elapsed(look: Look, one: Entry) -> str:
-    """How long after the run's start; nothing where no time is told."""
-    began = look.info.started_ns
+def _elapsed(run: RunSnapshot, one: Entry) -> str:
+    """How long after the run's start an entry of the timeline happened; empty if not known."""
+    began = run.info.started_ns
     if not one.time_ns or not began or one.time_ns < began:
         return ""
     return duration_text((one.time_ns - began) / 1e6)
 
 
 def _link(one: Entry, where: address.Address, ends: tuple[int, int]) -> str:
-    """To its steps on the overview."""
-    there = replace(where, step=one.first, span=_around(one, ends))
+    """The link from an entry of the timeline to its steps on the overview."""
+    there = replace(where, step=one.first, span=_span_around(one, ends))
     return html.escape(address.link("", there))
 
 
-def _around(one: Entry, ends: tuple[int, int]) -> tuple[int, int]:
-    """The steps to show of the run, so that what happened is in sight with what lies around it."""
+def _span_around(one: Entry, ends: tuple[int, int]) -> tuple[int, int]:
+    """The span of steps that shows an entry of the timeline with what lies around it."""
     margin = max(_LEAST_AROUND, int((one.last - one.first) * _AROUND))
     low, high = max(ends[0], one.first - margin), min(ends[1], one.last + margin)
     return low, max(high, low + 1)

@@ -1,4 +1,4 @@
-"""The values that the user's own code logged (`watch.log`): bounded, grown by what is new."""
+"""The curves of the user's values, which `watch.log` was given: bounded, updated by new rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from threading import Lock
 
 import numpy as np
 import pyarrow as pa
-from bounded_history import EXACT_WIDTH, Extremes, Places
+from bounded_history import EXACT_WIDTH, Extremes, RowPlaces
 from step_curves import Span, with_neighbours
 
 from ampwatch.follow import Follower
@@ -23,8 +23,8 @@ _MOST_ZOOMED_ROWS = 1 << 20  # of the log, for a span: of more, the points that 
 _ZOOMS_KEPT = 4
 
 
-class Value:
-    """All that was logged under one name."""
+class UserValue:
+    """All numbers that the user's code logged under one name."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -35,22 +35,22 @@ class Value:
 
     @property
     def width(self) -> int:
-        """Of so many steps a few points are kept."""
+        """How many steps share a few kept points of the user's value."""
         return self._extremes.points.width
 
     @property
     def points(self) -> tuple[Steps, Floats]:
-        """The telling points, in the order they were logged."""
+        """The kept points of the user's value, in the order they were logged."""
         points = self._extremes.points
         return points.step, points.values
 
     @property
     def odd(self) -> Stretches:
-        """Where it was not finite."""
+        """The steps at which the user's value was not finite."""
         return self._odd.stretches
 
     def add(self, step: Steps, values: Floats) -> None:
-        """Take in the next rows."""
+        """Add the next logged rows to the user's value."""
         self.count += len(step)
         finite = np.isfinite(values)
         self.odd_count += len(step) - int(finite.sum())
@@ -64,7 +64,7 @@ class Value:
 
 
 class UserValues:
-    """An open run's own values; any thread may ask, and each look costs what is new.
+    """The user's values of an open run, read as they grow; any thread may ask.
 
     Of several ranks they are those of the one looked at, else of the lowest that logs any.
     """
@@ -75,25 +75,25 @@ class UserValues:
         self.rank: int | None = None
         self._begin(None)
 
-    def look(self) -> dict[str, Value]:
-        """What there is by now, by name, in the order the names appeared."""
+    def read(self) -> dict[str, UserValue]:
+        """Read new rows; all values of the user by name, in the order the names appeared."""
         with self._lock, self._follower.reading() as run:
             if run is not self._run or run.cuts != self._cuts:
                 self._begin(run)
             if self.rank is None:
                 self.rank = self._logging_rank(run)
-            while self.rank is not None and self._take(run, self.rank):
+            while self.rank is not None and self._read_portion(run, self.rank):
                 pass
             return dict(self._values)
 
     def line(self, name: str, span: Span | None) -> Line:
-        """A value's line for a span of steps; every row of it where few enough are kept."""
+        """The curve of a user's value in a span; from the log where too few points are kept."""
         value = self._values[name]
         step, values = value.points
         if span is None:
             return thinning.broken_line(step, values)
         if value.width > EXACT_WIDTH:
-            zoomed = self._zoomed(span)
+            zoomed = self._rows_of_span(span)
             if zoomed is not None:
                 step, values = zoomed.get(name, (step[:0], values[:0]))
         inside = with_neighbours((step >= span[0]) & (step <= span[1]))
@@ -105,8 +105,8 @@ class UserValues:
     def _begin(self, run: Run | None) -> None:
         self._run, self._cuts = run, 0 if run is None else run.cuts
         self._taken = 0
-        self._places = Places()
-        self._values: dict[str, Value] = {}
+        self._places = RowPlaces()
+        self._values: dict[str, UserValue] = {}
         self._zooms: OrderedDict[tuple[Span, int], dict[str, tuple[Steps, Floats]]] = OrderedDict()
 
     def _logging_rank(self, run: Run) -> int | None:
@@ -114,22 +114,22 @@ class UserValues:
             return self._asked
         return next((rank for rank in run.ranks if run.rows_logged(Table.EXTRAS, rank)), None)
 
-    def _take(self, run: Run, rank: int) -> bool:
-        """Take in some rows; whether there may be more."""
+    def _read_portion(self, run: Run, rank: int) -> bool:
+        """Read a portion of the logged values; whether there may be more."""
         rows = run.logged(Table.EXTRAS, _COLUMNS, rank, self._taken, _PORTION_ROWS)
         if not rows.num_rows:
             return False
         self._taken += rows.num_rows
         self._places.add(_steps(rows))
         for name, (step, values) in _by_name(rows).items():
-            self._values.setdefault(name, Value()).add(step, values)
+            self._values.setdefault(name, UserValue()).add(step, values)
         return rows.num_rows == _PORTION_ROWS
 
-    def _zoomed(self, span: Span) -> dict[str, tuple[Steps, Floats]] | None:
-        """The rows of a span from the log; None if they are too many."""
+    def _rows_of_span(self, span: Span) -> dict[str, tuple[Steps, Floats]] | None:
+        """The logged values of a span of steps, from the log; None if they are too many."""
         with self._lock, self._follower.reading() as run:
             key = (span, self._taken)
-            ranges = self._places.of(*span)
+            ranges = self._places.ranges_of(*span)
             if self.rank is None or sum(b - a for a, b in ranges) > _MOST_ZOOMED_ROWS:
                 return None
             if key not in self._zooms:
@@ -144,19 +144,19 @@ class UserValues:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Names that share what stands before their last slash: `val/loss` and `val/accuracy`."""
+class NameGroup:
+    """Names of user's values that share what is before their last slash: `val/loss`."""
 
     prefix: str  # empty of names without one
     names: tuple[str, ...]
 
 
-def grouped(names: list[str]) -> list[Group]:
-    """The names by prefix: those without one first, then in the order they appeared."""
+def group_names(names: list[str]) -> list[NameGroup]:
+    """The names of user's values by prefix: those without one first, then as they appeared."""
     found: dict[str, list[str]] = {"": []}
     for name in names:
         found.setdefault(name.rpartition("/")[0], []).append(name)
-    return [Group(prefix, tuple(some)) for prefix, some in found.items() if some]
+    return [NameGroup(prefix, tuple(some)) for prefix, some in found.items() if some]
 
 
 def _steps(rows: pa.Table) -> Steps:
@@ -164,7 +164,7 @@ def _steps(rows: pa.Table) -> Steps:
 
 
 def _by_name(rows: pa.Table) -> dict[str, tuple[Steps, Floats]]:
-    """Each name's steps and values, in the order of the rows."""
+    """The steps and values of each name, in the order of the logged rows."""
     coded = rows.column("name").combine_chunks()
     coded = coded if isinstance(coded, pa.DictionaryArray) else coded.dictionary_encode()
     codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)

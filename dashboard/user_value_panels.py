@@ -1,4 +1,4 @@
-"""Which of the user's own values are drawn below the run's own charts, and how."""
+"""The panels of the user's values below a run's chart: which are chosen, and how they are drawn."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import address
 import streamlit as st
-from open_runs import Look
+from open_runs import RunSnapshot
 from step_curves import TIME
-from user_value_curves import Value, grouped
+from user_value_curves import UserValue, group_names
 
 from ampwatch.diagnosis.words import count_text
 from ampwatch.printable_text import printable
@@ -21,23 +21,23 @@ _KEY = "own values"
 _LONGEST = 60  # characters of a name in a title; the chooser has all of it
 
 
-def key_of(name: str) -> str:
-    """The name of a value's line in a message: apart from the run's own columns."""
+def column_of_value(name: str) -> str:
+    """The column of a user's value in a chart's message, apart from the run's own columns."""
     return f"own.{name}"
 
 
-def chosen(look: Look, text: str | None) -> list[str]:
-    """The names that are drawn, those the address names if the run has them."""
-    names = list(look.values.look())
+def chosen_names(run: RunSnapshot, text: str | None) -> list[str]:
+    """The names of the user's values to draw: those that the address names, else the first."""
+    names = list(run.values.read())
     if text is None:
         return names[:AT_FIRST]
     wanted = set(address.names_in(text))
     return [name for name in names if name in wanted][:MOST]
 
 
-def panels(look: Look, names: list[str]) -> Iterator[Panel]:
-    """A panel a value, with its newest number in the title."""
-    found = look.values.look()
+def value_panels(run: RunSnapshot, names: list[str]) -> Iterator[Panel]:
+    """A panel of the chart for each user's value, with its newest number in the title."""
+    found = run.values.read()
     for name in names:
         value = found[name]
         title = [(_short(name), "ink")]
@@ -47,46 +47,55 @@ def panels(look: Look, names: list[str]) -> Iterator[Panel]:
         if value.odd_count:
             first = f"{count_text(value.odd_count, 'value')} not finite, first at step"
             title += [(", ", "muted"), (f"{first} {int(value.odd.first[0]):,}", "skip")]
-        yield Panel(tuple(title), (Stroke(key_of(name), _as_data(name), "ink"),), height=84)
+        yield Panel(
+            tuple(title), (Stroke(column_of_value(name), _isolated(name), "ink"),), height=84
+        )
 
 
-def arrays(look: Look, names: list[str], span: tuple[int, int] | None) -> Arrays:
-    """Their lines, sent whole with each message: they are sparse, and thinned."""
+def value_arrays(run: RunSnapshot, names: list[str], span: tuple[int, int] | None) -> Arrays:
+    """The curves of the user's values as arrays of a message, sent whole: they are thinned."""
     found: Arrays = {}
-    values = look.values.look()
+    values = run.values.read()
     for name in names:
-        line = look.values.line(name, span)
-        found[f"whole.{key_of(name)}.x"], found[f"whole.{key_of(name)}.y"] = line.x, line.y
-        found |= odd_arrays(key_of(name), values[name].odd.within(*(span or look.curves.ends)))
+        line = run.values.line(name, span)
+        found[f"whole.{column_of_value(name)}.x"], found[f"whole.{column_of_value(name)}.y"] = (
+            line.x,
+            line.y,
+        )
+        found |= odd_arrays(
+            column_of_value(name), values[name].odd.within(*(span or run.curves.ends))
+        )
     return found
 
 
-def axes(look: Look, names: list[str]) -> Iterator[Axis]:
-    """What lines may be drawn over instead of the step: the time, and values that never fall."""
-    if TIME in look.curves.present:
+def value_axes(run: RunSnapshot, names: list[str]) -> Iterator[Axis]:
+    """The axes offered instead of the step: the time, and user's values that never fall."""
+    if TIME in run.curves.present:
         yield Axis(TIME, "time", "second")
-    for name, value in look.values.look().items():
+    for name, value in run.values.read().items():
         if name in names and _is_axis(value):
-            yield Axis(key_of(name), _short(name))
+            yield Axis(column_of_value(name), _short(name))
 
 
-def choose(look: Look) -> None:
-    """The list to choose from; a prefix stands for all of its values."""
-    names = list(look.values.look())
-    drawn = chosen(look, address.read().values)
-    choose_among(names, drawn, _KEY)
+def choose_values(run: RunSnapshot) -> None:
+    """Let the reader choose which of the user's values to draw; a prefix stands for all."""
+    names = list(run.values.read())
+    drawn = chosen_names(run, address.read().values)
+    choose_among_names(names, drawn, _KEY)
     wanted = set(address.names_in(address.read().values or "")).intersection(names)
     if len(wanted) > len(drawn):
         words = f"{len(drawn)} of the {len(wanted):,} chosen values are drawn, the most at once."
         st.html(f'<div class="aw-muted">{words}</div>')
 
 
-def choose_among(names: Sequence[str], drawn: Sequence[str], key: str, more: str = "") -> None:
-    """The same of any names, of which some are drawn; `more` is said where help is asked for."""
+def choose_among_names(
+    names: Sequence[str], drawn: Sequence[str], key: str, more: str = ""
+) -> None:
+    """Draw the list in which the user's values are chosen; `more` is added to its help."""
     if not names:
         return
     groups = {
-        f"{g.prefix}/": g.names for g in grouped(list(names)) if g.prefix and len(g.names) > 1
+        f"{g.prefix}/": g.names for g in group_names(list(names)) if g.prefix and len(g.names) > 1
     }
     if st.session_state.get(key) != list(drawn):
         st.session_state[key] = list(drawn)
@@ -104,18 +113,18 @@ def _chosen(key: str, groups: dict[str, tuple[str, ...]]) -> None:
     address.change(values=address.names_text(dict.fromkeys(names)))
 
 
-def _is_axis(value: Value) -> bool:
-    """Whether it grows with the run, as tokens or samples do."""
+def _is_axis(value: UserValue) -> bool:
+    """Whether a user's value grows with the run, as tokens or samples do."""
     return value.never_falls and value.count > 1 and not value.odd_count
 
 
 def _short(name: str) -> str:
     half = _LONGEST // 2
-    return _as_data(name if len(name) <= _LONGEST else f"{name[:half]}…{name[-half + 1 :]}")
+    return _isolated(name if len(name) <= _LONGEST else f"{name[:half]}…{name[-half + 1 :]}")
 
 
-def _as_data(name: str) -> str:
-    """A name that turns nothing around: what stands beside it keeps its order."""
+def _isolated(name: str) -> str:
+    """A name that cannot change the direction of the text beside it."""
     text = printable(name)
     turns = any(unicodedata.bidirectional(letter) in {"R", "AL", "AN"} for letter in text)
     return f"\u2068{text}\u2069" if turns else text

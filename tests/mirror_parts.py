@@ -80,7 +80,7 @@ print(hashlib.sha256(weights).hexdigest())
 def train(folder, *, fails=False, fresh=False, **parts):
     """A small real training in a process of its own; the child, whose stdout ends with a hash.
 
-    `parts` fill the script, and those in capitals its environment.
+    `parts` fill the script, and those in capitals its environment; `fresh` has nothing loaded.
     """
     own = {name: text for name, text in parts.items() if not name.isupper()}
     environment = {name: text for name, text in parts.items() if name.isupper()}

@@ -15,7 +15,7 @@ from ampwatch.environment import state_folder, switched_off
 # Prepares as `ampwatch run` does and says what that has loaded or left in wait.
 PREPARED = """
 import sys
-from ampwatch.integrations.script import prepare
+from ampwatch.integrations.script_watch import prepare
 prepare()
 print("torch" in sys.modules, any("ampwatch" in type(f).__module__ for f in sys.meta_path))
 """

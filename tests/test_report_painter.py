@@ -88,7 +88,7 @@ def _luminance(color: np.ndarray) -> float:
 
 
 def test_every_code_on_the_chart_has_its_words_in_the_band(tmp_path):
-    from verdict_band import band
+    from verdict_band import verdict_band
 
     run = open_run(write_run(tmp_path, skipped=30))
     seen = diagnose(run)
@@ -106,7 +106,7 @@ def test_every_code_on_the_chart_has_its_words_in_the_band(tmp_path):
         diagnosis=diagnosis, is_live=False, state=State.ENDED, info=run.info,
         last_time_ns=run.last_time_ns, path=str(tmp_path), curves=types.SimpleNamespace(),
     )  # fmt: skip
-    shown = band(look)
+    shown = verdict_band(look)
     assert [mark.label for mark in marks] == [
         f"{head.code} {head.name.replace('-', ' ')}",
         "AMP301 fault AMP301", "AMP401 fault AMP401", "AMP204 fault AMP204",

@@ -14,8 +14,8 @@ NAME = "plan"
 HELP = """Say whether to continue, restart or stop a run, and how.
 
 Names the checkpoint to load, the factor for the learning rate, the batches to skip, the layers to
-keep in float32, and what to watch. A rate proved by `ampwatch prove` takes precedence over an
-estimate.
+keep in float32, the settings to switch, and what to watch. A rate proved by `ampwatch prove` takes
+precedence over an estimate.
 
 \b
 Examples:

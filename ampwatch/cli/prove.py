@@ -30,8 +30,9 @@ HELP = """Train again with one thing changed, and say what holds.
 
 Starts the run's own command again, watched. Where the learning rate is too high: with the advised
 rate first, then halving what is left, until the limit is known within a factor of two or the time
-is up. Where another cause is named: with the cures of that finding. What the script writes goes to
-a folder of the reruns; your files stay as they are.
+is up. Where another cause is named: with the cures of that finding, and with lower rates if none of
+them brings the training to learn. What the script writes goes to a folder of the reruns; your files
+stay as they are.
 
 \b
 Examples:
@@ -230,7 +231,7 @@ def _seconds(text: str) -> float:
 def _print(proof: Proof) -> None:
     from ampwatch.recovery.proof import sentence_of, table_of
 
-    rows = table_of(proof.tries)
+    rows = table_of(proof)
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows if proof.tries else ():
         cells = zip(row, widths, strict=True)

@@ -100,7 +100,7 @@ def command(
 def _wait(
     recorder: Recorder, ended: threading.Event, threads: Sequence[FollowThread | AlertSender]
 ) -> None:
-    """Wait for the end; the threads hear meanwhile whose trainers are alive."""
+    """Wait for the end of the recording; meanwhile tell the threads whose trainers are alive."""
     while not ended.wait(0.5):  # an endless wait would keep Windows from noticing Ctrl-C
         for thread in threads:
             thread.hear(_alive(recorder))

@@ -108,21 +108,21 @@ def print_said(
     from ampwatch.diagnosis import Diagnosis
     from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.recovery.proof import kept_proof, sentence_of
+    from ampwatch.recovery.proved_advice import with_proof
     from ampwatch.report import print_changes, print_lesson, print_report, print_reports, to_json
     from ampwatch.report.settings import changed_text
 
-    lesson = None
+    lesson = proof = None
     if isinstance(said, Diagnosis):
-        lesson = _lesson(runs[0], said, earlier)
-        said = with_lesson(said, lesson)
+        lesson, proof = _lesson(runs[0], said, earlier), kept_proof(runs[0].path)
+        said = with_proof(with_lesson(said, lesson), proof)
     if json:
         typer.echo(to_json(said))
     elif isinstance(said, Diagnosis):
         print_report(answers(), runs[0].info.name, runs[0], said)
         print_changes(answers(), changed_text(runs[0]))
         print_lesson(answers(), lesson.text if lesson else "")
-        proof = kept_proof(runs[0].path)
-        if proof is not None:
+        if proof is not None and said.learning_rate.because != sentence_of(proof):
             answer(sentence_of(proof))
     else:
         print_reports(answers(), [run.info.name for run in runs], said)
@@ -154,12 +154,15 @@ def write_html(run: Run, path: Path, earlier: str | None = None) -> Diagnosis:
     from ampwatch.diagnosis import Engine, conclude
     from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.follow import as_it_stands
+    from ampwatch.recovery.proof import kept_proof
+    from ampwatch.recovery.proved_advice import with_proof
     from ampwatch.report import html_report
 
     refuse_no_file(path)
     case = Engine().feed(run).case()
     diagnosis = as_it_stands(run, conclude(case))
     diagnosis = with_lesson(diagnosis, _lesson(run, diagnosis, earlier))
+    diagnosis = with_proof(diagnosis, kept_proof(run.path))
     write_page(path, html_report(run, diagnosis, case.scale.level))
     return diagnosis
 

@@ -19,7 +19,7 @@ from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined
 import typer
 
 from ampwatch.errors import AmpwatchError
-from ampwatch.integrations.script import OPTIONS, PROCESS_ID
+from ampwatch.integrations.script_watch import OPTIONS, PROCESS_ID
 
 NAME = "run"
 HELP = """Watch a training script without changing it.

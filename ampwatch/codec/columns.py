@@ -21,12 +21,12 @@ _WRAPS = int(np.__version__.partition(".")[0]) < 2  # a number that does not fit
 
 
 def column(values: Values, kind: pa.DataType) -> pa.Array:
-    """An Arrow array from a list (`None` is null) or a numpy array, without loading pandas."""
-    return _builder(kind)(values, kind)
+    """An Arrow column from a list (None is null) or a numpy array, without loading pandas."""
+    return _column_builder(kind)(values, kind)
 
 
 @functools.cache
-def _builder(kind: pa.DataType) -> Callable[[Values, pa.DataType], pa.Array]:
+def _column_builder(kind: pa.DataType) -> Callable[[Values, pa.DataType], pa.Array]:
     if pa.types.is_list(kind):
         return _list_column
     if pa.types.is_string(kind):
@@ -39,7 +39,7 @@ def _bitmap(flags: np.ndarray) -> pa.Buffer:
 
 
 def _split_nulls(values: Values, filler: Any) -> tuple[Values, pa.Buffer | None, int]:
-    """The values with `filler` for each None, the validity bitmap, and the count of nulls."""
+    """A column's values with `filler` for each None, the validity bitmap and the null count."""
     if isinstance(values, np.ndarray) and values.dtype != object:
         return values, None, 0
     if not _has_none(values):
@@ -58,7 +58,7 @@ def _has_none(values: Values) -> bool:
 
 @functools.cache
 def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
-    """The numpy type of a fixed-width Arrow type (asking Arrow for it would load pandas)."""
+    """The numpy type of a fixed-width Arrow type; asking Arrow for it would load pandas."""
     names = {"float": "f4", "double": "f8", "bool": "?"}
     return np.dtype(names.get(str(kind), str(kind)))
 
@@ -66,7 +66,7 @@ def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
 def _number_column(values: Values, kind: pa.DataType) -> pa.Array:
     dtype = numpy_type(kind)
     try:
-        data = _numbers(values, dtype)
+        data = _checked_numbers(values, dtype)
     except TypeError:  # a None among whole numbers
         return _number_column_with_nulls(values, kind)
     # numpy makes a None among floats a NaN: one sum shows whether there can be one.
@@ -78,12 +78,12 @@ def _number_column(values: Values, kind: pa.DataType) -> pa.Array:
 
 def _number_column_with_nulls(values: Values, kind: pa.DataType) -> pa.Array:
     filled, validity, null_count = _split_nulls(values, 0)
-    data = _numbers(filled, numpy_type(kind))
+    data = _checked_numbers(filled, numpy_type(kind))
     return pa.Array.from_buffers(kind, len(data), [validity, pa.py_buffer(data)], null_count)
 
 
-def _numbers(values: Values, dtype: np.dtype[Any]) -> np.ndarray:
-    """As this type; a whole number in a list that does not fit raises OverflowError."""
+def _checked_numbers(values: Values, dtype: np.dtype[Any]) -> np.ndarray:
+    """A column's numbers in this numpy type; OverflowError if a whole number does not fit."""
     if not _WRAPS or dtype.kind not in "iu" or isinstance(values, np.ndarray):
         return np.ascontiguousarray(values, dtype)
     wide = np.ascontiguousarray(values, "u8" if dtype == np.uint64 else "i8")
@@ -125,8 +125,8 @@ def _offsets(lengths: list[int]) -> np.ndarray:
     return offsets
 
 
-def nulls(kind: pa.DataType, row_count: int) -> pa.Array:
-    """A column that is absent in every row."""
+def null_column(kind: pa.DataType, row_count: int) -> pa.Array:
+    """An Arrow column that is null in every row."""
     small = row_count <= 1024  # large ones are not worth their memory
     return _kept_nulls(kind, row_count) if small else pa.nulls(row_count, kind)
 
@@ -140,7 +140,7 @@ def _kept_nulls(kind: pa.DataType, row_count: int) -> pa.Array:
 
 
 def joined(column: Column) -> pa.Array:
-    """One contiguous array of a column."""
+    """An Arrow column as one contiguous array."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:
@@ -149,14 +149,14 @@ def joined(column: Column) -> pa.Array:
 
 
 def integers(column: Column, null: int = -1) -> np.ndarray:
-    """A column of whole numbers as int64, nulls as `null`; do not write to it."""
+    """An Arrow column of whole numbers as int64, nulls as `null`; do not write to it."""
     array = joined(column)
     numbers: np.ndarray = raw(array).astype(np.int64, copy=False)
     return np.where(valid(array), numbers, null) if array.null_count else numbers
 
 
 def raw(array: pa.Array) -> np.ndarray:
-    """A fixed-width array's values; undefined where it is null."""
+    """The values of a fixed-width Arrow column as numpy has them; undefined where it is null."""
     kind: np.dtype[Any] = numpy_type(array.type)
     data = array.buffers()[1]
     if data is None or not len(array):
@@ -166,7 +166,7 @@ def raw(array: pa.Array) -> np.ndarray:
 
 
 def valid(array: pa.Array) -> np.ndarray:
-    """True for each value that is not null."""
+    """A numpy mask of an Arrow column: True for each value that is not null."""
     bits = array.buffers()[0]
     if bits is None:
         return np.ones(len(array), dtype=bool)
@@ -174,14 +174,14 @@ def valid(array: pa.Array) -> np.ndarray:
 
 
 def unpacked(bits: pa.Buffer, offset: int, count: int) -> np.ndarray:
-    """`count` bits of a buffer; a sliced column shares the buffer of the whole one."""
+    """`count` bits of an Arrow buffer; a sliced column shares the buffer of the whole one."""
     first, last = offset // 8, (offset + count + 7) // 8
     part = np.frombuffer(bits, np.uint8)[first:last]
     return np.unpackbits(part, bitorder="little")[offset - 8 * first :][:count]
 
 
 def masked(values: np.ndarray, there: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """A fixed-width Arrow array, null where `there` is False."""
+    """An Arrow column from fixed-width values, null where `there` is False."""
     array = column(values, kind)
     missing = int(len(there) - np.count_nonzero(there))
     if not missing:

@@ -22,6 +22,7 @@ class GuardHistory:
     )  # outlying steps beyond its cap, as far as recorded
     lowered: Times = field(default_factory=Times)
     stopped: Times = field(default_factory=Times)
+    standing: int = 0  # steps left out since those that are not finite became the rule
     out_of_work: str = ""  # why it does nothing any more
     last: tuple[int, str] = (-1, "")  # the step and the action of the last event
 
@@ -52,10 +53,15 @@ class GuardHistory:
             if detail.get("why") == "ranks" and not detail.get("action"):
                 return {"out_of_work": str(detail.get("told") or "")}
             return {}
+        standing, more = self.standing, 1
+        if isinstance(count := detail.get("standing"), int):  # of many only some are told
+            standing, more = count, max(count - (self.standing if count > self.standing else 0), 1)
         if not detail.get("done"):
-            return {"would": self.would.and_at(step, position)}
+            return {"would": self.would.and_at(step, position, more), "standing": standing}
         name = _FIELDS.get(str(detail.get("action")))
-        return {name: getattr(self, name).and_at(step, position)} if name else {}
+        if not name:
+            return {}
+        return {name: getattr(self, name).and_at(step, position, more), "standing": standing}
 
 
 _FIELDS = {"leave-out": "left_out", "lower-rate": "lowered", "stop": "stopped"}

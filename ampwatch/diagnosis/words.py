@@ -120,7 +120,7 @@ _SHORT_DTYPES = {
 
 
 def shortened(name: str, most: int) -> str:
-    """A layer's name in at most so many letters: shortened in the middle, as its ends differ."""
+    """A layer's name in words of limited length: shortened in the middle, as its ends differ."""
     if len(name) <= most:
         return name
     tail = (most - 1) * 2 // 3

@@ -59,7 +59,7 @@ def _heed_the_starter(rounds: BackgroundRounds, is_over: threading.Event) -> Non
 
 
 class BackgroundRounds:
-    """Publishes in the background, in rounds: those of a recorder's runs that have ended
+    """Publishes in the background, in rounds: those of a recorder's runs that have ended.
 
     In the first round every run in the folder counts as one with new rows; those that are already
     published are skipped.

@@ -23,7 +23,7 @@ _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 
 @dataclass(slots=True)
-class RunToFind:
+class RunToChoose:
     """A published run to choose or not, and its verdict once there is one."""
 
     row: PublishedRun
@@ -51,7 +51,7 @@ class RunToFind:
         return next((self.settings[name] for name in names if name in self.settings), "")
 
 
-_TEXTS: dict[str, Callable[[RunToFind], str]] = {
+_TEXTS: dict[str, Callable[[RunToChoose], str]] = {
     "run": lambda one: f"{one.row.name} {one.row.id}",
     "tag": lambda one: " ".join(one.row.tags),
     "note": lambda one: one.row.note or "",
@@ -66,7 +66,7 @@ _TEXTS: dict[str, Callable[[RunToFind], str]] = {
     ),
     "layer": lambda one: (one.verdict.layer or "") if one.verdict else "",
 }
-_NUMBERS: dict[str, Callable[[RunToFind], float | None]] = {
+_NUMBERS: dict[str, Callable[[RunToChoose], float | None]] = {
     "steps": lambda one: one.row.steps,
     "ranks": lambda one: one.row.ranks,
     "age": lambda one: _age_s(one.row.last_time),
@@ -78,7 +78,7 @@ _NUMBERS: dict[str, Callable[[RunToFind], float | None]] = {
 _OF_VERDICTS = ("verdict", "finding", "layer", "rate", "lost_steps", "lost_hours", "hours")
 
 
-def _says(one: RunToFind) -> str:
+def _says(one: RunToChoose) -> str:
     names = ("run", "tag", "note", "source", "host", "state", MODEL, PERSON)
     return " ".join(_TEXTS[name](one) for name in names)
 
@@ -89,7 +89,7 @@ FIELDS = Fields(
     _says,
     whole=frozenset({"tag"}),
     judged=frozenset(_OF_VERDICTS),
-    setting=RunToFind.setting,
+    setting=RunToChoose.setting,
 )
 
 
@@ -98,21 +98,21 @@ class Choice:
     """Which runs of a place are chosen: started since then, found by the search, alike."""
 
     since: dt.datetime | None = None
-    where: Search[RunToFind] = field(default_factory=Search)
+    where: Search[RunToChoose] = field(default_factory=Search)
     like: Signature | None = None
 
     def of_runs(self, rows: Sequence[PublishedRun]) -> list[PublishedRun]:
         """The runs that may be chosen, by what is known before they are judged."""
         self._refuse_unknown(rows)
         known = self.where.without_diagnosis()
-        return [row for row in rows if self._may_be(row) and known.finds(RunToFind(row))]
+        return [row for row in rows if self._may_be(row) and known.finds(RunToChoose(row))]
 
     def of_verdicts(
         self, rows: Sequence[PublishedRun], verdicts: Sequence[RunVerdict]
     ) -> list[RunVerdict]:
         """The verdicts on the chosen runs."""
         by_id = {row.id: row for row in rows}
-        return [v for v in verdicts if self.where.finds(RunToFind(by_id[v.run_id], v))]
+        return [v for v in verdicts if self.where.finds(RunToChoose(by_id[v.run_id], v))]
 
     def _may_be(self, row: PublishedRun) -> bool:
         if self.since is not None and (row.started is None or row.started < self.since):
@@ -126,7 +126,7 @@ class Choice:
         """Refuse a search for a name that is no field and no run's setting: it finds nothing."""
         wanted = {part.setting for part in self.where.parts if part.setting}
         for row in rows if wanted else ():
-            wanted -= RunToFind(row).settings.keys()
+            wanted -= RunToChoose(row).settings.keys()
         if wanted and rows:
             known = ", ".join(FIELDS.names)
             raise SearchError(

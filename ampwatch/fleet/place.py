@@ -286,7 +286,7 @@ class Place:
 
 
 def _actions(added: Sequence[Added], removed: Sequence[Added]) -> list[AddAction | RemoveAction]:
-    """What a commit writes into the table's log."""
+    """What a commit to a table of the place writes into the table's log."""
     import time
 
     from deltalake.transaction import AddAction, RemoveAction

@@ -21,6 +21,19 @@ from ampwatch.ranges import Range
 _MOST_BYTES = 256 << 20  # of a run of 10 million steps and 1,024 ranks these are 60 MB
 
 
+class Source(Protocol):
+    """Where published bytes are read: a place, or what reads a place for many runs at once."""
+
+    @property
+    def address(self) -> str:
+        """The place's address, as it is shown."""
+        ...
+
+    def get(self, path: str, start: int, length: int) -> bytes:
+        """A range of an object in the place."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RankNote:
     """The note in a run's detail on a rank's log, as it was when it was published."""
@@ -93,19 +106,6 @@ def _part(facts: Mapping[str, Any]) -> Part:
 def _known(facts: Mapping[str, Any], kind: type[RankNote | Part]) -> dict[str, Any]:
     """The keys of a detail that this version knows; a later version may add others."""
     return {one.name: facts[one.name] for one in fields(kind) if one.name in facts}
-
-
-class Source(Protocol):
-    """Where published bytes are read: a place, or what reads a place for many runs at once."""
-
-    @property
-    def address(self) -> str:
-        """The place's address, as it is shown."""
-        ...
-
-    def get(self, path: str, start: int, length: int) -> bytes:
-        """A range of an object in the place."""
-        ...
 
 
 def read_detail(source: Source, row: PublishedRun) -> Detail:

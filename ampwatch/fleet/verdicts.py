@@ -84,6 +84,9 @@ _OF_A_FINDING = (
 _AS_JSON = ("learning_rate", "config")
 
 
+_UNKNOWN_TIME = dt.datetime.fromtimestamp(0, dt.timezone.utc)
+
+
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
     """A row of the table `verdicts`: the verdict on one state of a run.
@@ -130,6 +133,40 @@ class RunVerdict:
 
 
 assert tuple(VERDICTS_SCHEMA.names) == tuple(f.name for f in dataclasses.fields(RunVerdict))
+
+
+@dataclass(frozen=True, slots=True)
+class NotJudged:
+    """A run that has no verdict because it could not be judged, and why."""
+
+    id: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FleetVerdicts:
+    """The verdicts on the chosen runs of a place, the newest run first.
+
+    `judged` is how many of them were judged now. `changed` were published again or deleted while
+    they were judged.
+    """
+
+    place: str
+    runs: tuple[RunVerdict, ...]
+    judged: int = 0
+    failed: tuple[NotJudged, ...] = ()
+    changed: int = 0
+
+    @property
+    def verdicts(self) -> pa.Table:
+        """The verdicts, a row a run, as in the place's table."""
+        return verdict_rows(self.runs)
+
+    @property
+    def findings(self) -> pa.Table:
+        """The findings, a row each, as in the place's table."""
+        return finding_rows(self.runs)
 
 
 @functools.cache
@@ -240,9 +277,6 @@ def finding_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=FINDINGS_SCHEMA)
 
 
-_UNKNOWN_TIME = dt.datetime.fromtimestamp(0, dt.timezone.utc)
-
-
 def verdict_of(row: PublishedRun, run: Run, diagnosis: Diagnosis) -> RunVerdict:
     """The verdict on a published run with this diagnosis, as a row of `verdicts`."""
     said, lost = diagnosis.to_json(), lost_time(run, diagnosis)
@@ -301,37 +335,3 @@ def _headline(diagnosis: Diagnosis) -> str:
     if head is not None and head.severity is not Severity.INFO:
         return head.summary
     return diagnosis.calm or (head.summary if head else "")
-
-
-@dataclass(frozen=True, slots=True)
-class NotJudged:
-    """A run that has no verdict because it could not be judged, and why."""
-
-    id: str
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FleetVerdicts:
-    """The verdicts on the chosen runs of a place, the newest run first
-
-    `judged` is how many of them were judged now. `changed` were published again or deleted while
-    they were judged.
-    """
-
-    place: str
-    runs: tuple[RunVerdict, ...]
-    judged: int = 0
-    failed: tuple[NotJudged, ...] = ()
-    changed: int = 0
-
-    @property
-    def verdicts(self) -> pa.Table:
-        """The verdicts, a row a run, as in the place's table."""
-        return verdict_rows(self.runs)
-
-    @property
-    def findings(self) -> pa.Table:
-        """The findings, a row each, as in the place's table."""
-        return finding_rows(self.runs)

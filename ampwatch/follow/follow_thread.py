@@ -38,16 +38,16 @@ class FollowThread:
         self._alive: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._stirred = threading.Event()  # do not wait for the next round
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_rounds, name=name, daemon=True)
         self._thread.start()
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it runs."""
+        """Whether the thread that follows runs is alive."""
         return self._thread.is_alive()
 
     def follow(self, folder: Path, began_ns: int = 0) -> None:
-        """Look at a run until it is over; `began_ns` is when this process began to write it."""
+        """Follow a run until it is over; `began_ns` is when this process began to write it."""
         with self._lock:
             self._open.setdefault(folder, None)
             self._began_ns[folder] = began_ns
@@ -55,23 +55,23 @@ class FollowThread:
         self._stirred.set()
 
     def wake(self, folder: Path) -> None:
-        """The same for a run that rows have come for, and more runs may follow; at no hurry."""
+        """Follow a run that new rows have come for, in the next round; more runs may come."""
         with self._lock:
             self._open.setdefault(folder, None)
             self._woken.add(folder)
             self._is_open_ended = True
 
     def hear(self, alive: frozenset[str]) -> None:
-        """Take note of the ids of the runs whose trainers were heard of just now."""
+        """Note the ids of the followed runs whose trainers were heard of just now."""
         self._alive = alive
 
     def end(self) -> None:
-        """Have it look once more and end; returns at once."""
+        """Let the thread look at each run once more and end; returns at once."""
         self.is_closing = True
         self._stirred.set()
 
     def close(self, wait_s: float | None = None) -> bool:
-        """The same, and wait for it; False from within `visit`, where nothing can wait."""
+        """End the thread and wait for it; False from within `visit`, where nothing can wait."""
         self.end()
         if self._thread is threading.current_thread():
             return False
@@ -80,7 +80,7 @@ class FollowThread:
 
     # --- the thread ------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _run_rounds(self) -> None:
         is_last = False
         while not is_last:
             self._stirred.wait(self._every_s)
@@ -90,13 +90,13 @@ class FollowThread:
                 due = sorted(self._open)
                 self._woken.clear()
             for folder in due:
-                self._try(folder)
+                self._visit_run(folder)
             with self._lock:
                 is_idle = self._has_followed and not self._open and not self._is_open_ended
             is_last = is_last or is_idle
         self._at_end()
 
-    def _try(self, folder: Path) -> None:
+    def _visit_run(self, folder: Path) -> None:
         is_done = False
         try:
             follower = self._follower(folder)

@@ -1,4 +1,4 @@
-"""The one follower that a run has in this process: its rows, its engine, and how it stands."""
+"""The one follower of a run in this process: reads its rows, judges them, knows its state."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from ampwatch.diagnosis import Diagnosis, Engine, Finding, ForSeveralRuns, Severity, conclude
+from ampwatch.diagnosis import Diagnosis, Engine, ForSeveralRuns, conclude
+from ampwatch.follow.current_diagnosis import with_state
 from ampwatch.follow.liveness import Liveness, State, ended_ranks
-from ampwatch.follow.standing import standing_as
 from ampwatch.store import Run, RunInfo, open_run
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A run as it stood at one moment, and what was found in it."""
+    """A followed run as it stood at one moment, and what was found in it."""
 
     info: RunInfo
     state: State
@@ -35,13 +35,13 @@ class Look:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended or is lost."""
+        """Whether the followed run has ended or is lost."""
         return self.state is not State.LIVE
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """What was found, and how the run stands."""
-        return standing_as(self.state, self.judged)
+        """The followed run's diagnosis by its state: live, ended or lost."""
+        return with_state(self.state, self.judged)
 
 
 class Follower:
@@ -63,23 +63,23 @@ class Follower:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Run]:
-        """The run as it stood at the last look or later, kept still while its rows are read."""
+        """The followed run, locked while its rows are read."""
         run = self._run
         with run.lock:
             yield run
 
     def state(self) -> State:
-        """How the run stands, without a diagnosis; NotARunError if it is gone."""
+        """The followed run's state, without a diagnosis; NotARunError if the run is gone."""
         return self.refresh()[0]
 
     def refresh(self) -> tuple[State, int]:
-        """Take in what was logged: how the run stands by now, and how many rows it has."""
+        """Read what was logged; the followed run's state, and how many rows it has."""
         run = self._run
         with run.lock:
             return self.liveness.refresh(run)
 
     def look(self, max_age_s: float = 0.0) -> Look:
-        """The run and its diagnosis; a look that another took may be as old as `max_age_s`."""
+        """The followed run and its diagnosis; another's look may be as old as `max_age_s`."""
         with self._lock:
             if self.last is None or time.monotonic() - self._looked_s >= max_age_s:
                 self.last = self._look(self.last)
@@ -115,37 +115,8 @@ _FOLLOWERS_LOCK = threading.Lock()
 
 
 def follow(path: str | Path) -> Follower:
-    """The follower of the run at `path`, the same for all in this process who hold one."""
+    """The follower of the run at `path`, one for all in this process."""
     key = os.path.realpath(path)
     found = _FOLLOWERS.get(key) or Follower(Path(path))
     with _FOLLOWERS_LOCK:  # not held while a run is opened: its disk may hang
         return _FOLLOWERS.setdefault(key, found)
-
-
-class NewFindings:
-    """Remembers which of a run's findings were reported: each once, and again when it worsens.
-
-    A finding is known by its code: which layer leads may change from look to look. `reported` are
-    those that another process has reported.
-    """
-
-    def __init__(
-        self,
-        *,
-        least: Severity = Severity.WARNING,
-        reported: Mapping[str, Severity] | None = None,
-    ) -> None:
-        self._least = least
-        self._reported: dict[str, Severity] = dict(reported or {})
-
-    def of(self, diagnosis: Diagnosis) -> tuple[Finding, ...]:
-        """The findings that are new or worse, gravest first; from now on they are reported."""
-        fresh = tuple(finding for finding in diagnosis.findings if self._is_new(finding))
-        self._reported.update((finding.code, finding.severity) for finding in fresh)
-        return fresh
-
-    def _is_new(self, finding: Finding) -> bool:
-        known = self._reported.get(finding.code)
-        return finding.severity.weight >= self._least.weight and (
-            known is None or finding.severity.weight > known.weight
-        )

@@ -1,4 +1,4 @@
-"""What earlier runs in the same folder have shown about the rate; no other run is opened.
+"""Lessons from earlier runs in the same folder on the learning rate; no other run is opened.
 
 The facts come from the entries kept for lists of runs, so a run counts once it was judged: by
 `ampwatch runs`, by a page, or by its own report.
@@ -23,17 +23,17 @@ _OUTCOMES = {outcome.value for outcome in Outcome}
 def lesson_for(
     run: Run, others: Sequence[EarlierRun] = (), kept: KeptEntries | None = None
 ) -> LessonOfEarlierRuns | None:
-    """What earlier runs in the run's folder, and other known runs, have shown."""
+    """The lesson for a run from earlier runs in its folder, and from other known runs."""
     made = signature_of(run)
     if made is None:
         return None
     by_id = {one.id: one for one in others}
-    by_id |= {one.id: one for one in _beside(run, made, kept or KeptEntries())}
+    by_id |= {one.id: one for one in _similar_runs(run, made, kept or KeptEntries())}
     return lesson_of(made, by_id.values(), run_id=run.info.id, started_ns=run.info.started_ns)
 
 
 def keep_for_later(run: Run, diagnosis: Diagnosis, kept: KeptEntries | None = None) -> None:
-    """Keep the facts of a run that is over for later runs; a failure to do so is ignored."""
+    """Keep a finished run's facts for the lessons of later runs; errors are ignored."""
     path = run.path.absolute()
     stamp = stamp_of(str(path)) if run.clean_end else None
     if stamp is None or not stamp.text or signature_of(run) is None:
@@ -44,22 +44,22 @@ def keep_for_later(run: Run, diagnosis: Diagnosis, kept: KeptEntries | None = No
         kept.save()
 
 
-def _beside(run: Run, made: Signature, kept: KeptEntries) -> list[EarlierRun]:
-    """The newest similar runs of the folder, if unchanged since they were judged."""
+def _similar_runs(run: Run, made: Signature, kept: KeptEntries) -> list[EarlierRun]:
+    """The newest similar runs in the run's folder, if unchanged since they were judged."""
     folder = run.path.absolute().parent
     return [
-        _of_entry(name, entry)
-        for name, stamp, entry in kept.of_kind(folder, made, _MOST)
-        if entry.outcome in _OUTCOMES and _is_still(folder / name, stamp)
+        _earlier_run(name, entry)
+        for name, stamp, entry in kept.similar(folder, made, _MOST)
+        if entry.outcome in _OUTCOMES and _is_unchanged(folder / name, stamp)
     ]
 
 
-def _is_still(folder: Path, stamp: str) -> bool:
+def _is_unchanged(folder: Path, stamp: str) -> bool:
     now = stamp_of(str(folder))
     return now is not None and now.text == stamp
 
 
-def _of_entry(name: str, entry: ListEntry) -> EarlierRun:
+def _earlier_run(name: str, entry: ListEntry) -> EarlierRun:
     return EarlierRun(
         id=entry.run_id,
         name=name,

@@ -30,7 +30,7 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """What a list shows of a run besides its name and age."""
+    """What a list of runs shows of a run besides its name and age."""
 
     verdict: str
     words: str  # the verdict, and whether the run was cut off
@@ -53,10 +53,10 @@ class ListEntry:
 
 
 def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
-    """The entry of a run with this diagnosis."""
+    """The list entry of a run with this diagnosis."""
     facts, head = diagnosis.run, diagnosis.headline
     notes = run.notes if run.info.source == OWN_SOURCE else ()
-    last_step, highest_rate, course = _curves(run)
+    last_step, highest_rate, course = _curve_facts(run)
     advice, made = diagnosis.learning_rate, signature_of(run)
     is_grave = head is not None and head.severity is not Severity.INFO
     return ListEntry(
@@ -80,8 +80,8 @@ def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
     )
 
 
-def _curves(run: Run) -> tuple[int, float | None, str]:
-    """The last step, the highest learning rate, and the scale's course, of the lowest rank."""
+def _curve_facts(run: Run) -> tuple[int, float | None, str]:
+    """For a list entry: the last step, the highest learning rate and the scale's course."""
     reading, taken = Reading(run), 0
     last_step, highest = 0, -np.inf
     parts: list[np.ndarray] = []
@@ -126,22 +126,22 @@ Kept = tuple[str, str, ListEntry]  # a run's name, the stamp that its files had,
 
 
 class KeptEntries:
-    """The entries of runs that are over; `save` writes new ones."""
+    """The list entries of finished runs, kept on disk; `save` writes new ones."""
 
     def __init__(self) -> None:
         self._kept: dict[Path, KeptFacts] = {}
 
     def of(self, run: RunSummary) -> ListEntry | None:
-        """The kept entry of this run, if nothing has changed since."""
-        return _entry_of(self._folder(run).of(run.path.name, run.stamp))
+        """The kept list entry of this run, if the run has not changed since."""
+        return _valid_entry(self._folder(run).of(run.path.name, run.stamp))
 
     def add(self, run: RunSummary, entry: ListEntry) -> None:
-        """Keep the entry of a run that is over."""
+        """Keep the list entry of a run that is over."""
         facts = [getattr(entry, name) for name in _NAMES]
         self._folder(run).add(run.path.name, run.stamp, facts)
 
-    def of_kind(self, folder: Path, made: Signature, most: int) -> Iterator[Kept]:
-        """The similar runs of a folder, at most a given number, as they were when kept.
+    def similar(self, folder: Path, made: Signature, most: int) -> Iterator[Kept]:
+        """The kept list entries of similar runs in a folder, at most `most`.
 
         Those that are alike come first, then by age, so that few of many thousands are checked.
         """
@@ -151,12 +151,12 @@ class KeptEntries:
             if made.family in text:
                 found.append((made.key in text, started_ns, name, stamp, facts))
         for _, _, name, stamp, facts in sorted(found, key=_rank, reverse=True)[:most]:
-            entry = _entry_of(facts)
+            entry = _valid_entry(facts)
             if entry is not None:
                 yield name, stamp, entry
 
     def save(self) -> None:
-        """Write new entries; errors are ignored."""
+        """Write new list entries to disk; errors are ignored."""
         for kept in self._kept.values():
             kept.save()
 
@@ -165,7 +165,7 @@ class KeptEntries:
 
     def _of_folder(self, folder: Path) -> KeptFacts:
         if folder not in self._kept:
-            self._kept[folder] = KeptFacts("entries", folder, _edition())
+            self._kept[folder] = KeptFacts("entries", folder, _code_version())
         return self._kept[folder]
 
 
@@ -181,7 +181,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _signature_and_start(facts: Any) -> tuple[str, int]:
-    """The signature and start of a kept entry, without further checks."""
+    """The signature and start in a kept list entry, without further checks."""
     if isinstance(facts, list) and len(facts) == len(_NAMES):
         text, started_ns = facts[_NAMES.index("signature")], facts[_NAMES.index("started_ns")]
         if isinstance(text, str) and isinstance(started_ns, int):
@@ -193,8 +193,8 @@ def _rank(found: tuple[bool, int, str, str, Any]) -> tuple[bool, int]:
     return found[:2]
 
 
-def _entry_of(facts: Any) -> ListEntry | None:
-    """The kept entry, if it is valid."""
+def _valid_entry(facts: Any) -> ListEntry | None:
+    """The list entry in kept facts, if they are valid."""
     if not isinstance(facts, list) or len(facts) != len(_NAMES):
         return None
     values = dict(zip(_NAMES, facts, strict=True))
@@ -204,8 +204,8 @@ def _entry_of(facts: Any) -> ListEntry | None:
 
 
 @functools.cache
-def _edition() -> str:
-    """Identifies the diagnosis code, so that entries of other versions are not used."""
+def _code_version() -> str:
+    """A hash of the diagnosis code, so that list entries of another version are not used."""
     import ampwatch.diagnosis
 
     files = [*_sources(Path(ampwatch.diagnosis.__file__).parent), Path(__file__)]

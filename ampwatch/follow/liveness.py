@@ -1,4 +1,4 @@
-"""Whether a run goes on: the one meaning of live, ended and lost.
+"""Whether a run is live, ended or lost: the one definition of these states.
 
 A run has *ended* when its ranks wrote their end marks. It is *lost* when they did not and nobody
 writes it any more: the lock that its writer holds is free, as the operating system leaves it when a
@@ -24,7 +24,7 @@ _HEARD_S = 5.0  # who hears of a trainer says so more often than this
 
 
 class State(enum.Enum):
-    """How a run stands."""
+    """The state of a run: live, ended or lost."""
 
     LIVE = "live"
     ENDED = "ended"
@@ -32,7 +32,7 @@ class State(enum.Enum):
 
 
 class Liveness:
-    """Asked again and again while a run is followed."""
+    """Decides whether a followed run is live, ended or lost; asked again and again."""
 
     def __init__(self) -> None:
         self.began_ns = 0  # when this process began to write the run; 0 if it does not
@@ -44,11 +44,11 @@ class Liveness:
         self._heard_s: float | None = None
 
     def hear(self) -> None:
-        """Note that its trainer was heard of just now, by another way than its rows."""
+        """Note that the run's trainer was heard of just now, by another way than its rows."""
         self._heard_s = time.monotonic()
 
     def refresh(self, run: Run) -> tuple[State, int]:
-        """Have the run take in what is new; how it stands, and how many rows it has by now.
+        """Refresh the run; whether it is live, ended or lost, and how many rows it has.
 
         NotARunError if it is gone.
         """
@@ -86,7 +86,7 @@ class Liveness:
 
     @property
     def silent_s(self) -> float:
-        """How long ago the run grew; before it did so under our eyes, what its rows say.
+        """Seconds since the run grew; before it did so while followed, as its rows say.
 
         Rows of a log without times say nothing: then it is how long we have looked.
         """
@@ -95,7 +95,7 @@ class Liveness:
         return time.monotonic() - (self._grown_s or self._since_s)
 
     def _is_given_up(self, now_s: float, *, is_abandoned: bool, is_old: bool) -> bool:
-        """Whether nobody writes it any more; of one that was left long ago that is so at once."""
+        """Whether nobody writes the run any more; at once for one left long ago."""
         signs_s = [s for s in (self._held_s, self._grown_s) if s is not None]
         was_left = is_old and not signs_s and not self.began_ns
         if not was_left and now_s - max([self._since_s, *signs_s]) < GRACE_S:
@@ -115,7 +115,7 @@ class Liveness:
 
 
 def ended_ranks(run: Run, began_ns: int = 0) -> tuple[int, ...]:
-    """The ranks that wrote their end marks.
+    """The ranks of a run that wrote their end marks.
 
     Of a run that is resumed, the marks of an attempt that ended before `began_ns` are no end.
     """
@@ -124,7 +124,7 @@ def ended_ranks(run: Run, began_ns: int = 0) -> tuple[int, ...]:
 
 
 def at_a_glance(run: Run | RunSummary) -> State:
-    """The same at one look, for a list or a report: not ended, and held or heard of just now."""
+    """The state of a run at a single look, for a list or a report: live, ended or lost."""
     if isinstance(run, Run):
         source, host, has_ended = run.info.source, run.info.host, run.clean_end
     else:

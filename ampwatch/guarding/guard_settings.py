@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,38 +52,6 @@ def checked(watch: Any, settings: Settings) -> None:
         raise GuardError(f"skip is {settings.skip!r}; pass 'outliers', 'non-finite' or None.")
     most = settings.most
     if not (isinstance(most, tuple) and len(most) == 2 and min(most) >= 1):
-        raise GuardError(f"most is {most!r}; pass (actions, steps), such as (3, 1000).")
+        raise GuardError(f"most is {most!r}; pass (actions, steps), such as (5, 100).")
     if settings.on_action is not None and not callable(settings.on_action):
         raise GuardError("on_action is not a function; pass one that takes a Proposed.")
-
-
-class Cap:
-    """At most so many actions in so many steps."""
-
-    def __init__(self, most: tuple[int, int]) -> None:
-        self._most, self._within = most
-        self._done: deque[int] = deque()
-        self._balance = 0
-
-    def allows(self, step: int) -> bool:
-        """Whether one more is allowed in this step."""
-        while self._done and self._done[0] <= step - self._within:
-            self._done.popleft()
-            self._balance += 1
-        return len(self._done) < self._most
-
-    def count(self, step: int) -> None:
-        """One was done."""
-        self._done.append(step)
-        self._balance -= 1
-
-    def take_balance(self) -> int:
-        """By how much the actions left have grown or shrunk since this was last asked."""
-        balance, self._balance = self._balance, 0
-        return balance
-
-    @property
-    def words(self) -> str:
-        """The cap in words."""
-        actions = "action" if self._most == 1 else "actions"
-        return f"{self._most:,} {actions} in {self._within:,} steps"

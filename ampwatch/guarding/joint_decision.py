@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Sequence
 from datetime import timedelta
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -27,7 +28,15 @@ VOTE_S = 20.0
 _SAME_NORM = 1e-3
 _AHEAD = 2  # steps: ranks that reduce gradients together are never further apart than one
 _NEVER = -1
-_DO, _LET = "do", "let"
+
+
+class Word(IntEnum):
+    """What may be done with a step; of several ranks' words the highest counts in a vote."""
+
+    TAKE = 0
+    LEAVE_OUT = 1
+    LEAVE_OUT_NOT_FINITE = 2
+    STOP = 3  # leave it out, and end the training
 
 
 class Alone:
@@ -36,10 +45,13 @@ class Alone:
     votes = False
     failure = ""
 
+    def __init__(self, *, sees_all: bool) -> None:
+        self.sees_all = sees_all  # whether this rank's loss and inputs are the whole batch's
+
     def step(self, _step: int, _norm: float) -> None:
         """Nothing to prepare."""
 
-    def agreed(self, _key: str, *, mine: bool) -> bool:
+    def agreed(self, _key: str, mine: Word) -> Word:
         """My own word."""
         return mine
 
@@ -63,6 +75,11 @@ class Together:
         self._from: int | None = None
         self._waited = 0
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether this rank's loss and inputs may count: all ranks hear of them."""
+        return self.votes and self._is_begun
+
     def step(self, step: int, norm: float) -> None:
         """A step is about to be judged: get ready."""
         if self._is_begun or self.failure:
@@ -72,17 +89,17 @@ class Together:
         except Exception as error:  # noqa: BLE001 - of any store; nothing is done then
             self._fail(error)
 
-    def agreed(self, key: str, *, mine: bool) -> bool:
-        """What all ranks do; False where that cannot be known."""
+    def agreed(self, key: str, mine: Word) -> Word:
+        """What all ranks do; they take the step where that cannot be known."""
         if self.failure or not self._is_begun:
-            return False
+            return Word.TAKE
         try:
             if self.votes:
-                return self._vote(mine=mine)
-            return self._write_once(key, _DO if mine else _LET) == _DO
+                return Word(self._vote(mine))
+            return Word(int(self._write_once(key, str(int(mine)))))
         except Exception as error:  # noqa: BLE001 - of any store or backend
             self._fail(error)
-            return False
+            return Word.TAKE
 
     def told(self, key: str) -> Any:
         """What a rank has laid down under this key; None while nothing is there."""
@@ -133,13 +150,13 @@ class Together:
 
     # --- deciding -------------------------------------------------------------------------------
 
-    def _vote(self, *, mine: bool) -> bool:
+    def _vote(self, mine: Word) -> int:
         import torch.distributed as dist
 
         said = torch.tensor([float(mine)], device=_device(str(dist.get_backend())))
         work = dist.all_reduce(said, op=dist.ReduceOp.MAX, async_op=True)
         work.wait(timedelta(seconds=VOTE_S))
-        return bool(said.item())
+        return int(said.item())
 
     def _write_once(self, key: str, value: str) -> str:
         return self._met().compare_set(self._key(key), "", value).decode()

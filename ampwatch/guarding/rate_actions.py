@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from ampwatch.guarding.caps import Cap
 from ampwatch.guarding.guard_advice import PATIENCE_S, Advice
-from ampwatch.guarding.guard_settings import LOWER, RAISE, Cap, Proposed, Settings
+from ampwatch.guarding.guard_settings import LOWER, RAISE, Proposed, Settings
 from ampwatch.guarding.joint_decision import Alone, Together
 from ampwatch.guarding.lowered_rate import HOLD_STEPS, LoweredRate
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.rank_agreement import Ranks
 
+ASK_AGAIN_STEPS = 500  # after an answer: each question is a process that reads the whole run
 _AHEAD = 2  # steps: ranks that reduce gradients together are never further apart than one
 
 
@@ -43,6 +45,7 @@ class RateActions:
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
         self._asked = 0
+        self._asked_at = -ASK_AGAIN_STEPS
         self._advice: Advice | None = None  # on the first rank
         self._awaited: str | None = None  # the key of its word
         self._until = 0.0
@@ -53,8 +56,10 @@ class RateActions:
         """There is trouble that one bad batch does not explain: what about the rate?"""
         actor = self._actor
         busy = self._awaited or self._due or self._lowered
-        if busy or actor.folder is None or not actor.cap.allows(step):
+        soon = step - self._asked_at < ASK_AGAIN_STEPS
+        if busy or soon or actor.folder is None or not actor.cap.allows(step):
             return
+        self._asked_at = step
         if actor.settings.dry_run:
             actor.cap.count(step)
             told = "The diagnosis would be asked, and the rate lowered if it is to blame (dry run)."

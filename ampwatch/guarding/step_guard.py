@@ -14,29 +14,24 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ampwatch.errors import warn
-from ampwatch.guarding.device_verdict import DeviceVerdicts, Pending, norm_of, waited_for
+from ampwatch.guarding.caps import AMONG, MOST_IN_A_ROW, STANDING, Cap, StandingFault
+from ampwatch.guarding.device_verdict import DeviceVerdicts, Guarded, Pending, waited_for
 from ampwatch.guarding.guard_advice import write_plan
-from ampwatch.guarding.guard_settings import (
-    LEAVE_OUT,
-    NON_FINITE,
-    STOP,
-    Cap,
-    Proposed,
-    Settings,
-)
-from ampwatch.guarding.joint_decision import Alone, Together
+from ampwatch.guarding.guard_settings import LEAVE_OUT, NON_FINITE, STOP, Proposed, Settings
+from ampwatch.guarding.joint_decision import Alone, Together, Word
 from ampwatch.guarding.left_out_step import LeftOut, leave_out, put_back
 from ampwatch.guarding.rate_actions import RateActions
 from ampwatch.guarding.step_hooks import any_step_begins, any_step_ended, evaluate
-from ampwatch.guarding.usual_norms import Seen, UsualNorms
+from ampwatch.guarding.step_signs import Measured, Seen, UsualSteps, rate_of
 from ampwatch.probe.hooks import Handle, hook_step_begin, hook_step_end
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizers import OptimizerView
-from ampwatch.probe.records import StepRecord
+from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.watch import Watch
 from ampwatch.rows import EventKind
 
@@ -59,7 +54,8 @@ class StepGuard:
         self.cap = Cap(settings.most)
         self.together = self._with_others()
         self._on_device = DeviceVerdicts(settings.most[0])
-        self._usual: dict[int, UsualNorms] = {}  # by the optimizer's number
+        self._usual: dict[int, UsualSteps] = {}  # by the optimizer's number
+        self._standing = StandingFault()
         self._unfit: set[int] = set()  # optimizers that cannot be guarded
         self._left: dict[int, tuple[Any, LeftOut]] = {}  # by the id of the optimizer that steps
         self._evaluated: set[int] = set()  # optimizers whose closure was judged in this step
@@ -79,7 +75,7 @@ class StepGuard:
 
     def _with_others(self) -> Alone | Together:
         if self.ranks.world_size == 1 or self.settings.dry_run:
-            return Alone()
+            return Alone(sees_all=self.ranks.world_size == 1)
         return Together(self.ranks, "guard", self.settings.to_json())
 
     def _say_begin(self) -> None:
@@ -96,13 +92,13 @@ class StepGuard:
         if found is None:
             return None
         view, turn = found
-        if view.number not in self._ends:
+        if not self.settings.dry_run and view.number not in self._ends:
             ended = partial(any_step_ended, weakref.ref(self))
             self._ends[view.number] = hook_step_end(optimizer, ended)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if not callable(closure):
             if not turn.bypassed:
-                self._judge(optimizer, view, turn.norms or turn.applied)
+                self._judge(optimizer, view, turn, turn.norms or turn.applied)
             return None
         self._evaluated.discard(view.number)
         judged = partial(evaluate, weakref.ref(self), weakref.ref(optimizer), view, closure)
@@ -114,7 +110,8 @@ class StepGuard:
         """A closure has run, within the optimizer's step: its first gradients are judged."""
         if view.number not in self._evaluated:
             self._evaluated.add(view.number)
-            self._judge(optimizer, view, self.loop.evaluated(view))
+            turn = self.loop.turns.turn(view)
+            self._judge(optimizer, view, turn, self.loop.evaluated(view))
 
     def ended(self, optimizer: Any) -> None:
         """An optimizer's step has run."""
@@ -137,15 +134,15 @@ class StepGuard:
         if record.pack.copies is None:
             return
         for one in self._on_device.arrived(record.pack):
-            self._learn(one, record)
+            self._learn(one)
         if not self.settings.dry_run:
             return
         for view in list(self.loop.turns.views.values()):
             for turn in record.turns:
                 norms = turn.norms or turn.applied
                 if turn.optimizer == view.number and norms is not None:
-                    seen = Seen(*norm_of(norms, record.pack), self._usual_of(view))
-                    self._decide(None, view, seen, record.step)
+                    part = self._part(view.reference(), view, turn, norms, record)
+                    self._decide(None, view, self._seen(part), record.step)
 
     def release(self) -> None:
         """The watch ends: nothing of ours is left."""
@@ -157,40 +154,56 @@ class StepGuard:
 
     # --- judging ----------------------------------------------------------------------------------
 
-    def _judge(self, optimizer: Any, view: OptimizerView, norms: NormCapture | None) -> None:
-        record, step = self.loop.current.record, self.loop.current.number
+    def _judge(self, optimizer: Any, view: OptimizerView, turn: Turn, norms: Any) -> None:
+        record = self.loop.current.record
         if norms is None or norms.unseen or record is None or view.number in self._unfit:
             return
         scaler = self.loop.current.scaler() if self.loop.current.enabled else None
-        pack = record.pack
-        if pack.pending is None:
-            total, is_finite = norm_of(norms, pack)
+        part = self._part(optimizer, view, turn, norms, record)
+        if part.pack.pending is None:
+            seen = self._seen(part)
         elif self.settings.dry_run:
             return  # judged when the values have arrived
-        elif (
-            scaler is None
-            and self._needs_no_word()
-            and self._on_device.fits(optimizer, view, norms, pack)
-        ):
-            limit = self._usual_of(view).limit if self.settings.skip != NON_FINITE else math.inf
-            self._on_device.give(optimizer, view, norms, pack, limit)
+        elif scaler is None and self._needs_no_word() and self._on_device.fits(optimizer, part):
+            judged = self.settings.skip != NON_FINITE
+            self._on_device.give(optimizer, part, self._usual_of(view) if judged else None)
             return
-        elif (found := waited_for(pack, norms)) is None:
+        elif (found := waited_for(part)) is None:
             self._give_up(view, "its gradients are on several devices")
             return
         else:
             self._say_wait()
-            total, is_finite = found, math.isfinite(found)
+            seen = self._seen_in(found, view)
         if scaler is not None:
-            if not is_finite:
+            if not seen.is_finite:
                 return  # the scaler skips such a step
-            total /= float(scaler._scale.item()) if norms.scaled else 1.0
-        self._decide(optimizer, view, Seen(total, is_finite, self._usual_of(view)), step)
+            factor = float(scaler._scale.item()) if norms.scaled else 1.0
+            seen = replace(seen, step=replace(seen.step, norm=seen.step.norm / factor))
+        self._decide(optimizer, view, seen, record.step)
+
+    def _part(
+        self,
+        optimizer: Any,
+        view: OptimizerView,
+        turn: Turn,
+        norms: NormCapture,
+        record: StepRecord,
+    ) -> Guarded:
+        rate = rate_of(optimizer, view, turn, self._usual_of(view))
+        return Guarded(view, turn, norms, record, rate)
+
+    def _seen(self, part: Guarded) -> Seen:
+        return self._seen_in(part.measured(), part.view)
+
+    def _seen_in(self, step: Measured, view: OptimizerView) -> Seen:
+        if not self.together.sees_all:  # else one rank alone would leave it out
+            step = replace(step, loss=math.nan, largest_input=math.nan)
+        return Seen(step, self._usual_of(view))
 
     def _say_wait(self) -> None:
         if not self._has_said_wait:
             self._has_said_wait = True
-            told = "Before each step the guard waits for one number of the device; a fused "
+            told = "Before each step the guard waits for one copy from the device; a fused "
             told += "optimizer without a scaler, alone, without on_action and stop, needs no wait."
             self._event({"decided": "nothing", "why": "wait", "told": told})
 
@@ -199,51 +212,67 @@ class StepGuard:
         settings, alone = self.settings, isinstance(self.together, Alone)
         return alone and not settings.stop and settings.skip is not None and not settings.on_action
 
-    def _usual_of(self, view: OptimizerView) -> UsualNorms:
-        return self._usual.setdefault(view.number, UsualNorms())
+    def _usual_of(self, view: OptimizerView) -> UsualSteps:
+        known = self._usual.get(view.number)
+        if known is None:
+            known = self._usual[view.number] = UsualSteps()
+        return known
 
-    def _learn(self, one: Pending, record: StepRecord) -> None:
+    def _learn(self, one: Pending) -> None:
         """What a device has decided some steps ago."""
-        outlying, left_out = (bool(one.pack.values[one.at + n]) for n in range(2))
-        seen = Seen(*norm_of(one.norms, one.pack), self._usual_of(one.view))
+        pack, step = one.part.pack, one.part.record.step
+        outlying, left_out = (bool(pack.values[one.at + n]) for n in range(2))
+        seen = self._seen(one.part)
         if left_out:
-            self._act(None, seen, record.step)
-        else:
-            if outlying:
-                self._let_it_pass(None, seen, record.step, "capped")
-            seen.usual.take(seen.norm)
-        self.cap.allows(record.step)
-        self._on_device.allow(self.cap.take_balance() + left_out)
+            self._act(None, seen, step, Word.LEAVE_OUT + (not seen.is_finite))
+        elif outlying:
+            self._let_it_pass(seen, step, "row" if self.cap.allows(step) else "capped")
+        if not left_out:
+            seen.usual.take(seen.step)
+        self.cap.allows(step)
+        self._on_device.allow(self.cap.take_balance() + (left_out and seen.is_finite))
 
     def _decide(self, optimizer: Any, view: OptimizerView, seen: Seen, step: int) -> None:
-        self.together.step(step, seen.norm)
-        outlying = seen.is_outlying
-        if seen.is_finite and self.settings.skip == NON_FINITE:
-            outlying = False
-        acts, why = False, ""
+        self.together.step(step, seen.step.norm)
+        outlying = seen.is_outlying and (not seen.is_finite or self.settings.skip != NON_FINITE)
+        word, why = Word.TAKE, ""
         if outlying or self.together.votes or seen.is_near:
-            why = self._why_not(seen, step) if outlying else ""
-            mine = outlying and not why
-            acts = self.together.agreed(f"step/{step}/{view.number}", mine=mine)
+            mine, why = self._wanted(seen, step) if outlying else (Word.TAKE, "")
+            word = self.together.agreed(f"step/{step}/{view.number}", mine)
         if self.together.failure and not self._has_said_failure:
             self._has_said_failure = True
             told = f"The guard does nothing from here on: {self.together.failure}."
             self._event({"decided": "nothing", "why": "ranks", "told": told}, step)
-        if acts:
-            self._act(optimizer, seen, step)
-        else:
-            if outlying:
-                self._let_it_pass(optimizer, seen, step, why or "ranks")
-            seen.usual.take(seen.norm)
+        seen.usual.row.see(outlying=outlying or word is not Word.TAKE)
+        if word is not Word.TAKE:
+            self._act(optimizer, seen, step, word)
+            return
+        if outlying:
+            self._let_it_pass(seen, step, why or "ranks")
+        seen.usual.take(seen.step)
 
-    def _why_not(self, seen: Seen, step: int) -> str:
-        """Why an outlying step is taken; empty if it is not."""
-        if not self.cap.allows(step):
-            return "capped"
-        if self.settings.skip is None or self.settings.dry_run:
-            return ""
+    def _wanted(self, seen: Seen, step: int) -> tuple[Word, str]:
+        """What to do with an outlying step; and if it is to be taken, why."""
+        settings, word = self.settings, Word.LEAVE_OUT
+        stops = False
+        if not seen.is_finite:
+            word = Word.LEAVE_OUT_NOT_FINITE
+            stops = self._standing.would_stand(step)
+        elif not seen.usual.row.allows:
+            return Word.TAKE, "row"
+        elif not self.cap.allows(step):
+            word, stops = Word.TAKE, True
+        if stops and settings.stop and not self.stopped:
+            proposed = Proposed(STOP, step, seen.detail, self._told_of_stop(seen))
+            if settings.dry_run or self.allows(proposed):
+                return Word.STOP, ""
+        if word is Word.TAKE:
+            return word, "capped"
         told = f"{seen.words}: the step will be left out."
-        return "" if self.allows(Proposed(LEAVE_OUT, step, seen.detail, told)) else "vetoed"
+        if settings.dry_run or settings.skip is None:
+            return word, ""
+        allowed = self.allows(Proposed(LEAVE_OUT, step, seen.detail, told))
+        return (word, "") if allowed else (Word.TAKE, "vetoed")
 
     def allows(self, proposed: Proposed) -> bool:
         """What the user's callback says; one that fails allows nothing."""
@@ -257,37 +286,48 @@ class StepGuard:
 
     # --- acting -----------------------------------------------------------------------------------
 
-    def _act(self, optimizer: Any, seen: Seen, step: int) -> None:
+    def _act(self, optimizer: Any, seen: Seen, step: int, word: int) -> None:
         """All ranks have called this step outlying."""
-        if self.settings.skip is None:
-            seen.usual.take(seen.norm)
-        else:
+        skips = self.settings.skip is not None
+        if word == Word.LEAVE_OUT_NOT_FINITE:
+            self._standing.see(step)
+        if word == Word.STOP:
+            self._stop(optimizer, seen, step)
+            return
+        if not skips:
+            seen.usual.take(seen.step)
+        elif word == Word.LEAVE_OUT:
             self.cap.count(step)
         again = step - self._outlying_at <= AGAIN_STEPS
         self._outlying_at = step
-        if self.settings.skip is not None:
-            self._leave_out(optimizer, seen, step)
+        if skips:
+            self._leave_out(optimizer, seen, step, word)
         if again and self.settings.lower_rate:
             self._rate.ask(step)
 
-    def _leave_out(self, optimizer: Any, seen: Seen, step: int) -> None:
+    def _leave_out(self, optimizer: Any, seen: Seen, step: int, word: int) -> None:
         dry = self.settings.dry_run
         if not dry and optimizer is not None:  # else a device has done it
             self._left[id(optimizer)] = optimizer, leave_out(optimizer)
         what = "would be left out (dry run)" if dry else "was left out"
-        words = seen.words if seen.is_outlying else "Another rank's gradients were outlying"
-        self.say(LEAVE_OUT, step, f"{words}: the step {what}.", seen.detail)
+        count = self._standing.count if word == Word.LEAVE_OUT_NOT_FINITE else 0
+        if not count:
+            self.say(LEAVE_OUT, step, f"{seen.words}: the step {what}.", seen.detail)
+        elif not count & (count - 1):  # of many the first, second, fourth, eighth is told
+            told = (
+                f"{STANDING} of {AMONG} steps were not finite, and since then {count - 1:,} more: "
+            )
+            told += f"each {what}, and the training stands still. End it, and look for the cause."
+            self.say(LEAVE_OUT, step, told, seen.detail, standing=count)
 
-    def _let_it_pass(self, optimizer: Any, seen: Seen, step: int, why: str) -> None:
-        may_stop = why == "capped" and self.settings.stop and not self.stopped
-        if may_stop and self._stops(optimizer, seen, step):
-            return
+    def _let_it_pass(self, seen: Seen, step: int, why: str) -> None:
         count = self._let_pass[why] = self._let_pass.get(why, 0) + 1
-        if count & (count - 1):  # of many the first, second, fourth, eighth is told
+        if count & (count - 1):  # as above
             return
         acted = "would have acted" if self.settings.dry_run else "has acted"
         reasons = {
             "capped": f"the guard {acted} as often as it may, {self.cap.words}",
+            "row": f"{MOST_IN_A_ROW} before it were outlying too: this may be a new level",
             "vetoed": "the function given to on_action forbids more",
             "ranks": "not all ranks could agree on it",
         }
@@ -302,26 +342,27 @@ class StepGuard:
 
     # --- stopping ---------------------------------------------------------------------------------
 
-    def _stops(self, optimizer: Any, seen: Seen, step: int) -> bool:
-        """Whether the training is stopped after this step, which is left out."""
+    def _told_of_stop(self, seen: Seen) -> str:
         dry = self.settings.dry_run
         acted = "would have acted" if dry else "has acted"
-        told = f"{seen.words}, though the guard {acted} as often as it may, {self.cap.words}: "
-        told += "the training " + ("would be stopped (dry run)." if dry else "is stopped.")
-        allowed = dry or self.allows(Proposed(STOP, step, seen.detail, told))
-        if not self.together.agreed(f"stop/{step}", mine=allowed):
-            return False
+        why = f"though the guard {acted} as often as it may, {self.cap.words}"
+        if not seen.is_finite:
+            why = f"as in {STANDING} of the last {AMONG} steps"
+        what = "would be stopped (dry run)" if dry else "is stopped"
+        return f"{seen.words}, {why}: the training {what}."
+
+    def _stop(self, optimizer: Any, seen: Seen, step: int) -> None:
+        """The training is stopped after this step, which is left out."""
         self.stopped = True
-        self.say(STOP, step, told, seen.detail)
-        if dry:
+        self.say(STOP, step, self._told_of_stop(seen), seen.detail)
+        if self.settings.dry_run:
             self._is_ended = True
-            return False
+            return
         self._left[id(optimizer)] = optimizer, leave_out(optimizer)
         self.exit_code = PERSON
         watch = self._watch()
         if watch is not None and not self.ranks.rank:
             watch.after_close(self._write_plan)
-        return True
 
     def _write_plan(self) -> None:
         """The log is complete: what is to be done next."""

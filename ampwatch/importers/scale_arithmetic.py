@@ -7,6 +7,10 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
 # Scales that differ by less are equal, printed with fewer digits.
 SAME_SCALE = 0.05
 MOST_OCTAVES = 1100  # between the largest and the smallest float
@@ -35,12 +39,6 @@ def halvings(begin: float | None, end: float | None, count: int) -> list[float] 
     if not math.isclose(factor, 0.5, rel_tol=0.05):
         return None
     return [*(begin * factor**number for number in range(count)), end]
-
-
-Floats = npt.NDArray[np.float64]
-
-
-Flags = npt.NDArray[np.bool_]
 
 
 def without_rounding(

@@ -23,11 +23,7 @@ from ampwatch.importers.text_import import TextImport
 from ampwatch.store import create_run
 
 _READ_BYTES = 1 << 20
-
-
 _PAUSE_S = 0.2
-
-
 _WRITE_EVERY_S = 0.25  # as often as a watched run
 
 

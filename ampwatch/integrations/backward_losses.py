@@ -1,4 +1,4 @@
-"""The losses of a script without a scaler: what `backward` was called on."""
+"""The losses of a script that is watched without a scaler: those that `backward` was called on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BackwardLosses:
-    """The sum of the losses of a step's backward passes, one a micro-batch."""
+    """The sum of the losses of a step's backward passes, one of each micro-batch."""
 
     def __init__(self, watches: Callable[[], Collection[Watch]], guard: Guard) -> None:
         self._watches = watches  # those that go on; nothing here keeps one alive
@@ -27,12 +27,12 @@ class BackwardLosses:
         self._stepping: Any = None  # an optimizer in whose step we are: a closure evaluates anew
 
     def begin(self) -> None:
-        """Hear of optimizers' steps, which end a sum of losses."""
+        """Register hooks on optimizers' steps, which end a step's sum of backward losses."""
         optim.register_optimizer_step_pre_hook(self._begins_step)
         optim.register_optimizer_step_post_hook(self._ended_step)
 
-    def take(self, loss: Tensor) -> None:
-        """`loss.backward()` is about to run."""
+    def add(self, loss: Tensor) -> None:
+        """Add the loss whose `backward` is about to run to the step's sum."""
         watches = self._watches()
         if loss.ndim or self._scaled or any(watch.has_scaled for watch in watches):
             return
@@ -42,21 +42,21 @@ class BackwardLosses:
             self._total = _sum(before, loss)
             self._log(unscaled, self._total)
 
-    def scaled_unwatched(self, scaler: Any, outputs: Any) -> None:
-        """A scaler that is not watched is about to scale this loss."""
+    def add_scaled(self, scaler: Any, outputs: Any) -> None:
+        """Note a loss that a scaler without a watch is about to scale."""
         known = self._scaled.get(scaler) if scaler in self._scaled else 0.0
         is_loss = isinstance(outputs, torch.Tensor) and outputs.ndim == 0 and known is not None
         self._scaled[scaler] = _sum(known, outputs) if is_loss else None
 
-    def hand_over(self, scaler: Any) -> None:
-        """This scaler is watched from this step on: log the loss so far."""
+    def log_scaled(self, scaler: Any) -> None:
+        """Log the losses that a scaler has scaled in this step; it is watched from now on."""
         loss = self._scaled.pop(scaler, None)
         for watch in self._watches():
             if loss is not None and watch.watches(scaler):
                 watch.log(loss=loss)
 
     def _log(self, unscaled: Collection[Watch], total: Tensor) -> None:
-        """Log the loss; with several trainings, to the one whose optimizer steps."""
+        """Log the sum of backward losses to the watch of the training whose optimizer steps."""
         stepping = None if self._stepping is None else self._stepping()
         for watch in unscaled:
             if len(unscaled) == 1 or (stepping is not None and watch.knows(stepping)):

@@ -1,4 +1,4 @@
-"""What all callbacks share: one watch a training, whose failure never ends the training."""
+"""The watch that the callbacks of all frameworks share; its failure never ends the training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ampwatch.probe import NoWatch, Watch, attach, warn
 def attach_parts(
     scaler: Any, model: Any, optimizers: Any, options: Mapping[str, Any]
 ) -> Watch | NoWatch:
-    """Attach to what a framework wraps; without a scaler the optimizers show the steps.
+    """Attach to the parts that a framework wraps; without a scaler the optimizers show the steps.
 
     The option `guard` is not `attach`'s: True, or the arguments of `ampwatch.guard` as a dict.
     """
@@ -27,14 +27,14 @@ def attach_parts(
 
 
 def put_guard(watch: Watch | NoWatch, asked: Any) -> StepGuard | NoGuard:
-    """The guard that was asked for: True, or its arguments."""
+    """Put the guard on a framework's watch: `asked` is True or the guard's arguments."""
     if asked is not True and not isinstance(asked, Mapping):
         raise GuardError("guard is True, or a dict of ampwatch.guard's arguments.")
     return guard(watch, **({} if asked is True else asked))
 
 
 class FrameworkWatch:
-    """The watch of a callback: begins and ends with the training, and may begin again."""
+    """The watch of a framework's callback: begins and ends with the training, may begin again."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -44,7 +44,7 @@ class FrameworkWatch:
         self.guard: StepGuard | NoGuard = NoGuard()  # the last training's, when it is over
 
     def begin(self, scaler: Any, model: Any, optimizers: Any, **options: Any) -> None:
-        """Attach; what the user asked for goes before what the callback would choose.
+        """Begin to watch a framework's training; the user's options go before the callback's.
 
         A framework's set-up that cannot be watched is reported in a sentence, and trains on
         unwatched: hours may have gone into loading it.
@@ -58,7 +58,7 @@ class FrameworkWatch:
         if self._asked_guard:
             self._put_guard(self.watch)
         if self._mirror is not None:
-            self._show(self.watch)
+            self._start_mirror(self.watch)
 
     def _put_guard(self, watch: Watch | NoWatch) -> None:
         try:
@@ -67,11 +67,11 @@ class FrameworkWatch:
             warn(f"this training is not guarded: {error}")
 
     def on_stop(self, stop: Callable[[], object]) -> None:
-        """Have the guard end the training by this function, not as Ctrl-C does."""
+        """Have the guard end a framework's training by this function, not as Ctrl-C does."""
         self.guard.on_stop(stop)
 
-    def _show(self, watch: Watch | NoWatch) -> None:
-        """Mirror the first rank, whose process has the framework's loggers."""
+    def _start_mirror(self, watch: Watch | NoWatch) -> None:
+        """Mirror the watch of the first rank, whose process has the framework's loggers."""
         from ampwatch.mirrors import mirror
 
         if watch.rank:
@@ -83,23 +83,23 @@ class FrameworkWatch:
 
     @property
     def run_name(self) -> str | None:
-        """The folder's name of the run in progress."""
+        """The folder's name of the run that the framework's watch writes."""
         folder = getattr(self.watch, "run_folder", None)
         return None if folder is None else str(folder.name)
 
     def log(self, **scalars: Any) -> None:
-        """Add scalars to the step in progress."""
+        """Log scalars to the step in progress of the framework's training."""
         if self.watch is not None:
             self.watch.log(**scalars)
 
     def fail(self, error: BaseException) -> None:
-        """The training ends by this exception."""
+        """End the watch of a framework's training that ends by this exception."""
         if isinstance(self.watch, Watch):
             self.watch.record_exception(error)
         self.end()
 
     def end(self) -> None:
-        """The training is over. A second call does nothing."""
+        """End the watch of a framework's training; a second call does nothing."""
         if self.watch is not None:
             self.watch.close()
             self.watch = None

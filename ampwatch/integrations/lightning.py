@@ -38,46 +38,46 @@ class AmpwatchCallback(Callback):
 
     @property
     def exit_code(self) -> int:
-        """0, or if the guard has stopped the training, what `ampwatch plan` says: for sys.exit."""
+        """0, or what `ampwatch plan` says if the guard has stopped the fit: for sys.exit."""
         return self._watch.guard.exit_code
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin where the checkpoint, if any, left off."""
+        """Begin to watch Lightning's fit, at the step where its checkpoint left off."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._watch.begin(
             scaler, pl_module, trainer.optimizers, start_step=trainer.global_step, **self._resumed
         )
-        self._watch.on_stop(partial(_stop, trainer))
+        self._watch.on_stop(partial(_stop_fit, trainer))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        """Note the loss where no scaler is given it: the micro-batches' parts add up."""
+        """Note the loss of Lightning's fit where no scaler gets it; micro-batches add up."""
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Log the noted loss to the step in progress."""
+        """Log the noted loss of Lightning's fit to the step in progress."""
         if self._loss is not None:
             self._watch.log(loss=self._loss)
             self._loss = None
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Close the watch: the log is complete."""
+        """End the watch as Lightning's fit ends: the log is complete."""
         self._watch.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Keep what ended the training, and in which layer."""
+        """Record the exception that ended Lightning's fit, and in which layer it was."""
         self._watch.fail(exception)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which run a checkpoint belongs to."""
+        """What Lightning saves in a checkpoint: the run to which it belongs."""
         name = self._watch.run_name
         return {} if name is None else {"run": name, "resume": True}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A fit that resumes goes on in that run."""
+        """Continue the run to which Lightning's loaded checkpoint belongs."""
         self._resumed = dict(state_dict)
 
 
-def _stop(trainer: Any) -> None:
-    """End the fit after the step in progress."""
+def _stop_fit(trainer: Any) -> None:
+    """End Lightning's fit after the step in progress."""
     trainer.should_stop = True

@@ -1,4 +1,4 @@
-"""How each change of `recovery.switches` is done in the process that trains, once torch is there.
+"""Makes a rerun's change to torch in the process that trains, one function for each change.
 
 A change notes that it was done when it meets what it is about: an autocast that was on, a scaler,
 the layer. A training that has none of that was not changed, and a rerun of it proves nothing.
@@ -28,8 +28,8 @@ _GIVEN = {
 }  # fmt: skip
 
 
-def do(change: Change) -> None:
-    """Train otherwise from now on."""
+def apply_change(change: Change) -> None:
+    """Apply a rerun's change to torch: the script trains with it from now on."""
     CHANGES[change.name](change)
 
 
@@ -37,7 +37,7 @@ def do(change: Change) -> None:
 
 
 def _multiply_rates(change: Change) -> None:
-    """Multiply the rates of the groups and schedulers that are made or loaded.
+    """Rerun change: multiply the learning rates of groups and schedulers that are made or loaded.
 
     What is saved is divided again: a file means the same in the run and in its rerun.
     """
@@ -49,23 +49,23 @@ def _multiply_rates(change: Change) -> None:
     def added(made: Callable[..., None], self: Any, group: dict[str, Any]) -> None:
         made(self, group)
         change.note_done()
-        _times(self.param_groups[-1], _RATES, factor)
+        _multiply_values(self.param_groups[-1], _RATES, factor)
 
     def loaded(load: Callable[..., Any], self: Any, state: Mapping[str, Any]) -> None:
         load(self, state)
         for group in self.param_groups:
-            _times(group, _RATES, factor)
+            _multiply_values(group, _RATES, factor)
 
     def saved(save: Callable[..., Any], self: Any) -> dict[str, Any]:
         state: dict[str, Any] = save(self)
         groups = [dict(group) for group in state["param_groups"]]
         for group in groups:
-            _times(group, _RATES, 1 / factor)
+            _multiply_values(group, _RATES, 1 / factor)
         return {**state, "param_groups": groups}
 
-    _wrap(kind, "add_param_group", added)
-    _wrap(kind, "load_state_dict", loaded)
-    _wrap(kind, "state_dict", saved)
+    _wrap_method(kind, "add_param_group", added)
+    _wrap_method(kind, "load_state_dict", loaded)
+    _wrap_method(kind, "state_dict", saved)
     _multiply_schedulers(factor)
 
 
@@ -74,28 +74,28 @@ def _multiply_schedulers(factor: float) -> None:
 
     def loaded(load: Callable[..., Any], self: Any, state: Mapping[str, Any]) -> None:
         load(self, state)
-        _times(vars(self), _KEPT, factor)
+        _multiply_values(vars(self), _KEPT, factor)
 
     def saved(save: Callable[..., Any], self: Any) -> dict[str, Any]:
         state = dict(save(self))
-        _times(state, _KEPT, 1 / factor)
+        _multiply_values(state, _KEPT, 1 / factor)
         return state
 
     def made(init: Callable[..., None], self: Any, *given: Any, **named: Any) -> None:
         bound = inspect.signature(init).bind(self, *given, **named)
-        _times(bound.arguments, _GIVEN[type(self).__name__], factor)
+        _multiply_values(bound.arguments, _GIVEN[type(self).__name__], factor)
         init(*bound.args, **bound.kwargs)
 
     for name, kind in list(vars(lr_scheduler).items()):
         if inspect.isclass(kind) and issubclass(kind, lr_scheduler.LRScheduler):
             if "load_state_dict" in vars(kind):
-                _wrap(kind, "load_state_dict", loaded)
-                _wrap(kind, "state_dict", saved)
+                _wrap_method(kind, "load_state_dict", loaded)
+                _wrap_method(kind, "state_dict", saved)
             if name in _GIVEN:
-                _wrap(kind, "__init__", made)
+                _wrap_method(kind, "__init__", made)
 
 
-def _times(holder: Any, names: tuple[str, ...], factor: float) -> None:
+def _multiply_values(holder: Any, names: tuple[str, ...], factor: float) -> None:
     for name in names:
         if name not in holder:
             continue
@@ -132,25 +132,25 @@ def _autocast_bfloat16(change: Change) -> None:
 def _wrap_autocast(made: Callable[..., None]) -> None:
     import torch
 
-    _wrap(torch.autocast, "__init__", made)
+    _wrap_method(torch.autocast, "__init__", made)
 
 
 def _scaler_off(change: Change) -> None:
-    _give_scaler(change, {"enabled": False})
+    _set_scaler(change, {"enabled": False})
 
 
 def _init_scale(change: Change) -> None:
-    _give_scaler(change, {"init_scale": change.value}, {"scale": change.value})
+    _set_scaler(change, {"init_scale": change.value}, {"scale": change.value})
 
 
 def _growth_interval(change: Change) -> None:
-    _give_scaler(change, {"growth_interval": change.value}, {"growth_interval": change.value})
+    _set_scaler(change, {"growth_interval": change.value}, {"growth_interval": change.value})
 
 
-def _give_scaler(
+def _set_scaler(
     change: Change, given_: Mapping[str, Any], loaded_: Mapping[str, Any] | None = None
 ) -> None:
-    """Make each scaler with these settings, and keep them where a saved state is loaded."""
+    """Rerun change: make each scaler with these settings; a loaded state keeps them, too."""
     import torch
 
     def made(init: Callable[..., None], self: Any, *given: Any, **named: Any) -> None:
@@ -163,12 +163,12 @@ def _give_scaler(
     def loaded(load: Callable[..., Any], self: Any, state: Mapping[str, Any]) -> None:
         load(self, {**state, **(loaded_ or {})} if state else state)
 
-    _wrap(torch.amp.GradScaler, "__init__", made)
-    _wrap(torch.amp.GradScaler, "load_state_dict", loaded)
+    _wrap_method(torch.amp.GradScaler, "__init__", made)
+    _wrap_method(torch.amp.GradScaler, "load_state_dict", loaded)
 
 
 def _layers_in_float32(change: Change) -> None:
-    """Run the layers of these names, in what is watched, in float32 under autocast."""
+    """Rerun change: run the layers of these names in float32 under autocast."""
     from torch.nn.modules.module import register_module_forward_pre_hook
 
     from ampwatch.probe import live_watches
@@ -181,14 +181,14 @@ def _layers_in_float32(change: Change) -> None:
             if None not in layers:
                 waiting.remove()
                 for layer in filter(None, layers):
-                    _make_island(layer)
+                    _run_in_float32(layer)
                 change.note_done()
                 return
 
     waiting = register_module_forward_pre_hook(look)
 
 
-def _make_island(layer: nn.Module) -> None:
+def _run_in_float32(layer: nn.Module) -> None:
     import torch
 
     forward = layer.forward
@@ -212,7 +212,7 @@ def _make_island(layer: nn.Module) -> None:
 
 
 def _clip(change: Change) -> None:
-    """Bound the norm of what each optimizer's step takes, after what the script does itself."""
+    """Rerun change: clip the gradients of each optimizer's step, after the script's own way."""
     from torch.nn.utils import clip_grad_norm_
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -238,7 +238,7 @@ def _plain_optimizer(change: Change) -> None:
                 change.note_done()
                 self.param_groups[-1][name] = False
 
-    _wrap(torch.optim.Optimizer, "add_param_group", added)
+    _wrap_method(torch.optim.Optimizer, "add_param_group", added)
 
 
 def _deterministic(change: Change) -> None:
@@ -290,8 +290,8 @@ CHANGES: Mapping[str, Callable[[Change], None]] = {
 }
 
 
-def _wrap(kind: Any, name: str, around: Callable[..., Any]) -> None:
-    """Have `around` called in place of a method, with the method first."""
+def _wrap_method(kind: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a method of torch by `around`, which gets the original method first."""
     plain = getattr(kind, name)
 
     @functools.wraps(plain)

@@ -1,4 +1,4 @@
-"""Hears of what a script imports, makes and calls, with no frame of ours in between.
+"""Hooks on what a script imports, makes and calls, with no stack frame of ours in between.
 
 A wrapper around torch's function would be named in warnings in place of the script's own line, and
 shown in tracebacks. So the script calls torch's own function, and we hear of it when the function
@@ -18,25 +18,25 @@ from typing import Any
 
 
 def when_torch_is_loaded(tell: Callable[[], None]) -> None:
-    """Call `tell` once torch is there: now, or as its import ends."""
+    """Call `tell` once the script has loaded torch: now, or as its import ends."""
     if "torch" in sys.modules:  # a package's .pth file has imported it before us
         tell()
     else:
-        sys.meta_path.insert(0, _Torch(tell))
+        sys.meta_path.insert(0, _TorchFinder(tell))
 
 
 def tell_of_each(kind: type, tell: Callable[[Any], None]) -> None:
-    """Call `tell` with each object of this class and of its subclasses as its making begins."""
+    """Hook: call `tell` with each object of this class as the script begins to make it."""
     kind.__init__ = _Making(kind.__init__, tell)  # type: ignore[misc]
 
 
 def tell_of_lookups(kind: Any, name: str, tell: Callable[[Any], None]) -> None:
-    """Call `tell` with the object whose method is looked up, which is to say about to be called."""
+    """Hook: call `tell` with an object as the script looks up its method, about to call it."""
     setattr(kind, name, _LookedUp(getattr(kind, name), tell))
 
 
 def tell_of_calls(kind: Any, name: str, tell: Callable[..., None]) -> None:
-    """Call `tell` with the same before each call of a method; does nothing the second time.
+    """Hook: call `tell` before each call of a method by the script; a second hook does nothing.
 
     A class that the object is given meanwhile takes the call, be it while the arguments are
     evaluated: in `scaler.scale(loss_of(model(x)))` the method is looked up first.
@@ -46,7 +46,7 @@ def tell_of_calls(kind: Any, name: str, tell: Callable[..., None]) -> None:
 
 
 def tell_of_function(module: Any, name: str, tell: Callable[[], None]) -> None:
-    """Call `tell` before each call of a module's function."""
+    """Hook: call `tell` before each call of a module's function by the script."""
     plain = getattr(module, name)
 
     @functools.wraps(plain)
@@ -58,7 +58,7 @@ def tell_of_function(module: Any, name: str, tell: Callable[[], None]) -> None:
 
 
 class _Making:
-    """Stands for `__init__`."""
+    """The hook in place of `__init__`."""
 
     def __init__(self, plain: Callable[..., None], tell: Callable[[Any], None]) -> None:
         self._plain = plain
@@ -79,7 +79,7 @@ class _Making:
 
 
 class _LookedUp:
-    """Stands for a method."""
+    """The hook in place of a method that is looked up."""
 
     def __init__(self, plain: Callable[..., Any], tell: Callable[[Any], None]) -> None:
         self._plain = plain
@@ -93,7 +93,7 @@ class _LookedUp:
 
 
 class _Called:
-    """Stands for a method of objects that may be given another class."""
+    """The hook in place of a method of objects that may be given another class."""
 
     def __init__(self, name: str, plain: Callable[..., Any], tell: Callable[..., None]) -> None:
         self._name = name
@@ -121,8 +121,8 @@ class _Called:
         return next(filter(None, held), None) is self
 
 
-class _Torch(importlib.abc.MetaPathFinder):
-    """Lets torch be imported as ever; some callers only ask whether it is installed."""
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """The hook on the import of torch; some callers only ask whether torch is installed."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
@@ -131,7 +131,7 @@ class _Torch(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find torch; leave every other module to the other finders."""
+        """Find torch for the import hook; leave every other module to the other finders."""
         if name != "torch" or self._asks:
             return None
         self._asks = True
@@ -141,7 +141,7 @@ class _Torch(importlib.abc.MetaPathFinder):
             self._asks = False
         if spec is not None and type(spec) is ModuleSpec:
             vars(spec)["_loaded"] = self._loaded
-            spec.__class__ = _ToldSpec
+            spec.__class__ = _HookedSpec
         return spec
 
     def _loaded(self) -> None:
@@ -150,8 +150,8 @@ class _Torch(importlib.abc.MetaPathFinder):
             self._tell()
 
 
-class _ToldSpec(ModuleSpec):
-    """Notices the end of the import, because the import system sets `_initializing` here."""
+class _HookedSpec(ModuleSpec):
+    """Calls the hook at the end of the import, as the import system sets `_initializing` here."""
 
     _loaded: Callable[[], None]
 

@@ -1,4 +1,4 @@
-"""Which models a script trains: those around the parameters that its optimizers hold."""
+"""The models that a script trains: those around the parameters that its optimizers hold."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ if TYPE_CHECKING:
 
 
 def is_trained(module: nn.Module, optimizers: Iterable[Any]) -> bool:
-    """Whether an optimizer holds something of this module."""
-    held = _held(optimizers)
+    """Whether an optimizer holds a parameter of this model."""
+    held = _held_parameters(optimizers)
     return any(id(parameter) in held for parameter in module.parameters())
 
 
 def trained_models(optimizers: Iterable[Any], running: nn.Module | None) -> Any:
-    """None, one model, or several by the name of their own class; `running` if none is found."""
+    """The models that these optimizers train, several by class name; `running` if none is found."""
     from ampwatch.probe.models import unwrap
 
-    models = _roots(_held(optimizers)) or ([running] if running is not None else [])
+    models = _outermost_modules(_held_parameters(optimizers)) or (
+        [running] if running is not None else []
+    )
     if len(models) < 2:
         return models[0] if models else None
     names = [type(unwrap(model)[0]).__name__ for model in models]
@@ -29,7 +31,7 @@ def trained_models(optimizers: Iterable[Any], running: nn.Module | None) -> Any:
     return models
 
 
-def _held(optimizers: Iterable[Any]) -> set[int]:
+def _held_parameters(optimizers: Iterable[Any]) -> set[int]:
     return {
         id(parameter)
         for optimizer in optimizers
@@ -38,8 +40,8 @@ def _held(optimizers: Iterable[Any]) -> set[int]:
     }
 
 
-def _roots(held: set[int]) -> list[nn.Module]:
-    """The outermost modules around these parameters, of all that there are in the process."""
+def _outermost_modules(held: set[int]) -> list[nn.Module]:
+    """The outermost modules in the process around the parameters that optimizers hold."""
     from torch import nn
 
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]

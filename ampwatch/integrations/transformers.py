@@ -32,37 +32,37 @@ class AmpwatchCallback(TrainerCallback):
 
     @property
     def exit_code(self) -> int:
-        """0, or if the guard has stopped the training, what `ampwatch plan` says: for sys.exit."""
+        """0, or what `ampwatch plan` says if the guard has stopped the Trainer: for sys.exit."""
         return self._watch.guard.exit_code
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """Attach; the optimizer has its scaler by now."""
+        """Begin to watch the Trainer of Transformers; its optimizer has its scaler by now."""
         model, optimizer = parts["model"], parts["optimizer"]
         scaler = getattr(optimizer, "scaler", None)
         if scaler is None:
-            self._loss.follow(model)
+            self._loss.watch_model(model)
         self._watch.begin(scaler, model, optimizer, start_step=state.global_step)
-        self._watch.on_stop(partial(_stop, control))
+        self._watch.on_stop(partial(_stop_trainer, control))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """Log the loss to the step in progress."""
+        """Log the loss of the Trainer's model to the step in progress."""
         loss = self._loss.take()
         if loss is not None:
             self._watch.log(loss=loss)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """Close the watch: the log is complete."""
+        """End the watch as the Trainer of Transformers ends: the log is complete."""
         self._loss.release()
         self._watch.end()
 
 
-def _stop(control: Any) -> None:
-    """End the training after the step in progress."""
+def _stop_trainer(control: Any) -> None:
+    """End the Trainer of Transformers after the step in progress."""
     control.should_training_stop = True
 
 
 class _LossOfModel:
-    """What a step's backward passes began from, where no scaler is given the loss.
+    """The loss of the Trainer's step where no scaler is given it.
 
     No callback sees the loss that the trainer divides over micro-batches, so the model's own is
     weighed by the gradient that comes back to it. A loss that the trainer computes by itself (label
@@ -73,18 +73,18 @@ class _LossOfModel:
         self._total: Tensor | None = None
         self._hook: Any = None
 
-    def follow(self, model: torch.nn.Module) -> None:
-        """Look at each output of the model from now on."""
+    def watch_model(self, model: torch.nn.Module) -> None:
+        """Look at each output of the Trainer's model from now on."""
         self.release()
         self._hook = model.register_forward_hook(self._see)
 
     def take(self) -> Tensor | None:
-        """The sum since the last call."""
+        """The sum of the losses of the Trainer's model since the last call."""
         total, self._total = self._total, None
         return total
 
     def release(self) -> None:
-        """Leave the model as it was."""
+        """Remove the hook from the Trainer's model."""
         if self._hook is not None:
             self._hook.remove()
         self._hook, self._total = None, None

@@ -90,7 +90,7 @@ class BackwardWatch:
         self.add(parameters)
 
     def add(self, parameters: Sequence[Tensor]) -> None:
-        """Follow these parameters too."""
+        """Follow backward passes into these parameters too."""
         for parameter in parameters:
             if id(parameter) in self._known:
                 continue
@@ -103,11 +103,11 @@ class BackwardWatch:
             self._left = None
 
     def look_again(self) -> None:
-        """Follow those too that have been unfrozen."""
+        """Follow backward passes into parameters that have been unfrozen since."""
         self.add([parameter for parameter in self._frozen.values() if parameter.requires_grad])
 
     def follow_instead(self, parameters: Sequence[Tensor]) -> None:
-        """Let go of all parameters: these have taken their place."""
+        """Follow backward passes into these parameters only: they took the place of all."""
         self._parameters.clear()
         self._frozen.clear()
         self._known.clear()
@@ -116,7 +116,7 @@ class BackwardWatch:
         self.add(parameters)
 
     def follow(self, start: Tensor, loss: Loss | None) -> None:
-        """Mark the pass that will start at this tensor."""
+        """Mark the backward pass that will start at this tensor."""
         if not self._parameters:  # no model was given and no optimizer has been seen yet
             self.add(leaves_of(start))
         hook_gradient(start, Hook(self._guard, self._pass_begins, loss))
@@ -158,7 +158,7 @@ class BackwardWatch:
         self._ended()
 
     def _count_passes(self, now: Fingerprint) -> None:
-        """One more for each parameter that this pass has reached."""
+        """Count this backward pass for each parameter that it has reached."""
         before = self._before
         if before is None or len(before.identities) != len(now.identities):
             return
@@ -169,11 +169,11 @@ class BackwardWatch:
 
     @property
     def has_followed(self) -> bool:
-        """Whether a pass has been followed to its end, and left gradients."""
+        """Whether a backward pass has been followed to its end, and left gradients."""
         return self._left is not None
 
     def passes_of(self, parameter: Tensor) -> int:
-        """How many of the passes that were followed have reached this parameter."""
+        """How many of the backward passes that were followed have reached this parameter."""
         return self._passes.get(id(parameter), 0)
 
     def left(self, parameter: Tensor) -> tuple[int, int] | None:
@@ -200,7 +200,7 @@ class BackwardWatch:
         )
 
     def release(self) -> None:
-        """Forget everything; hooks still on tensors do nothing from now on."""
+        """Follow no backward pass any more; hooks still on tensors do nothing from now on."""
         self._released = True
         self._parameters = []
         self._frozen = {}
@@ -225,7 +225,7 @@ class Losses:
         self._result: weakref.ref[Tensor] | None = None  # of the one loss nobody follows
 
     def take(self, outputs: Any, results: Any) -> None:
-        """`scaler.scale(outputs)` gave these results."""
+        """Take the loss given to `scaler.scale`; from its result a backward pass will start."""
         if not isinstance(outputs, Tensor):
             if isinstance(outputs, (list, tuple)):
                 for output, result in zip(outputs, results, strict=False):
@@ -265,11 +265,11 @@ class Losses:
         self.doubt()
 
     def doubt(self) -> None:
-        """Something was not as in a plain loop: follow passes for a while."""
+        """Something was not as in a plain loop: follow backward passes for a while."""
         self.closely_for = max(self.closely_for, STEPS_AFTER_DOUBT)
 
     def follow_always(self) -> None:
-        """This loop does what no version counter shows."""
+        """Follow every backward pass: this loop does what no version counter shows."""
         self.closely_for = sys.maxsize
 
     def hand_over(self, sentinels: Sequence[Tensor]) -> list[Loss]:
@@ -287,13 +287,13 @@ class Losses:
         return pending
 
     def begin_step(self, *, sampled: bool) -> None:
-        """The next step begins."""
+        """The next step begins: are its backward passes followed?"""
         if self.closely_for:
             self.closely_for -= 1
         self.followed = sampled or self.closely_for > 0
 
     def release(self) -> None:
-        """Let go of every parameter."""
+        """Let go of the losses, and of every parameter."""
         self.pending = []
         self._sentinels = ()
 
@@ -328,12 +328,12 @@ class StaleGradients:
         self.waiting.pop(view.number, None)
 
     def forget(self, number: int) -> None:
-        """Nothing is known of this optimizer's gradients."""
+        """Nothing is known any more of what this optimizer's gradients hold from before."""
         self.used.pop(number, None)
         self.waiting.pop(number, None)
 
     def knows(self, view: OptimizerView) -> bool:
-        """Whether gradients of this optimizer are followed."""
+        """Whether it is known what gradients of this optimizer hold from before."""
         return bool(self.used.get(view.number)) or view.number in self.waiting
 
     def passed_by(self, views: Iterable[OptimizerView], record: StepRecord) -> None:
@@ -362,7 +362,7 @@ class StaleGradients:
                     self._held.setdefault(view.number, value)
 
     def found_by(self, view: OptimizerView) -> Stale | None:
-        """What the optimizer's turn is about to use that is older; asked once a turn."""
+        """The old gradients that the optimizer's turn is about to use; asked once a turn."""
         if not self.knows(view):
             return None
         held = self._held.pop(view.number, None)
@@ -373,7 +373,7 @@ class StaleGradients:
         return Stale(newest if waiting is None else (*waiting.held, *newest), waiting)
 
     def release(self) -> None:
-        """Let go of every parameter."""
+        """Let go of every parameter whose gradients were followed."""
         self.used.clear()
         self.waiting.clear()
 
@@ -411,7 +411,7 @@ class StaleGradients:
     def _still_waiting(
         self, view: OptimizerView, record: StepRecord, *, unscaled: bool
     ) -> Waiting | None:
-        """What waits now; a window longer if backward passes have added to what waited before."""
+        """The gradients that wait now; for longer if backward passes have added to them."""
         before, marks = self.waiting.get(view.number), self._marks(view)
         if before is not None and self._are_untouched(before.marks):
             return replace(before, unscaled=before.unscaled or unscaled)

@@ -58,7 +58,7 @@ class Control:
     def follow(
         self, turns: Turns, step: CurrentStep, deliver: Callable[[EventRecord], None]
     ) -> None:
-        """Act on this loop; tell in its rows what may be asked for."""
+        """Act on this loop when a page asks; tell in its rows what may be asked for."""
         self._loop = turns, step, deliver
         self._offer()
 
@@ -83,7 +83,7 @@ class Control:
             self._refuse(asked, why)
 
     def look(self) -> None:
-        """On the courier's thread, often: see what the other ranks say."""
+        """On the courier's thread, often: see what the other ranks say of an instruction."""
         if self._ranks is not None and self._loop is not None:
             self._ranks.look(self._loop[1])
 

@@ -50,7 +50,7 @@ class MemoryLog:
         self.next_sequence = 0
 
     def append(self, _batch: codec.Batch, _sequence: int | None = None) -> int:
-        """The batch's number."""
+        """Number the batch, and keep nothing of it."""
         self.next_sequence += 1
         return self.next_sequence - 1
 
@@ -59,15 +59,15 @@ class MemoryLog:
         return []
 
     def is_in_place(self) -> bool:
-        """There is no place that it could be taken from."""
+        """There is no place that this log could be taken from."""
         return True
 
     def begin_anew(self) -> str | None:
-        """Nothing to begin."""
+        """There is no log on disk to begin anew."""
         return None
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """There are no files to let go of."""
 
 
 Log = RankWriter | MemoryLog
@@ -113,7 +113,7 @@ class Courier:
 
     @property
     def failures(self) -> int:
-        """How often it failed, not counting what was lost."""
+        """How often the courier failed, not counting what was lost."""
         return self._guard.failures
 
     def deliver(self, record: StepRecord | EventRecord) -> None:

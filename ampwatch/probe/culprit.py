@@ -125,7 +125,7 @@ class _Chain:
         return (-1 if owner is None or owner.order is None else owner.order, layer.number)
 
     def innermost(self, layers: Iterable[LayerState]) -> list[LayerState]:
-        """Those that contain no other of them."""
+        """Of these layers those that contain no other of them."""
         chosen = list(layers)
         around: set[int] = set()
         for layer in chosen:
@@ -385,7 +385,7 @@ class OwnBackward:
     parameter_finite: Mapping[int, bool]  # to look for a culprit among
 
     def detail(self) -> dict[str, Any]:
-        """For the overflow event."""
+        """This rank's own part, for the overflow event."""
         return {} if self.finite is None else {"own_finite": self.finite, "own_exact": self.exact}
 
 

@@ -95,7 +95,7 @@ class Forwards:
             self._samples.clear()
 
     def step_over(self) -> None:
-        """The next step begins."""
+        """The next step begins: no forward pass of it has run."""
         if self.unused:
             self.used()
         self.seen_before = self.count > 0
@@ -155,7 +155,7 @@ _weakly: Callable[[Any], Any] = StorageWeakRef
 
 
 def _part(value: Tensor) -> Tensor:
-    """Its values, or some; a copy where to keep them would be to keep a larger tensor."""
+    """An output's values, or some; a copy where to keep them would be to keep a larger tensor."""
     known = value.detach()
     if known.numel() > SAMPLE_LIMIT:
         return strided(known, SAMPLE_LIMIT).clone()
@@ -236,7 +236,7 @@ class CurrentStep:
             warn(sentence)
 
     def use(self, scaler: Any) -> None:
-        """The loop goes on with this scaler."""
+        """The loop goes on with this scaler: the current step is its."""
         # Weak: an optimizer's hook holds us, and may not hold the scaler.
         self.scaler = weakref.ref(scaler)
 
@@ -256,7 +256,7 @@ class CurrentStep:
 
 
 def _no_scaler() -> None:
-    """There is none."""
+    """The scaler of a loop that has none."""
 
 
 # -- which steps are sampled -----------------------------------------------------------------------
@@ -275,7 +275,7 @@ class Sampling:
         self.begin(start_step)
 
     def begin(self, step: int) -> None:
-        """The next step has this number."""
+        """Choose whether the next step, which has this number, is sampled."""
         self.sampled = step < self._until or step % self._layer_every == 0
         if self._observer is None:
             return
@@ -286,7 +286,7 @@ class Sampling:
             self._observer.disarm()
 
     def look_away(self) -> None:
-        """This step does not end: forget what was noted of it."""
+        """This step does not end: stop sampling it, and forget what was noted."""
         if self._observer is not None:
             self._observer.disarm()
 

@@ -210,7 +210,7 @@ class ExceptionReport:
     ]  # a row of each device; with its pressure if out of memory
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a dict that json can write."""
+        """The report as a dict that json can write."""
         return asdict(self)
 
 
@@ -292,7 +292,7 @@ def _places_to_read(error: BaseException, names: Mapping[int, str]) -> list[_Pla
 
 
 def _places(error: BaseException) -> list[_Place]:
-    """The lines of its traceback, outermost first."""
+    """The lines of an exception's traceback, outermost first."""
     running = _running()
     places = []
     link = error.__traceback__
@@ -323,7 +323,7 @@ def _is_users(place: _Place) -> bool:
 
 
 def _written(place: _Place) -> str:
-    """As in "torch/nn/functional.py:3554, in binary_cross_entropy"."""
+    """A line of the traceback as in "torch/nn/functional.py:3554, in binary_cross_entropy"."""
     torchs = _TORCH in place.file.parents
     file = place.file.relative_to(_TORCH.parent) if torchs else place.file
     return f"{file}:{place.line}, in {place.function}"
@@ -362,7 +362,7 @@ def _type_name(error: BaseException) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """Its message, capped; `traceback` copes with an exception whose `__str__` raises."""
+    """The exception's message, capped; `traceback` copes with one whose `__str__` raises."""
     safely = traceback.TracebackException(
         type(error), error, None, limit=1, lookup_lines=False, capture_locals=False
     )

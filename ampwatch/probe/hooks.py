@@ -98,7 +98,7 @@ class Handle:
         place[number] = hook
 
     def remove(self) -> None:
-        """Take it away, or within `removed_later` leave that to `remove_what_was_left`."""
+        """Take the hook away, or within `removed_later` leave that to `remove_what_was_left`."""
         if getattr(_later, "active", False):
             self.leave()
             return
@@ -108,7 +108,7 @@ class Handle:
                 _forget_hook(place)
 
     def leave(self) -> None:
-        """Leave it to `remove_what_was_left`."""
+        """Leave the hook where it is, for `remove_what_was_left`."""
         _left.append(self)
 
 
@@ -163,7 +163,7 @@ _left: deque[Handle] = deque()
 
 @contextlib.contextmanager
 def removed_later() -> Iterator[None]:
-    """What is removed in here, on this thread, stays where it is for now.
+    """Hooks that are removed in here, on this thread, stay where they are for now.
 
     The garbage collector may run us inside an optimizer's step, which would raise if its dict of
     hooks changed while it iterates.
@@ -176,7 +176,7 @@ def removed_later() -> Iterator[None]:
 
 
 def remove_what_was_left() -> None:
-    """Take those away now."""
+    """Take away the hooks that were left where they were."""
     while _left:
         _left.popleft().remove()
 
@@ -240,7 +240,7 @@ def _answer() -> None:
 
 
 def _answer_no_more() -> None:
-    """Restore the table, unless another function was put there after ours."""
+    """Restore copyreg's table, unless another function was put there after ours."""
     global _before, _asked
     if copyreg.dispatch_table.get(OrderedDict) is not _reduce:
         return

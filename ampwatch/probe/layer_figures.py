@@ -84,7 +84,7 @@ def figures_of(
     scale: float | None,
     scaled_loss: float | None = None,
 ) -> LayerFigures:
-    """The step's figures, from the values of its pack.
+    """The figures of a sampled step's layers, from the values of its pack.
 
     `scale` is the loss scale of its gradients, `scaled_loss` what its backward passes began with
     (of several the largest); figures that need one of them are None where it is unknown.
@@ -282,7 +282,7 @@ class LayerInfos:
         self._sources: dict[int, tuple[Any, ...]] = {}  # what each info was made from last
 
     def changed(self, sampled: SampledLayers) -> list[LayerInfo]:
-        """The infos that this sample makes worth a row."""
+        """The infos of layers that this sample makes worth a row."""
         self._ever_ran.update(sampled.visits)
         changed = []
         for layer in self._survey.layers:
@@ -405,7 +405,7 @@ def _visit_info(layer: Layer, visit: Visit) -> dict[str, Any]:
 
 
 def _gradient_dtype(visit: Visit) -> torch.dtype | None:
-    """Of the first gradient at its outputs."""
+    """The data type of the first gradient at a layer's outputs."""
     return _first(seen.grad_dtype for seen in visit.outputs)
 
 
@@ -422,7 +422,7 @@ def _without_none(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def says_the_same(before: LayerInfo, now: LayerInfo) -> bool:
-    """Whether nothing worth a row has changed.
+    """Whether nothing worth a row has changed about the layer.
 
     With sequences of varying length every sample would write every layer again: rows and operations
     count as changed when they have doubled or halved.

@@ -37,10 +37,10 @@ class ForwardListener(Protocol):
     """Is called for every training forward, on the thread that runs it."""
 
     def forward_began(self, inputs: Sequence[Tensor], device_type: str) -> None:
-        """These tensors enter the model, the batch first."""
+        """A training forward begins: these tensors enter the model, the batch first."""
 
     def forward_ended(self, layer: int, outputs: Sequence[Tensor]) -> None:
-        """These tensors left it, by the layer with this number."""
+        """These tensors left the model, by the layer with this number."""
 
 
 class LayerObserver:
@@ -98,7 +98,7 @@ class LayerObserver:
                 )
 
     def _hooks_of(self, layer: Layer) -> tuple[Hook, Hook]:
-        """Made once, put on again for each armed step."""
+        """A layer's two hooks, made once and put on again for each armed step."""
         made = self._hooks.get(layer.number)
         if made is None:
             enter = Hook(self._guard, self._enter, layer)
@@ -106,7 +106,7 @@ class LayerObserver:
         return made
 
     def _unhook_modules(self) -> None:
-        """Take off the hooks that have been called.
+        """Take off the hooks on layers that have been called.
 
         Those that have not are on modules that never ran, or were compiled behind our back: then
         they are in the graph, where they do nothing, and to take them off would compile it anew.
@@ -120,7 +120,7 @@ class LayerObserver:
         return self._steps_unseen >= _STEPS_UNTIL_BLIND
 
     def disarm(self) -> None:
-        """Take the hooks off again; what was noted and not collected is forgotten."""
+        """Take the hooks off the layers; what was noted and not collected is forgotten."""
         self.armed = False
         self._unhook_modules()
         if self._local is not None:
@@ -128,7 +128,7 @@ class LayerObserver:
         self._begin_notes()
 
     def release(self) -> None:
-        """Leave nothing of ours on the model."""
+        """Leave no hook of ours on the model."""
         self.disarm()
         for handles in (*self._while_armed.values(), self._permanent):
             _remove(handles)
@@ -156,7 +156,7 @@ class LayerObserver:
     # -- what is taken over at the end of a step -------------------------------------------------
 
     def collect(self) -> SampledLayers:
-        """What was seen in the armed step."""
+        """What the hooks saw of the layers in the armed step."""
         sampled = self._notes.sampled(dict(self._sealed))
         self._steps_unseen = 0 if self._notes.visits else self._steps_unseen + 1
         if self.first_layer is None and self._notes.visits:
@@ -334,19 +334,19 @@ class LocalGradients:
         self._seen.clear()
 
     def release(self) -> None:
-        """Leave nothing of ours anywhere."""
+        """Leave no hook on parameters and outputs."""
         self.disarm()
         self._forget_first()
 
     def follow_first(self, outputs: Iterable[Tensor]) -> None:
-        """The first layer has given these."""
+        """Look at the gradients that will reach these outputs of the first layer."""
         for tensor in outputs:
             if tensor.requires_grad and measurable(tensor):
                 hook = Hook(self._guard, self._note_first)
                 self._first_handles.append(hook_gradient(tensor, hook))
 
     def collect(self, pack: Pack) -> LocalCapture | None:
-        """The step's values, put into its pack; None if nothing was seen."""
+        """This rank's own gradients in the step, put into its pack; None if nothing was seen."""
         seen, self._seen = self._seen, {}
         first, self._first = self._first, []
         self._forget_first()
@@ -357,7 +357,7 @@ class LocalGradients:
         )
 
     def _forget_first(self) -> None:
-        """A tensor that the user keeps must not keep us."""
+        """Unhook the first layer's outputs: one that the user keeps must not keep us."""
         for handle in self._first_handles:
             handle.remove()
         self._first_handles.clear()

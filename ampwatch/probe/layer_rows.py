@@ -58,7 +58,7 @@ class LayerStep:
         self.amax_known[layers] = True
 
     def columns(self, layers: NDArray[np.int64]) -> Columns:
-        """What is known of these layers; absent as None."""
+        """What the step knows of these layers, as columns; absent as None."""
         numbers = layers.tolist()
         ratio = self.update_ratio[layers]
         return {
@@ -97,7 +97,7 @@ class LayerLog:
         self._ring: deque[_Waiting] = deque(maxlen=RING_STEPS)
 
     def take(self, record: StepRecord, moved: Mapping[int, Move]) -> None:
-        """Remember a step."""
+        """Remember a step: its layers may be asked for."""
         moves = [moved[id(turn)] for turn in record.turns if id(turn) in moved]
         self._ring.append(_Waiting(record, moves))
 
@@ -107,7 +107,7 @@ class LayerLog:
         return self._worked_out(self._ring[-1])
 
     def around_overflow(self) -> list[LayerStep]:
-        """The waiting steps that no row shows yet."""
+        """The waiting steps whose layers no row shows yet."""
         unseen = [waiting for waiting in self._ring if not waiting.written]
         for waiting in unseen:
             waiting.written = True
@@ -195,7 +195,7 @@ def first_activation(record: StepRecord) -> tuple[int | None, float | None]:
 
 
 def rows_of(steps: Iterable[LayerStep]) -> Columns:
-    """The narrow rows of steps that were not looked into."""
+    """The narrow rows of layers, of steps that were not looked into."""
     columns: Columns = {name: [] for name in ("step", "layer", "act_amax", *EVERY_STEP)}
     for known in steps:
         wanted = known.seen | ~np.isnan(known.update_ratio)

@@ -103,7 +103,7 @@ def _of_weight(weight: Any) -> RoleFormats | None:
 
 
 def with_inner(weight: Any) -> list[Any]:
-    """A weight, and the tensors nested inside it."""
+    """A weight, and the tensors that its library has nested inside it."""
     found: list[Any] = []
     while weight is not None and len(found) <= len(INNER_TENSORS):
         found.append(weight)
@@ -264,7 +264,7 @@ def _of_tensors(forward: str, backward: str, scaling: str, rounded: str) -> Role
 
 
 def _of_blocks(recipe: Any, forward: str, backward: str) -> RoleFormats:
-    """Blocks of 128, or of 128 x 128, as the recipe says of each role."""
+    """Formats with blocks of 128, or of 128 x 128, as the recipe says of each role."""
     rounded = "" if getattr(recipe, EXACT_SCALES, False) else "down"
     input_side, weight_side, grad_side = (
         "block128x128" if getattr(recipe, name, usual) == 2 else "block1x128"
@@ -341,7 +341,7 @@ _WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 def formats_of(module: Any, weight: Any) -> RoleFormats:
-    """The formats of a layer's roles.
+    """The number formats of a layer's roles.
 
     `weight` is its matrix, if it has one; a bare parameter has no module.
     """

@@ -26,6 +26,7 @@ from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
+from ampwatch.probe.saved_moments import SavedMoments
 from ampwatch.probe.tensor_values import dtype_name, measurable
 from ampwatch.probe.unscaled_steps import UnscaledSteps
 from ampwatch.rows import EventKind
@@ -46,20 +47,20 @@ class Owner(Protocol):
         """The loop goes on with this scaler too."""
 
     def end_if_over(self) -> None:
-        """An optimizer is gone: is anybody left?"""
+        """An optimizer is gone: the watch ends if nobody is left."""
 
 
 class StepActor(Protocol):
     """Who acts on the steps, where the user allows it; `guarding.StepGuard`."""
 
     def step_over(self) -> None:
-        """A step has ended."""
+        """A step of the loop has ended."""
 
     def settled(self, record: StepRecord) -> None:
         """The values of this step have arrived."""
 
     def release(self) -> None:
-        """The watch ends."""
+        """The watch ends: act on no step any more."""
 
 
 class Loop:
@@ -109,6 +110,7 @@ class Loop:
         self._batch_size = BatchSize()
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
+        self._saves = SavedMoments(deliver)
         self._last_error: int | None = None  # its id: holding it would hold its frames
 
     def log(self, values: Mapping[str, Any]) -> None:
@@ -255,11 +257,14 @@ class Loop:
 
     def state_saved(self, path: str | None = None) -> None:
         """`scaler.state_dict()` was called, probably for a checkpoint, or a path was reported."""
-        told = {"of": "scaler"} if path is None else {"of": "checkpoint", "path": path}
-        self.current.event(EventKind.STATE_SAVED, told)
+        told: dict[str, Any] = (
+            {"of": "scaler"} if path is None else {"of": "checkpoint", "path": path}
+        )
+        event = EventRecord(self.current.number, time.time_ns(), EventKind.STATE_SAVED, told)
+        self._saves.take(event, self.turns.optimizers())
 
     def state_loaded(self, state: Any) -> None:
-        """`scaler.load_state_dict()` was called."""
+        """`scaler.load_state_dict()` was called: an event for the diagnosis."""
         shown = state if isinstance(state, Mapping) else {}
         numbers = {k: v for k, v in shown.items() if isinstance(v, (int, float))}
         self.current.event(EventKind.STATE_LOADED, {"of": "scaler", **numbers})
@@ -323,6 +328,7 @@ class Loop:
             self.settle()
         else:
             self._hand_over(record)
+        self._saves.settle()
         sampling.begin(current.number)
         if losses.followed or losses.closely_for or sampling.sampled:
             losses.begin_step(sampled=sampling.sampled)
@@ -404,7 +410,7 @@ class Loop:
             self.current.misuse(code, {"optimizer": turn.optimizer, **detail}, step=record.step)
 
     def close(self) -> None:
-        """Close what is open and let go of every hook."""
+        """Close the step that is open, and let go of every hook."""
         record = self.current.record
         if record is not None and self._is_a_row(record):
             if self.current.enabled:
@@ -414,6 +420,7 @@ class Loop:
         for record in self._settling:
             record.pack.wait()
         self.settle()
+        self._saves.close()
         if self.actor is not None:
             self.actor.release()
             self.actor = None

@@ -214,7 +214,7 @@ class Survey:
 
     @property
     def roots(self) -> tuple[nn.Module, ...]:
-        """The models that live."""
+        """The watched models that live."""
         return tuple(root for reference in self.to_roots if (root := reference()) is not None)
 
     def follow(self) -> bool:
@@ -244,7 +244,7 @@ class Survey:
         return [self.parameters[at] for at in layer.weights]
 
     def matrix_of(self, layer: Layer) -> nn.Parameter | None:
-        """The first of them with two dimensions or more."""
+        """The first of a layer's parameters with two dimensions or more."""
         held = self.held_by(layer)
         return next((one for one in held if len(parameter_shape(one) or ()) >= 2), None)
 

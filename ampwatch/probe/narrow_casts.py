@@ -62,7 +62,7 @@ class CastSample:
         self.at = -1  # of its counts, in the step's pack
 
     def counts(self, values: Sequence[float]) -> CastCounts | None:
-        """The counts from the step's pack; None if the tensor was not finite."""
+        """What the cast would do to the sample's values; None if the tensor was not finite."""
         amax, _, *counts = values[self.at : self.at + _COUNTS]
         if not math.isfinite(amax):
             return None
@@ -183,7 +183,7 @@ class CastBatches:
         self._numbers: list[Number] = []
 
     def add(self, one: CastSample) -> None:
-        """Add a sample; samples on a device are counted soon, to free its memory."""
+        """Add a sample of a cast; those on a device are counted soon, to free its memory."""
         values = one.values
         if values is None:
             return
@@ -208,7 +208,7 @@ class CastBatches:
         return values.is_cpu
 
     def put(self, pack: Pack) -> None:
-        """Count what waits, and put all counts into the step's pack."""
+        """Count what waits of the casts, and put all counts into the step's pack."""
         for part in (*self._waiting.values(), *([one] for one in self._on_host)):
             self._counted.append((part, counts_of(part)))
         for part, counts in self._counted:

@@ -73,7 +73,7 @@ class Fingerprint:
 
 
 def fingerprint(parameters: Sequence[Tensor]) -> Fingerprint:
-    """The state of the gradients; it differs after any write."""
+    """Which gradients there are and how often each was written to; it differs after any write."""
     gradients = map(_GRADIENT, parameters)
     return Fingerprint(list(map(id, gradients)), gradient_versions(parameters))
 
@@ -110,7 +110,7 @@ class GradientMeter:
         self._sharded = False
 
     def look_again(self) -> None:
-        """Learn what kind of gradients there are now."""
+        """Learn what kind of gradients there are to measure now."""
         gradients = [g for p in self._parameters if (g := p.grad) is not None]
         self._dense = all(type(g) is Tensor and g.layout is torch.strided for g in gradients)
         self._half = any_half(gradients)
@@ -197,7 +197,7 @@ def norms_of(tensors: Any, order: float = 2.0, *, half: bool) -> tuple[Tensor, .
 
 
 def any_half(tensors: Sequence[Tensor]) -> bool:
-    """Whether one of them is in half precision."""
+    """Whether one of these tensors is in half precision: then its norm is summed in float32."""
     return not _HALF.isdisjoint(map(_TYPE, tensors))
 
 
@@ -235,7 +235,7 @@ class WeightMeasure:
         self.amax_at: dict[int, int] = {}  # likewise; none where a finite norm says enough
 
     def put(self, pack: Pack) -> None:
-        """Put the figures into the pack, and keep their places there."""
+        """Put the weights' norms into the pack, and keep their places there."""
         first = pack.put_scalars(*self._norms)
         self.norm_at = {position: at for at, position in enumerate(self._positions, first)}
         self.amax_at = {

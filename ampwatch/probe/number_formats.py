@@ -57,7 +57,7 @@ class NumberFormat:
 
     @property
     def text(self) -> str:
-        """As the columns show it: `float8_e4m3fn/tensorwise/dynamic`."""
+        """The format as the columns show it: `float8_e4m3fn/tensorwise/dynamic`."""
         return "/".join(filter(None, (self.element, self.granularity, self.scaling, self.note)))
 
 
@@ -83,7 +83,7 @@ NONE = RoleFormats()
 
 
 def of_all_roles(one: NumberFormat) -> RoleFormats:
-    """The same format for every role."""
+    """The same number format for every role."""
     return RoleFormats(one, one, one)
 
 
@@ -91,7 +91,7 @@ def of_all_roles(one: NumberFormat) -> RoleFormats:
 
 
 def block_of(form: NumberFormat | None) -> int | None:
-    """The length of a block along a row; None for other granularities."""
+    """The length of a format's block along a row; None for other granularities."""
     if form is None or not form.granularity.startswith("block"):
         return None
     lines, _, length = form.granularity.removeprefix("block").rpartition("x")

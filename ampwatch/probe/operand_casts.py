@@ -94,7 +94,7 @@ class Operands:
         self._inputs: dict[tuple[int, int], CastSample | None] = {}  # by ids of tensor and format
 
     def begin(self, number: int, taken: Noted | None, *, half: bool) -> LayerCasts | None:
-        """A layer is about to run; None if it is no product of interest."""
+        """A layer is about to run: sample its operands; None if it is no product of interest."""
         layer = self._survey.layers[number]
         module = layer.module
         if module is None or not layer.leaf:
@@ -129,7 +129,7 @@ class Operands:
         return casts
 
     def end(self, every: Iterable[LayerCasts | None]) -> None:
-        """The step is over, so the newest maxima of the gradients are there."""
+        """The step is over, so the newest maxima of the operands' gradients are there."""
         for casts in every:
             if casts is not None and casts.room is not None:
                 used = casts.room.backward()
@@ -208,7 +208,7 @@ def _sample(casts: LayerCasts, role: str) -> CastSample | None:
 
 
 def _figures(taken: CastSample | None, values: Sequence[float]) -> tuple[Any, ...]:
-    """Shares, spread and what if; None where they are not known."""
+    """Shares, spread and what if of an operand's cast; None where they are not known."""
     counts = None if taken is None or taken.at < 0 else taken.counts(values)
     if taken is None or counts is None or not counts.nonzero:
         return (None,) * len(_FIGURES)

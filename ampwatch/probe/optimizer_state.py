@@ -98,7 +98,7 @@ class _Bucket:
 
 @torch.no_grad()
 def read(step: Stepped, pack: Pack) -> StateCapture | None:
-    """The figures of the step that has just been made; None where there is nothing to tell."""
+    """What an optimizer's state says of the step just made; None where there is nothing to tell."""
     if not isinstance(getattr(step.optimizer, "state", None), Mapping):
         return None
     places: list[int] = []
@@ -119,7 +119,7 @@ def read(step: Stepped, pack: Pack) -> StateCapture | None:
 
 
 def rounding_of(capture: StateCapture, values: Sequence[float]) -> Rounding | None:
-    """What the sums say, once they have arrived."""
+    """What half-precision weights took up of the update, once the sums have arrived."""
     at = capture.rounding_at
     if at is None:
         return None
@@ -262,7 +262,7 @@ def _started(bucket: _Bucket, counts: Sequence[int], moment: int) -> Any:
 
 
 def _rounding_sums(bucket: _Bucket, gradient: Tensor, step: Stepped) -> Tensor:
-    """Weights with a gradient, and those unmoved.
+    """How many half-precision weights have a gradient, and how many of them did not move.
 
     Then of those whose update is understood: how many there are, how many should move, what was
     asked of them, what they moved along it.

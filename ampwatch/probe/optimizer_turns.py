@@ -85,7 +85,7 @@ class Turns:
         return self._backward.has_followed
 
     def knows(self, optimizer: Any) -> bool:
-        """Whether it has been seen, or holds a parameter of the watched models."""
+        """Whether the optimizer has been seen, or holds a parameter of the watched models."""
         known = self.views.get(id(optimizer))
         if known is not None and known.is_of(optimizer):
             return True
@@ -120,6 +120,10 @@ class Turns:
         kind = EventKind.OPTIMIZER_REPLACED if replaced else EventKind.OPTIMIZER
         self._step.event(kind, made.describe(optimizer))
         return made
+
+    def optimizers(self) -> list[Any]:
+        """Those that are still there."""
+        return [one for view in self.views.values() if (one := view.reference()) is not None]
 
     def _forget_gone(self) -> None:
         """Let go of optimizers that the user let go, and of parameters that only they knew."""
@@ -244,7 +248,7 @@ class Turns:
         self.take_update(view, turn)
 
     def _optimizer_stepped(self, optimizer: Any, *_: Any) -> None:
-        """`optimizer.step()` has run."""
+        """`optimizer.step()` has run, in its turn or alone."""
         if _is_compiling():
             return
         if self.in_step is None or self.stepping is not optimizer:
@@ -432,7 +436,7 @@ class Turns:
                 self._stale.used_by(view)
 
     def release(self) -> None:
-        """Let go of every hook, and of every parameter."""
+        """Let go of every optimizer: of its hooks and its parameters."""
         for view in self.views.values():
             view.release()
         self.views = {}

@@ -78,6 +78,7 @@ class OptimizerView:
         self.lr_bases: list[float] = []  # and its base rate
         self._lr: object = _UNREAD  # the first group's, as the object it was
         self._highest: list[float] = []
+        self.multiplied = 1.0  # what a page or a guard has multiplied the rates by
         self._known = positions
         self._detailed = detailed
         self._counts: tuple[int, ...] = ()
@@ -114,7 +115,7 @@ class OptimizerView:
         )
 
     def is_current(self, optimizer: Any) -> bool:
-        """Whether its groups still hold the same parameters."""
+        """Whether the optimizer's groups still hold the same parameters."""
         groups = optimizer.param_groups
         if len(groups) == 1:
             held = groups[0]["params"]
@@ -123,7 +124,7 @@ class OptimizerView:
         return counts == self._counts and all(map(is_, _parameters(groups), self.parameters))
 
     def follow(self, optimizer: Any) -> None:
-        """Take up the parameters that its groups hold now."""
+        """Take up the parameters that the optimizer's groups hold now."""
         groups = optimizer.param_groups
         self._counts = counts = tuple([len(group["params"]) for group in groups])
         self._only_count = counts[0] if len(counts) == 1 else -1
@@ -172,6 +173,7 @@ class OptimizerView:
         """Multiply every rate, in its groups and schedules; the base rate falls or rises along."""
         multiply_rates(optimizer, factor)
         self._highest = [rate * factor for rate in self._highest]
+        self.multiplied *= factor
 
     @staticmethod
     def _base(group: Mapping[str, Any], highest: float) -> float:
@@ -181,7 +183,7 @@ class OptimizerView:
         return highest if highest > initial or math.isnan(initial) else initial
 
     def describe(self, optimizer: Any) -> dict[str, Any]:
-        """The detail of an `optimizer` event."""
+        """The optimizer in words and numbers, for its `optimizer` event."""
         return {
             "optimizer": self.number,
             "class": type(optimizer).__name__,
@@ -191,7 +193,7 @@ class OptimizerView:
         }
 
     def release(self) -> None:
-        """Take the hooks away."""
+        """Take the hooks off the optimizer."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -208,7 +210,7 @@ def _shown(value: Any) -> float | None:
 
 
 def _group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """One group's settings as numbers and words."""
+    """One parameter group's settings as numbers and words."""
     shown: dict[str, Any] = {"parameters": len(group["params"])}
     for name in ("lr", "initial_lr", "max_lr", "weight_decay", "momentum", "alpha", "eps"):
         if name in group:

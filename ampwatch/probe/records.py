@@ -98,16 +98,16 @@ class Stale:
 
     @property
     def is_true(self) -> bool:
-        """Whether there was something in them; zeros are as good as none."""
+        """Whether there was something in the old gradients; zeros are as good as none."""
         return bool(self.held) and all(value.value != 0.0 for value in self.held)
 
     @property
     def is_poison(self) -> bool:
-        """Whether they were not finite before this step's backward: then it is not to blame."""
+        """Whether the old gradients were not finite: then this step's backward is not to blame."""
         return any(not math.isfinite(value.value) for value in self.held)
 
     def misuse(self, record: StepRecord) -> tuple[str, dict[str, Any]] | None:
-        """The mistake, if it is one, once the values of the record have arrived."""
+        """The mistake of using old gradients, if it is one, once the values have arrived."""
         waiting = self.waiting
         if not self.is_true:
             return None

@@ -23,6 +23,7 @@ from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import rounding_of
 from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
 from ampwatch.probe.sampled_layers import SampledLayers
+from ampwatch.probe.saved_moments import NOT_FINITE
 from ampwatch.probe.tensor_values import HALF, dtype_name, largest
 from ampwatch.probe.update_norms import Move, Mover
 from ampwatch.rows import DTYPE_NUMBERS, EventKind, Table
@@ -273,7 +274,7 @@ def scale_of(record: StepRecord) -> float | None:
 
 
 def _all_finite(values: Sequence[float]) -> bool | None:
-    """None where there are none."""
+    """Whether all of these values are finite; None where there are none."""
     return all(map(math.isfinite, values)) if values else None
 
 
@@ -339,7 +340,7 @@ def _extra_columns(steps: Iterable[StepRecord]) -> Columns:
 
 
 def _scalars(record: StepRecord) -> Iterator[tuple[str, float | None]]:
-    """The user's own, and the norm of this rank's part of sharded gradients."""
+    """A step's `extras`: the user's own, and the norm of this rank's part of sharded gradients."""
     for name, at in record.scalars:
         yield name, record.pack.values[at]
     for turn in record.turns:
@@ -372,7 +373,7 @@ class CheckpointStamps:
         param_norms: Iterable[float | None],
         scales: Iterable[float | None],
     ) -> None:
-        """Take in the next steps, in their order."""
+        """Take in whether weights and scale were broken in the next steps, in their order."""
         for step, norm, scale in zip(steps, param_norms, scales, strict=True):
             if norm is not None:
                 self._note(_WEIGHTS, step, is_broken=not math.isfinite(norm))
@@ -387,15 +388,22 @@ class CheckpointStamps:
             self._broken_since.pop(what, None)
 
     def stamp(self, events: Iterable[EventRecord]) -> None:
-        """Mark the saves among these events that hold what nobody wants to load."""
+        """Mark the saves of checkpoints among these events that nobody wants to load."""
         for event in events:
-            broken = {what: at for what, at in self._broken_since.items() if event.step > at}
-            if event.kind is not EventKind.STATE_SAVED or not broken:
+            if event.kind is not EventKind.STATE_SAVED:
+                continue
+            broken = [
+                f"{what} since step {at:,}"
+                for what, at in self._broken_since.items()
+                if event.step > at
+            ]
+            if event.detail.get("moments") == NOT_FINITE:
+                broken.append("optimizer moments that are not finite")
+            if not broken:
                 continue
             event.detail["state"] = POISONED
             path = event.detail.get("path")
-            told = " and ".join(f"{what} since step {at:,}" for what, at in broken.items())
             warn(
                 f"the checkpoint saved before step {event.step:,}{f' ({path})' if path else ''} "
-                f"holds {told}: do not keep this one."
+                f"holds {' and '.join(broken)}: do not keep this one."
             )

@@ -339,7 +339,7 @@ def _code_of(folder: Path) -> dict[str, str]:
 
 
 def _git_folder(top: Path) -> Path:
-    """Its folder of git's; a worktree and a submodule have a file that names it."""
+    """A repository's folder of git's; a worktree and a submodule have a file that names it."""
     named = top / ".git"
     if named.is_dir():
         return named
@@ -367,7 +367,10 @@ def _commit(git: Path) -> str:
 
 
 def _has_changes(top: Path) -> str | None:
-    """Yes or no; None if git cannot tell. Files that git does not know do not count."""
+    """Whether the code differs from its commit, yes or no; None if git cannot tell.
+
+    Files that git does not know do not count.
+    """
     command = ("git", "-c", "core.fsmonitor=false", "status", "--porcelain", "-uno")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
@@ -389,7 +392,7 @@ def _has_changes(top: Path) -> str | None:
 
 
 def _let_go(asked: subprocess.Popen[bytes]) -> None:
-    """Of one that was killed: it may hang on a disk that never answers."""
+    """Let go of a git that was killed: it may hang on a disk that never answers."""
     if asked.stdout is not None:
         asked.stdout.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

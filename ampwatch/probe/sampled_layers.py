@@ -80,7 +80,7 @@ class SeenTensor:
         self.counts_at: Sequence[int] = ()
 
     def note_gradient(self, gradient: Tensor | None) -> None:
-        """The backward has made this gradient of it."""
+        """Note the gradient that the backward has made of this tensor."""
         if gradient is None or not measurable(gradient):
             return
         if gradient.requires_grad:
@@ -129,7 +129,7 @@ class Visit:
         self.output_shape: Shape | None = None
 
     def describe_call(self, tensors: list[Tensor]) -> None:
-        """The first call takes these tensors."""
+        """Note the data types and shapes that the layer's first call takes."""
         if not tensors:
             return
         chosen = _representative(tensors)
@@ -165,7 +165,7 @@ class SampledLayers:
         self.is_put = False
 
     def put(self, pack: Pack) -> None:
-        """Put every value into the step's pack, once."""
+        """Put every value seen of the layers into the step's pack, once."""
         if self.is_put:
             return
         self.is_put = True
@@ -217,7 +217,7 @@ class StepNotes:
             self._cast_operands(number, visit, seen)
 
     def leave(self, number: int, output: Any) -> None:
-        """A layer has run."""
+        """A layer has run: note what it gave."""
         visit = self.visits.get(number)
         if visit is None:
             return
@@ -250,7 +250,7 @@ class StepNotes:
             self._weights = WeightMeasure(self._survey.parameters)
 
     def sampled(self, sealed: Mapping[int, str]) -> SampledLayers:
-        """Everything noted so far."""
+        """Everything noted of the layers so far."""
         gradients = enumerate([p.grad for p in self._survey.parameters])
         dtypes = {position: g.dtype for position, g in gradients if g is not None}
         self.operands.end(visit.casts for visit in self.visits.values())

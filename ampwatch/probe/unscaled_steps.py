@@ -66,7 +66,7 @@ class UnscaledSteps:
         weakref.finalize(self, self._hook.leave)  # some optimizer's step may be under way
 
     def release(self) -> None:
-        """Let go of every optimizer."""
+        """Watch no optimizer's own steps any more."""
         self._hook.remove()
         self._early.clear()
         self.begun = None

@@ -208,7 +208,10 @@ def _device_figures(record: StepRecord, update: DeviceUpdate) -> UpdateFigures:
 def figures_of(
     layout: SliceLayout, before: Slice, after: Slice, last: Slice | None = None
 ) -> UpdateFigures:
-    """Many steps at once: arrays of steps x slice elements; `last` is the update before. Pure."""
+    """Norms and products of many updates at once: arrays of steps x slice elements.
+
+    `last` is the update before. Pure.
+    """
     moved = (after - before).astype(np.float64)
     along = _products(layout, moved, last)
     moved *= moved

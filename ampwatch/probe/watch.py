@@ -110,7 +110,7 @@ class Watch:
 
     @property
     def errors(self) -> Guard:
-        """Where a failure of ours ends."""
+        """The guard that counts our own failures."""
         return self._guard
 
     def knows(self, optimizer: Any) -> bool:

@@ -10,29 +10,15 @@ from typing import Any
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import read_at_most, replace_file
-from ampwatch.recovery.change import NOTHING, RATE, Value, switch_text
+from ampwatch.recovery.change import NOTHING, RATE, switch_text
+from ampwatch.recovery.outcome import Try, failed_rates
 
 PROOF_FILE = "proved.json"
 _MOST_BYTES = 1 << 20
 SCHEMA = 1
 TIME_WAS_UP = "time was up"
-_LEAST_TO_COMPARE = 40  # steps: enough to have learnt
-_LEARNT = 0.5  # of the progress of a lower rate: less, and it is above the limit though it lives
+LEARNT_LITTLE = "it learnt too little"
 _CONTRACT = ("change", "value", "steps", "verdict", "loss_at", "run")  # of a try, as printed
-
-
-@dataclass(frozen=True, slots=True)
-class Try:
-    """One rerun: what was changed, and how many steps it trained."""
-
-    change: str
-    value: Value
-    steps: int
-    verdict: str
-    is_stable: bool  # it came as far as asked, and the run's trouble was not found
-    told: str  # its headline, or why it ended
-    loss_at: dict[str, float]  # by step
-    run: str  # its folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +33,24 @@ class Proof:
 
     @property
     def proved(self) -> Try | None:
-        """Of the rates that held the one whose loss is lowest; else the first other cure."""
-        others = (one for one in self.cures if one.is_stable)
-        at = _common_step(self._held)
+        """Of the rates that held the one whose loss is lowest; else the first other cure.
+
+        One that the diagnosis finds fault with, though it held, comes after the others.
+        """
+        safe = self._safe(self.interval[1])
+        held = [one for one in safe if one.is_stable] or safe
+        at = _common_step(held)
         if at is None:
-            return max(self._held, key=_value, default=None) or next(others, None)
-        return min(self._held, key=lambda one: (one.loss_at[at], -_value(one)))
+            others = (one for one in self.cures if one.is_stable)
+            return max(held, key=_rate, default=None) or next(others, None)
+        return min(held, key=lambda one: (one.loss_at[at], -one.rate))
+
+    @property
+    def proved_rate(self) -> float | None:
+        """The rate that is proved, if what is proved is a rate."""
+        best = self.proved
+        value = best.value if best is not None and best.change == RATE else None
+        return value if isinstance(value, float) else None
 
     @property
     def cures(self) -> list[Try]:
@@ -61,27 +59,34 @@ class Proof:
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """The highest rate that held, and the lowest above it that did not; None if none."""
-        low = max(map(_value, self._held), default=None)
-        failed = {self.base, *self._failed} if self._rates else set()
-        above = (one for one in failed if one is not None and (low is None or one > low))
-        return low, min(above, default=None)
+        """The lowest rate that failed, after the highest below it that held; None if none."""
+        rates = [one.rate for one in self.rates]
+        # The run's own rate failed; where higher ones were asked for, that is not what is searched.
+        own = {self.base} if self.base and rates and self.base > max(rates) else set()
+        high = min(self._failed | own, default=None)
+        return max((one.rate for one in self._safe(high)), default=None), high
+
+    def _safe(self, high: float | None) -> list[Try]:
+        return [one for one in self.held if high is None or one.rate < high]
 
     @property
-    def _rates(self) -> list[Try]:
+    def rates(self) -> list[Try]:
+        """The reruns in which the rate was changed."""
         return [one for one in self.tries if one.change == RATE]
 
     @property
-    def _held(self) -> list[Try]:
-        """The reruns whose rate held in each of its tries."""
-        return [one for one in self._rates if one.is_stable and one.value not in self._failed]
+    def held(self) -> list[Try]:
+        """The reruns whose rate came out well in each of its tries."""
+        failed = self._failed
+        return [one for one in self.rates if one.rate not in failed]
+
+    def holds(self, one: Try) -> bool:
+        """Whether what this rerun changed helps, as far as all reruns show."""
+        return one in self.held if one.change == RATE else one.is_stable
 
     @property
     def _failed(self) -> set[float]:
-        """Rates of which one rerun did not hold, or learnt far less than a lower rate."""
-        stable = [one for one in self._rates if one.is_stable]
-        slow = {_value(one) for one in stable if _learns_less(one, stable)}
-        return slow | {_value(one) for one in self._rates if not one.is_stable}
+        return failed_rates(self.rates)
 
     def to_json(self) -> dict[str, Any]:
         """As `ampwatch prove --json` prints it."""
@@ -113,21 +118,8 @@ def kept_proof(run_folder: Path) -> Proof | None:
         return None
 
 
-def _value(one: Try) -> float:
-    return one.value if isinstance(one.value, float) else 0.0
-
-
-def _learns_less(one: Try, stable: Sequence[Try]) -> bool:
-    """Whether a lower rate made more than twice of the progress by the same step."""
-    for other in stable:
-        shared = sorted(map(int, set(one.loss_at) & set(other.loss_at)))
-        if _value(other) >= _value(one) or not shared or shared[-1] < shared[0] + _LEAST_TO_COMPARE:
-            continue
-        first, last = str(shared[0]), str(shared[-1])
-        progress = other.loss_at[first] - other.loss_at[last]
-        if one.loss_at[first] - one.loss_at[last] < _LEARNT * progress:
-            return True
-    return False
+def _rate(one: Try) -> float:
+    return one.rate
 
 
 # --- in words -------------------------------------------------------------------------------------
@@ -156,7 +148,7 @@ def _shown(proof: Proof) -> str:
 
 
 def _failed_text(proof: Proof) -> str:
-    rates = [_value(one) for one in proof.tries if one.change == RATE]
+    rates = [one.rate for one in proof.tries if one.change == RATE]
     if rates:
         return f"No rate down to {min(rates):.3g} held"
     tried = ", ".join(words_of(one) for one in proof.cures)
@@ -169,17 +161,18 @@ def _failed_text(proof: Proof) -> str:
 def words_of(one: Try) -> str:
     """What a rerun changed, in words."""
     if one.change == RATE:
-        return f"rate {_value(one):.3g}"
+        return f"rate {one.rate:.3g}"
     if one.change == NOTHING:
         return "nothing changed"
     return switch_text(one.change, one.value)
 
 
-def table_of(tries: Sequence[Try]) -> list[tuple[str, ...]]:
+def table_of(proof: Proof) -> list[tuple[str, ...]]:
     """The reruns as cells: what was changed, steps, verdict, loss, what was told."""
+    tries = sorted(proof.tries, key=_rate)
     at = _common_step(tries)
     head = ("changed", "steps", "held", "verdict", f"loss at step {at}" if at else "loss", "")
-    return [head, *(_cells(one, at) for one in sorted(tries, key=_value))]
+    return [head, *(_cells(one, at, is_held=proof.holds(one)) for one in tries)]
 
 
 def _common_step(tries: Sequence[Try]) -> str | None:
@@ -188,9 +181,9 @@ def _common_step(tries: Sequence[Try]) -> str | None:
     return max(shared, key=int, default=None)
 
 
-def _cells(one: Try, at: str | None) -> tuple[str, ...]:
+def _cells(one: Try, at: str | None, *, is_held: bool) -> tuple[str, ...]:
     loss = one.loss_at.get(at) if at else None
     return (
-        words_of(one), f"{one.steps:,}", "yes" if one.is_stable else "no", one.verdict,
-        "" if loss is None else f"{loss:.4g}", one.told,
+        words_of(one), f"{one.steps:,}", "yes" if is_held else "no", one.verdict,
+        "" if loss is None else f"{loss:.4g}", one.told or ("" if is_held else LEARNT_LITTLE),
     )  # fmt: skip

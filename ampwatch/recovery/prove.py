@@ -18,7 +18,8 @@ from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import follow
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, ROOT, Value
-from ampwatch.recovery.proof import TIME_WAS_UP, Proof, Try, kept_proof, words_of
+from ampwatch.recovery.outcome import Try, ceiling, has_learnt, is_doubtful
+from ampwatch.recovery.proof import LEARNT_LITTLE, TIME_WAS_UP, Proof, kept_proof, words_of
 from ampwatch.recovery.rerun import (
     Asked,
     Command,
@@ -35,6 +36,7 @@ MOST_TRIES = 8  # for a rate
 FIRST_GUESS = 0.1  # of the run's rate, where no rate is advised
 MOST_LAYERS = 4  # kept in float32 one after the other, as reruns name them
 DOWN = 0.25  # below a rate that failed, where none holds yet; below several, as often again
+MOST_LOWER = 2  # rates tried for their loss alone, once the limit is known
 LEAST_STEPS, MOST_STEPS, LONGER = 100, 5000, 1.5  # of a rerun, by the step of the first trouble
 NOT_DETERMINISTIC = (
     "The training is not deterministic, or loads what it saved itself: the first step of a rerun "
@@ -42,6 +44,9 @@ NOT_DETERMINISTIC = (
 )
 
 
+OF_THE_RATE = (
+    "No cure of the named cause brought the training to learn: the rate was tried as well."
+)
 STILL_RISING = (
     "The schedule was still rising: the reruns rise faster, to the rate that they are to prove."
 )
@@ -84,16 +89,22 @@ def prove(
         _refuse_what_nothing_helps(look.diagnosis, trouble, changes)
     current = base_rate(look.diagnosis) if of_rate and not bisects else None
     steps = budget.steps or steps_to_survive(look.diagnosis, reruns.from_step)
-    base = None if current is None else reached_rate(own, current)
-    search = _Search(path, reruns, budget, Proof(str(path), base, steps, ()), own)
+    search = _Search(path, reruns, budget, Proof(str(path), None, steps, ()), own)
     search.died_by = look.diagnosis.run.exception
-    if current is not None and base is not None:
-        search.rises_to(current, reached_rate(own, current, reruns.from_step, steps))
+    if current is not None:
+        search.begin_rates(current, reruns.from_step)
         advised = look.diagnosis.learning_rate.recommended
-        return search.for_a_rate(first or advised or base * FIRST_GUESS)
+        return search.for_a_rate(first or advised or current * FIRST_GUESS)
     assert trouble.finding is not None
     search.trouble = trouble.finding.code
-    return search.among(changes, all_of_them=bisects)
+    proof = search.among(changes, all_of_them=bisects)
+    if bisects or not search.may_be_the_rate():
+        return proof
+    current = look.diagnosis.learning_rate.current or max(own.rates.values(), default=0.0)
+    if not current > 0:
+        return proof
+    search.begin_rates(current, reruns.from_step)
+    return search.for_a_rate(search.advised or current * FIRST_GUESS)
 
 
 class _Search:
@@ -111,21 +122,33 @@ class _Search:
         self._current: float | None = None  # the script's rate
         self._reached: float | None = None  # what it came to in as many steps as a rerun has
         self._layer: str | None = None  # where the last rerun's trouble shows
+        self.advised: float | None = None  # the lower rate that the last rerun asks for
         self.trouble: str | None = None
         self.died_by: str | None = None
 
-    def rises_to(self, current: float, reached: float) -> None:
-        """The script's rate, and what its schedule makes of it in as many steps as a rerun has.
+    def begin_rates(self, current: float, from_step: int) -> None:
+        """From now on rates are tried; the script's own has failed.
 
-        Where the schedule is still rising then, a rerun rises faster: what it proves is the rate
-        that it has reached.
+        Where its schedule is still rising in as many steps as a rerun has, a rerun rises faster:
+        what it proves is the rate that it has reached.
         """
-        self._current, self._reached = current, reached
-        if reached < current:
+        self._current = current
+        self._reached = reached_rate(self._own, current, from_step, self._proof.steps)
+        self._proof = replace(self._proof, base=reached_rate(self._own, current))
+        if self._proof.tries:
+            self._note(OF_THE_RATE)
+        if self._reached < current:
             self._note(STILL_RISING)
 
+    def may_be_the_rate(self) -> bool:
+        """Whether no cure has brought the training to learn, though its trouble came back."""
+        if not any(one.change == NOTHING and not one.is_stable for one in self._proof.tries):
+            return False
+        return not any(one.is_stable and has_learnt(one) for one in self._proof.cures)
+
     def for_a_rate(self, rate: float | None) -> Proof:
-        """Find the highest rate that holds, within an octave."""
+        """Find the highest rate that holds, within an octave; then one that learns faster."""
+        went_lower = 0
         while rate is not None and len(self._proof.tries) < self._budget.tries:
             done = self._try(RATE, rate)
             if done is None:
@@ -133,6 +156,8 @@ class _Search:
             if done.is_stable and not self._is_repeatable and not self._was_tried_twice(rate):
                 continue
             rate = next_rate(self._proof)
+            if rate is None and went_lower < MOST_LOWER:
+                rate, went_lower = lower_rate(self._proof), went_lower + 1
         return self._proof
 
     def among(self, changes: Iterable[tuple[str, Value]], *, all_of_them: bool) -> Proof:
@@ -148,14 +173,14 @@ class _Search:
             )
             return self._proof
         waiting = list(changes)
-        while waiting:
+        while waiting and (all_of_them or len(self._proof.tries) < self._budget.tries):
             name, value = waiting.pop(0)
             try:
                 done = self._try(name, value)
             except NotChangedError as problem:
                 self._reruns.tell(f"  {problem}")
                 continue
-            if done is None or (done.is_stable and not all_of_them):
+            if done is None or (not all_of_them and (done.is_stable or self.advised is not None)):
                 break
             more = with_next_layer(name, value, None if done.is_stable else self._layer)
             if more is not None:
@@ -173,21 +198,23 @@ class _Search:
         )
         self._folder = self._folder or self._reruns.place()
         shown = self._shown(name, value, self._folder / f"try-{self._count}")
-        done, self._layer = shown.done, shown.layer
+        done, self._layer, self.advised = shown.done, shown.layer, shown.advised_rate
         if not done.is_stable and done.told == TIME_WAS_UP:
             self._reruns.tell(f"  the time was up after {done.steps:,} steps")
             return None
         self._keep(replace(self._proof, tries=(*self._proof.tries, done)))
-        self._reruns.tell(_said(done))
+        self._reruns.tell(_said(done, is_held=self._proof.holds(done)))
         if not shown.repeats and self._is_repeatable:
             self._is_repeatable = False
             self._note(NOT_DETERMINISTIC)
         return done
 
     def _shown(self, name: str, value: Value, folder: Path) -> Shown:
+        rate = value if name == RATE and isinstance(value, float) else None
         asked = Asked(
             name, value, self._reached, self._proof.steps, self._until_s, self._own,
             self.trouble, self.died_by, self._reruns.from_step,
+            None if rate is None else ceiling(self._proof.rates, rate),
         )  # fmt: skip
         if asked.factor is not None and self._current is not None:
             value = asked.factor * self._current
@@ -220,11 +247,22 @@ def next_rate(proof: Proof) -> float | None:
     """The rate to try next; None once the limit is known well enough."""
     low, high = proof.interval
     if low is None:
-        down = sum(not one.is_stable for one in proof.tries)
-        return None if high is None else high * DOWN ** max(1, down)
+        return None if high is None else high * DOWN ** max(1, len(proof.rates))
+    lowest = min(proof.rates, key=lambda one: one.rate)
+    if lowest.rate == low and is_doubtful(lowest):
+        return low * DOWN
     if high is None or math.log2(high / low) <= WIDE_ENOUGH:
         return None
     return math.sqrt(low * high)
+
+
+def lower_rate(proof: Proof) -> float | None:
+    """A rate below all that were tried, where the lowest of them has the lowest loss."""
+    best = proof.proved
+    lowest = min((one.value for one in proof.rates if isinstance(one.value, float)), default=None)
+    if best is None or lowest is None or best.value != lowest or not best.loss_at:
+        return None
+    return lowest * DOWN
 
 
 def base_rate(diagnosis: Diagnosis) -> float:
@@ -271,8 +309,8 @@ def _refuse_what_nothing_helps(
         )
 
 
-def _said(done: Try) -> str:
-    if done.is_stable:
-        return f"  it held for {count_text(done.steps, 'step')}"
+def _said(done: Try, *, is_held: bool) -> str:
     within = count_text(done.steps, "step")
-    return f"  it did not hold: {done.told or done.verdict} within {within}"
+    if not is_held:
+        return f"  it did not hold: {done.told or LEARNT_LITTLE} within {within}"
+    return f"  it held for {within}" + ("" if done.is_stable else f", though with {done.told}")

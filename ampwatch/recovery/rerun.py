@@ -12,19 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ampwatch.diagnosis import Action, Diagnosis
 from ampwatch.diagnosis.findings import Verdict
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
 from ampwatch.recovery.change import CHANGE, NOTHING, RATE, Change, Value, switch_text
-from ampwatch.recovery.proof import TIME_WAS_UP, Try
+from ampwatch.recovery.outcome import WINDOW, Try, highest_loss
+from ampwatch.recovery.proof import TIME_WAS_UP
 from ampwatch.rows import Table
 from ampwatch.store import Run, list_runs
 
 LOOK_EVERY_S = 0.3
 _LOOK_SHARE = 5  # a look waits at least so many times as long as the last one took
-_STEPS_TO_RECOVER = 50  # at least, and as many as it took to fail
+_STEPS_TO_RECOVER = 50  # at least, and as many as it took to fail; of a rate see `Asked.ceiling`
 _WEIGHTS_LOST = "AMP207"  # not finite: nothing comes back
 _LEAVING_S = 10.0  # to end by itself once it was asked to
 _LAST_WORDS = 400  # characters of what a rerun printed before it died
@@ -43,6 +45,7 @@ class Record:
     losses: Mapping[int, float]
     rates: Mapping[int, float]
     norms: Mapping[int, float]
+    without_loss: frozenset[int] = frozenset()  # the steps whose loss is not finite
 
     @property
     def first_step(self) -> int:
@@ -63,6 +66,7 @@ class Asked:
     trouble: str | None  # the code of what is to be gone; None: trouble with the rate
     died_by: str | None  # the exception that ended the run
     from_step: int  # of the checkpoint that the rerun is to load
+    ceiling: float | None = None  # of the loss: a rate with which it stands above is too high
 
     @property
     def factor(self) -> float | None:
@@ -81,6 +85,7 @@ class Shown:
     done: Try
     repeats: bool  # it began as the run did; a training that is not deterministic does not
     layer: str | None  # where its own trouble shows
+    advised_rate: float | None  # the lower one that its own diagnosis asks for
 
 
 def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
@@ -107,10 +112,11 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
         record = record_of(run)
     _refuse_other_death(diagnosis, left_by_itself, asked, folder)
     _refuse_unchanged(change, record, asked)
-    suspect = diagnosis.suspect
+    suspect, advice = diagnosis.suspect, diagnosis.learning_rate
     return Shown(
         _judged(str(follower.path), diagnosis, record, left_by_itself, asked),
         _repeats(record, asked), None if suspect is None else suspect.layer,
+        advice.recommended if advice.action is Action.LOWER else None,
     )  # fmt: skip
 
 
@@ -132,23 +138,32 @@ def _until_shown(
             steps = diagnosis.run.steps
             fails = diagnosis.verdict is Verdict.FAILING
             failing_at = (steps if failing_at is None else failing_at) if fails else None
-            if is_over or steps >= asked.steps or _is_lost(diagnosis, failing_at):
+            if is_over or steps >= asked.steps or _is_clear(follower, diagnosis, failing_at, asked):
                 return follower, diagnosis
         if is_over:
             return None
         time.sleep(max(LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began)))
 
 
-def _is_lost(diagnosis: Diagnosis, failing_at: int | None) -> bool:
-    """Whether a failing rerun has had time to recover, or never can.
+def _is_clear(
+    follower: Follower, diagnosis: Diagnosis, failing_at: int | None, asked: Asked
+) -> bool:
+    """Whether a failing rerun can come to no other end.
 
-    At a high rate a loss often leaps in the first steps and comes back.
+    At a high rate a loss often leaps in the first steps and comes back: it is given all its steps
+    to do so, until its loss stands where a rate is too high whatever follows.
     """
     if failing_at is None:
         return False
-    if any(one.code == _WEIGHTS_LOST for one in diagnosis.findings):
+    if _has_lost_weights(diagnosis):
         return True
-    return diagnosis.run.steps >= failing_at + max(_STEPS_TO_RECOVER, failing_at)
+    if asked.name != RATE:
+        return diagnosis.run.steps >= failing_at + max(_STEPS_TO_RECOVER, failing_at)
+    if asked.ceiling is None:
+        return False
+    with follower.reading() as run:
+        highest = highest_loss(record_of(run).losses)
+    return highest is not None and highest > asked.ceiling
 
 
 def _found(runs: Path) -> Follower | None:
@@ -176,29 +191,44 @@ def record_of(run: Run) -> Record:
     names = ("loss", "lr", "grad_norm")
     rows = run.read(Table.STEPS, ("step", *names), min(run.ranks, default=0))
     step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
-    columns = (np.asarray(rows.column(name).to_numpy(), float) for name in names)
-    known = [(np.isfinite(values), values) for values in columns]
-    return Record(
-        *(dict(zip(step[told].tolist(), values[told].tolist(), strict=True))
-          for told, values in known)
-    )  # fmt: skip
+    losses, rates, norms = (np.asarray(rows.column(name).to_numpy(), float) for name in names)
+
+    def known(values: NDArray[np.float64]) -> dict[int, float]:
+        told = np.isfinite(values)
+        return dict(zip(step[told].tolist(), values[told].tolist(), strict=True))
+
+    recorded = np.asarray(rows.column("loss").is_valid().to_numpy(), bool)
+    without = frozenset(step[recorded & ~np.isfinite(losses)].tolist())
+    return Record(known(losses), known(rates), known(norms), without)
 
 
 def _judged(path: str, diagnosis: Diagnosis, record: Record, code: int | None, asked: Asked) -> Try:
     steps = diagnosis.run.steps
     came_far = steps >= asked.steps or (code == 0 and steps > 0)
+    is_lost = not came_far or _ends_without_loss(record) or _has_lost_weights(diagnosis)
     is_over = diagnosis.verdict is not Verdict.FAILING and not _is_troubled(diagnosis, asked)
     return Try(
         change=asked.name, value=asked.value, steps=steps, verdict=diagnosis.verdict.value,
         is_stable=came_far and is_over, told=_told(diagnosis, came_far=came_far),
         loss_at=_some_losses(record, steps), run=path,
+        is_lost=is_lost, highest=highest_loss(record.losses),
     )  # fmt: skip
+
+
+def _has_lost_weights(diagnosis: Diagnosis) -> bool:
+    return any(one.code == _WEIGHTS_LOST for one in diagnosis.findings)
+
+
+def _ends_without_loss(record: Record) -> bool:
+    """Whether most of the last losses are not finite."""
+    last = sorted({*record.losses, *record.without_loss})[-WINDOW:]
+    return 2 * len(record.without_loss.intersection(last)) > len(last)
 
 
 def _is_troubled(diagnosis: Diagnosis, asked: Asked) -> bool:
     """Whether what was wrong with the run is wrong with its rerun too."""
-    if asked.trouble is None:
-        return diagnosis.learning_rate.action is Action.LOWER
+    if asked.name == RATE and diagnosis.learning_rate.action is Action.LOWER:
+        return True
     return any(one.code == asked.trouble and one.severity.weight > 0 for one in diagnosis.findings)
 
 

@@ -20,8 +20,10 @@ from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF, LIVE
 from ampwatch.follow import diagnose
-from ampwatch.recovery.change import FLOAT32, LAYERS_BY, RATE, ROOT
-from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, words_of
+from ampwatch.recovery.change import FLOAT32, LAYERS_BY, ROOT
+from ampwatch.recovery.outcome import Try
+from ampwatch.recovery.proof import Proof, kept_proof, words_of
+from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report.attempts import attempts_of
 from ampwatch.report.scaler_settings import worthwhile_settings
 from ampwatch.report.timeline import CLEAN, condition_of
@@ -74,6 +76,7 @@ class Plan:
     growth_interval: int | None = None
     restores_scaler: bool = True
     keep_in_float32: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)  # to switch for the whole run
     watch_for: tuple[str, ...] = field(default=())
 
     @property
@@ -100,6 +103,7 @@ class Plan:
                 "restore": self.restores_scaler,
             },
             "keep_in_float32": list(self.keep_in_float32),
+            "settings": dict(self.settings),
             "watch_for": list(self.watch_for),
             "because": self.because,
         }  # fmt: skip
@@ -130,24 +134,18 @@ def checkpoint_before_trouble(run: Run | str | Path) -> Checkpoint | None:
 
 def plan_of(run: Run, diagnosis: Diagnosis, proof: Proof | None = None) -> Plan:
     """The plan for a run in its current state; a rate proved by reruns precedes an estimate."""
+    diagnosis = with_proof(diagnosis, proof)
     head = diagnosis.headline
     if head is None or diagnosis.worst() is not Severity.ERROR:
         return _without_error(run, diagnosis)
     cured = _cure(run, diagnosis, head, proof)
     if cured is None:
-        return Plan(
-            Next.STOP, f"{head.summary} No launcher can mend that: {head.action}{_also(proof)}"
-        )
+        return Plan(Next.STOP, f"{head.summary} No launcher can mend that: {head.action}")
     restarts = len(attempts_of(run, min(run.ranks, default=0), goes_on=False)) - 1
     if restarts >= MOST_RESTARTS:
         why = f"{head.summary} The run was started again {restarts} times: a person must look."
         return Plan(Next.STOP, why)
     return cured
-
-
-def _also(proof: Proof | None) -> str:
-    """What reruns have shown that a plan has no place for."""
-    return "" if proof is None or proof.proved is None else f" {sentence_of(proof)}"
 
 
 def _without_error(run: Run, diagnosis: Diagnosis) -> Plan:
@@ -172,9 +170,9 @@ def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) ->
     """The changes that fix this error; None if a launcher cannot fix it."""
     advice = diagnosis.learning_rate
     if advice.action is Action.LOWER and advice.factor is not None:
-        return _lower_rate(run, diagnosis, head, proof)
+        return _lower_rate(run, diagnosis, head)
     best = None if proof is None else proof.proved
-    if best is not None and best.change in _SAID_BY_PLAN:
+    if best is not None and best.change in SAID_BY_PLAN:
         return _as_proved(run, diagnosis, head, best)
     saved = _clean_save(run, diagnosis, head.first_step)
     watch_for = _watch_for(head)
@@ -190,13 +188,12 @@ def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) ->
     return None
 
 
-def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) -> Plan:
+def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding) -> Plan:
     advice = diagnosis.learning_rate
-    assert advice.factor is not None
     factor, told = advice.factor, "as estimated"
-    rate, current = _proved_rate(proof), advice.current or (proof and proof.base)
-    if proof is not None and rate is not None and current and rate < current:
-        factor, told = rate / current, f"as proved by reruns of {proof.steps:,} steps"
+    assert factor is not None
+    if advice.proved_steps is not None:
+        told = f"as proved by reruns of {advice.proved_steps:,} steps"
     saved = _clean_save(run, diagnosis, advice.restart_from_step)
     rates = tuple(rate * factor for rate in _base_rates(run, head))
     return Plan(
@@ -206,25 +203,26 @@ def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | No
     )  # fmt: skip
 
 
-def _proved_rate(proof: Proof | None) -> float | None:
-    best = None if proof is None else proof.proved
-    value = best.value if best is not None and best.change == RATE else None
-    return value if isinstance(value, float) else None
-
-
-# Changes that have a place in a plan: how they are said in it.
-_SAID_BY_PLAN: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+# How a change that reruns have proved is said in a plan.
+SAID_BY_PLAN: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     FLOAT32: lambda layers: {"keep_in_float32": tuple(layers.split(LAYERS_BY))},
     "clip": lambda norm: {"clip": norm},
     "init_scale": lambda scale: {"init_scale": scale, "restores_scaler": False},
     "growth_interval": lambda steps: {"growth_interval": int(steps)},
+    "autocast-off": lambda _: {"settings": {"autocast": "off"}},
+    "bfloat16": lambda _: {"settings": {"autocast": "bfloat16"}},
+    "scaler-off": lambda _: {"settings": {"scaler": "off"}},
+    "plain-optimizer": lambda _: {"settings": {"foreach": "off", "fused": "off"}},
+    "deterministic": lambda _: {"settings": {"deterministic": "on"}},
+    "compile-off": lambda _: {"settings": {"compile": "off"}},
+    "tf32-off": lambda _: {"settings": {"tf32": "off"}},
 }
 
 
 def _as_proved(run: Run, diagnosis: Diagnosis, head: Finding, best: Try) -> Plan:
     """What a rerun has shown to be a cure."""
     saved = _clean_save(run, diagnosis, head.first_step)
-    said = _scaler(run, saved, head) | _SAID_BY_PLAN[best.change](best.value)
+    said = _scaler(run, saved, head) | SAID_BY_PLAN[best.change](best.value)
     because = (
         f"{head.summary} A rerun of {best.steps:,} steps has proved that the trouble is gone with "
         f"{words_of(best)}."
@@ -323,6 +321,7 @@ def sentences_of(plan: Plan) -> Sequence[str]:
     if not plan.restores_scaler:
         scale = "" if plan.init_scale is None else f" at {plan.init_scale:g}"
         found.append(f"Do not load the scaler's state; begin{scale}.")
+    found += [f"Set {name}: {value}." for name, value in plan.settings.items()]
     if plan.keep_in_float32:
         found.append(f"Keep in float32: {', '.join(plan.keep_in_float32)}.")
     found += [f"Watch in the first hundred steps: {text}" for text in plan.watch_for]

@@ -227,7 +227,8 @@ Gradient norms are unscaled and taken before clipping, unless the notes say othe
 
 A shaded span marks a finding's steps; the dashed line is the step to restart from. The dotted line
 across the loss scale is its established level. Across the learning rate, the dotted line is the
-recommended rate and the band the 90 % interval of the highest stable rate."""
+recommended rate and the band what its title says: the 90 % interval of the highest stable rate, or,
+where reruns were made, what they have shown of it."""
 
 
 def said(text: str) -> str:

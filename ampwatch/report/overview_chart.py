@@ -114,7 +114,7 @@ def _guides(shown: Shown, name: str) -> Iterator[Guide]:
         assert advice.recommended is not None
         low, high = advice.low or advice.recommended, advice.high or advice.recommended
         if all(map(math.isfinite, (low, advice.recommended, high))):
-            band = "; band: 90 % interval of the highest stable rate"
+            band = f"; band: {advice.interval_name}"
             said = f", dotted: recommended{band if advice.has_interval else ''}"
             yield Guide(advice.recommended, low, high, "advice", said, fits=True)
 

@@ -239,7 +239,8 @@ def advised(advice: Advice) -> str:
     if advice.recommended is not None and advice.current is not None:
         now, then = f"{advice.current:.3g}", f"{advice.recommended:.3g}"
         parts[0] = f"{action} {now}" if now == then else f"{action} to {then} (now {now}"
-        if advice.low is not None and advice.high is not None and now != then:
+        is_estimated = advice.proved_steps is None  # what reruns have shown stands in the reason
+        if advice.low is not None and advice.high is not None and is_estimated and now != then:
             parts[0] += f"; {limit_text(advice.low, advice.high, advice.recommended)}"
         parts[0] += "" if now == then else ")"
         if advice.leapt_at_step is not None:

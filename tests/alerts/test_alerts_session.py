@@ -116,8 +116,8 @@ print(*({"pandas", "streamlit", "plotly", "pyarrow.dataset"} & set(sys.modules))
 """
 
 
+@pytest.mark.slow_starts  # a forked child has all loaded that any test needs
 def test_in_the_training_process_it_hears_of_the_run_that_goes_on(tmp_path):
-    # Fresh, for it is asked what it has loaded.
     child = children.run("-c", TRAINING, cwd=tmp_path, env=environment_of(tmp_path), fresh=True)
     assert child.returncode == 0, child.stderr
     found, loaded = child.stdout.split("\n")[:2]

@@ -60,7 +60,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 # What `ampwatch run` does within the script's process.
 WITHIN = """
 import runpy, sys
-from ampwatch.integrations.script import prepare
+from ampwatch.integrations.script_watch import prepare
 prepare()
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -112,21 +112,21 @@ def test_the_lists_say_so(killed, capsys, monkeypatch):
     monkeypatch.setenv("AMPWATCH_DASHBOARD_DIRS", str(killed[0]))
     monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
     st.cache_resource.clear()
-    shown = run_list.current()
-    assert shown.counts == "0 live, 0 finished, 2 cut off"
+    shown = run_list.current_list()
+    assert shown.counts_text == "0 live, 0 finished, 2 cut off"
     assert all(choice.cut_off and "cut off" in choice.label for choice in shown.choices)
     entries, (well,) = RunEntries(), [one for one in shown.choices if one.name == "well"]
-    entries.want([well])
-    wait_for(lambda: entries.of(well))
-    assert entries.of(well).entry.verdict == "cut off"
+    entries.request([well])
+    wait_for(lambda: entries.entry_of(well))
+    assert entries.entry_of(well).entry.verdict == "cut off"
 
 
 def test_the_band_says_so_and_is_not_green(killed, monkeypatch):
     from open_runs import OpenRuns
-    from verdict_band import band
+    from verdict_band import verdict_band
 
     monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
-    shown = band(OpenRuns().look(str(killed[0] / "well")))
+    shown = verdict_band(OpenRuns().snapshot_of(str(killed[0] / "well")))
     assert "CUT OFF" in shown
     assert "Healthy until it was cut off at step 119." in shown
     assert "--aw-healthy" not in shown
@@ -136,11 +136,11 @@ def test_what_an_exception_ended_is_not_cut_off():
     from diagnosis.hand_built import event_table, scaled_run
 
     from ampwatch.follow import State
-    from ampwatch.follow.standing import standing_as
+    from ampwatch.follow.current_diagnosis import with_state
 
     raised = event_table([(29, "exception", {"type": "KeyError", "message": "x", "fatal": True})])
     told = ampwatch.diagnose(scaled_run([False] * 30, events=raised, clean_end=False))
     assert (told.run.state, told.run.exception) == (None, "KeyError")
-    assert standing_as(State.LOST, told).run.state == "ended"
+    assert with_state(State.LOST, told).run.state == "ended"
     empty = ampwatch.diagnose(scaled_run([False] * 30, clean_end=False))
-    assert standing_as(State.LOST, empty).verdict.value == "cut off"
+    assert with_state(State.LOST, empty).verdict.value == "cut off"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import time
 import types
@@ -25,7 +27,7 @@ from ampwatch.follow import State
 def test_report_page_and_band_begin_with_the_same_sentence(
     accepted, verdict, first, tmp_path, capsys
 ):
-    from verdict_band import band
+    from verdict_band import verdict_band
 
     path = write_run(tmp_path, accepted=accepted)
     assert ampwatch(["report", str(path), "--fail-on", "warning"]) == 0
@@ -39,18 +41,19 @@ def test_report_page_and_band_begin_with_the_same_sentence(
         diagnosis=diagnose(run), is_live=False, state=State.ENDED, info=run.info,
         last_time_ns=run.last_time_ns,
     )  # fmt: skip
-    shown = band(look)
+    shown = verdict_band(look)
     assert verdict in shown
     assert first in shown
 
 
 def shown_of(diagnosis, rate=0.05, path="runs/one"):
     """The band of a finished run with this diagnosis."""
-    from verdict_band import band
+    from verdict_band import verdict_band
 
     curves = types.SimpleNamespace(latest=lambda _: (rate, None))
-    return band(types.SimpleNamespace(
+    return verdict_band(types.SimpleNamespace(
         diagnosis=diagnosis, is_live=False, state=State.ENDED, curves=curves, path=path,
+        proof=lambda: None,
         info=types.SimpleNamespace(source="ampwatch"), last_time_ns=time.time_ns(),
     ))  # fmt: skip
 
@@ -90,12 +93,44 @@ def test_a_rate_that_is_innocent_is_to_be_left(action, said):
 
 def test_the_band_says_what_reruns_have_proved(tmp_path):
     from open_runs import OpenRuns
-    from verdict_band import band
+    from verdict_band import verdict_band
 
-    from ampwatch.recovery.proof import Proof, Try
+    from ampwatch.recovery.outcome import Try
+    from ampwatch.recovery.proof import Proof
 
     path = write_run(tmp_path, accepted=60, skipped=60)
     held = Try("lr", 0.05, 300, "healthy", True, "", {}, "again")
     Proof(str(path), 1.0, 300, (held,)).keep(path)
-    shown = band(OpenRuns().look(str(path)))
+    shown = verdict_band(OpenRuns().snapshot_of(str(path)))
     assert "Proved: a learning rate of 0.05 held for 300 steps" in shown
+
+
+def test_letter_band_page_and_json_show_the_proved_rate_in_place_of_the_estimate(tmp_path, capsys):
+    from findings_page import findings_html
+    from open_runs import OpenRuns
+    from structured_runs import write_structured
+    from verdict_band import verdict_band
+
+    from ampwatch.recovery.outcome import Try
+    from ampwatch.recovery.proof import Proof
+
+    path = write_structured(tmp_path, "one", rate=0.1, fails=True)
+    estimate = diagnose(open_run(path)).learning_rate
+    assert estimate.action is Action.LOWER
+    tries = (Try("lr", 0.0432, 300, "healthy", True, "", {}, "again"),
+             Try("lr", 0.0765, 300, "failing", False, "", {}, "again"))  # fmt: skip
+    Proof(str(path), 0.1, 300, tries).keep(path)
+    asked = (["report", str(path)], ["report", str(path), "--json"],
+             ["report", str(path), "--html", str(tmp_path / "page.html")])  # fmt: skip
+    letter, told, _ = (ampwatch(one) == 0 and capsys.readouterr().out for one in asked)
+    rate = json.loads(told)["learning_rate"]
+    assert (rate["recommended"], rate["low"], rate["high"]) == (0.0432, 0.0432, 0.0765)
+    look = OpenRuns().snapshot_of(str(path))
+    page = (tmp_path / "page.html").read_text("utf-8")
+    shown = [letter, verdict_band(look), findings_html(look, look.diagnosis), page]
+    for text in map(html.unescape, shown):
+        assert "0.0432" in text
+        assert f"{estimate.recommended:.3g}" not in text
+        assert "the limit lies between 0.0432 and 0.0765" in " ".join(text.split())
+        assert "90 % confidence" not in text
+    assert "band: 90 %" not in shown[2]

@@ -9,11 +9,11 @@ import bounded_history
 import numpy as np
 import pytest
 import step_curves
-from bounded_history import MOST_SAMPLES, Extremes, History, Places, Sample, Ticks
+from bounded_history import MOST_SAMPLES, BoundedHistory, EvenSample, Extremes, RowPlaces, SkipTicks
 from chart_points import thinned_base
 from open_runs import OpenRuns
-from rank_curves import RankNumbers, column_of
-from step_curves import SCALE, TIME, Age, Numbers
+from rank_curves import RankCurvesReader, rank_column
+from step_curves import SCALE, TIME, NumberAge, StepCurvesReader
 from written_runs import event_columns, fresh_id
 
 from ampwatch import codec, store
@@ -105,7 +105,7 @@ def test_points_that_were_shown_do_not_change_when_rows_are_added():
 
 def test_no_skipped_step_is_lost_and_each_is_counted_once():
     steps = np.flatnonzero(CHANCE.random(200_000) < 0.2)
-    ticks = Ticks(1000)
+    ticks = SkipTicks(1000)
     for (part,) in parts(steps):
         ticks.add(part)
     found = ticks.ticks
@@ -122,7 +122,7 @@ def test_no_skipped_step_is_lost_and_each_is_counted_once():
 
 def test_the_sample_has_the_columns_median():
     values = CHANCE.gamma(9, 10, 100_000).astype(np.float32)
-    sample = Sample(1000)
+    sample = EvenSample(1000)
     for (part,) in parts(values):
         sample.add(part)
     assert len(sample.values) <= 1000
@@ -131,15 +131,15 @@ def test_the_sample_has_the_columns_median():
 
 def test_the_rows_of_a_span_are_found_in_every_pass_over_its_steps():
     step = np.concatenate([np.arange(50_000), np.arange(30_000, 90_000)])
-    places = Places()
+    places = RowPlaces()
     for (part,) in parts(step, sizes=(1, 5000, 77)):
         places.add(part)
     wanted = set(np.flatnonzero((step >= 31_000) & (step <= 31_500)).tolist())
-    ranges = places.of(31_000, 31_500)
+    ranges = places.ranges_of(31_000, 31_500)
     found = {row for start, stop in ranges for row in range(start, stop)}
     assert wanted <= found
     assert len(found) < 40_000
-    assert places.of(95_000, 99_000) == []
+    assert places.ranges_of(95_000, 99_000) == []
 
 
 # --- a run that is longer than what is held of it -------------------------------------------------
@@ -153,7 +153,7 @@ def little(monkeypatch):
     monkeypatch.setattr(step_curves, "HELD_ROWS", 2048)
     monkeypatch.setattr(step_curves, "_PORTION_ROWS", 1500)
     monkeypatch.setattr(Extremes.__init__, "__defaults__", (4000,))
-    monkeypatch.setattr(Ticks.__init__, "__defaults__", (500,))
+    monkeypatch.setattr(SkipTicks.__init__, "__defaults__", (500,))
 
 
 def rows_of(first, count, rank=0):
@@ -181,11 +181,11 @@ def write(writer, first, count, rank=0):
 def grown(folder, total=30_000, batch=700):
     """A live run and the numbers that followed it."""
     path, (writer,) = begin(folder)
-    run, numbers = store.open_run(path), Numbers()
+    run, numbers = store.open_run(path), StepCurvesReader()
     for first in range(0, total, batch):
         write(writer, first, min(batch, total - first))
         run.refresh()
-        numbers.take(run)
+        numbers.read(run)
     writer.close()
     return run, numbers
 
@@ -200,11 +200,11 @@ def bytes_held(numbers):
 
 def test_a_live_run_holds_no_more_at_its_end_than_halfway(tmp_path, little):
     path, (writer,) = begin(tmp_path)
-    run, numbers, held = store.open_run(path), Numbers(), []
+    run, numbers, held = store.open_run(path), StepCurvesReader(), []
     for first in range(0, 60_000, 1000):
         write(writer, first, 1000)
         run.refresh()
-        numbers.take(run)
+        numbers.read(run)
         held.append(bytes_held(numbers))
         assert len(numbers.curves.step) <= 2 * 2048
     writer.close()
@@ -221,7 +221,9 @@ def test_what_is_said_of_a_long_live_run_is_what_its_rows_say(tmp_path, little):
     assert curves.latest("loss") == (np.float32(rows["loss"][-1]), 0)
     last = np.flatnonzero(np.isfinite(rows["grad_norm"]))[-1]
     age = curves.age("grad_norm")
-    assert age == (Age(None, is_broken=False) if last == 29_999 else Age(last, is_broken=True))
+    assert age == (
+        NumberAge(None, is_broken=False) if last == 29_999 else NumberAge(last, is_broken=True)
+    )
     assert curves.present == {"loss", "grad_norm", "lr", "step_time_ms", SCALE, TIME}
     assert np.isclose(curves.median_step_time, np.median(rows["step_time_ms"]), rtol=0.05)
     rug = curves.rug(0, 29_999)
@@ -230,7 +232,7 @@ def test_what_is_said_of_a_long_live_run_is_what_its_rows_say(tmp_path, little):
 
 def test_a_live_run_is_drawn_as_the_finished_run_opened_anew(tmp_path, little):
     run, numbers = grown(tmp_path)
-    anew = Numbers().take(store.open_run(run.path))
+    anew = StepCurvesReader().read(store.open_run(run.path))
     live, opened = (thinned_base("x", one, None) for one in (numbers.curves, anew))
     assert live.arrays.keys() == opened.arrays.keys()
     for name, values in live.arrays.items():
@@ -270,16 +272,16 @@ def test_a_zoomed_span_is_drawn_from_the_rows_of_the_log(tmp_path, little, span)
 def test_a_run_resumed_further_back_is_bounded_too_and_zooms_into_both_passes(tmp_path, little):
     path, (writer,) = begin(tmp_path)
     writer.append(codec.encode(Table.EVENTS, event_columns([(0, "started", {})], 0)))
-    run, numbers = store.open_run(path), Numbers()
+    run, numbers = store.open_run(path), StepCurvesReader()
     for first in range(0, 12_000, 1000):
         write(writer, first, 1000)
         run.refresh()
-        numbers.take(run)
+        numbers.read(run)
     writer.append(codec.encode(Table.EVENTS, event_columns([(9000, "started", {})], 0)))
     for first in range(9000, 24_000, 1000):
         write(writer, first, 1000)
         run.refresh()
-        numbers.take(run)
+        numbers.read(run)
     writer.close()
     curves = numbers.curves
     assert curves.starts == (12_000,)
@@ -295,8 +297,8 @@ def test_a_span_of_a_log_that_is_not_in_order_is_found_all_the_same(tmp_path, li
     for first in (0, 2000, 1000, *range(3000, 20_000, 1000)):
         write(writer, first, 1000)
     writer.close()
-    run, numbers = store.open_run(path), Numbers()
-    curves = numbers.take(run)
+    run, numbers = store.open_run(path), StepCurvesReader()
+    curves = numbers.read(run)
     assert (len(curves), curves.starts) == (20_000, ())
     step, _ = numbers.zoomed(run, (1900, 2100)).points("lr", (1900, 2100))
     assert step.tolist() == list(range(1899, 2102))
@@ -304,15 +306,15 @@ def test_a_span_of_a_log_that_is_not_in_order_is_found_all_the_same(tmp_path, li
 
 def test_ranks_of_a_long_run_are_joined_as_if_all_were_held(tmp_path, little):
     path, writers = begin(tmp_path, ranks=2)
-    run, numbers = store.open_run(path), RankNumbers((0, 1), now_ns=lambda: 10**18)
+    run, numbers = store.open_run(path), RankCurvesReader((0, 1), now_ns=lambda: 10**18)
     for first in range(0, 20_000, 1000):
         for rank, writer in enumerate(writers):
             write(writer, first, 1000, rank)
         run.refresh()
-        numbers.take(run)
+        numbers.read(run)
     for writer in writers:
         writer.close()
-    curves, other = numbers.curves, column_of("loss", 1)
+    curves, other = numbers.curves, rank_column("loss", 1)
     assert (len(curves), curves.ends) == (20_000, (0, 19_999))
     assert curves.present == {"loss", other, "lr", "grad_norm", "step_time_ms", SCALE, TIME}
     assert len(curves.step) <= 2 * 2048
@@ -336,7 +338,7 @@ def test_the_page_follows_a_run_with_one_run_and_one_engine(tmp_path, monkeypatc
     for rank, writer in enumerate(writers):
         write(writer, 0, 500, rank)
     now, runs = iter(range(0, 1000, 10)), OpenRuns(clock=lambda: next(now))
-    both, one = runs.look(str(path)), runs.look(str(path), 1)
+    both, one = runs.snapshot_of(str(path)), runs.snapshot_of(str(path), 1)
     assert (both.shown, one.shown) == ((0, 1), (1,))
     assert both.diagnosis == one.diagnosis
     assert len(opened) == 1
@@ -373,7 +375,7 @@ def test_while_all_rows_are_held_nothing_else_is_kept_of_them():
     rows, names = 60_000, ("loss", "norm", "rate")
     tracemalloc.start()
     try:
-        history = History(names, "norm")
+        history = BoundedHistory(names, "norm")
         for first in range(0, rows, 1000):
             values = np.ones(1000, np.float32)
             steps = np.arange(first, first + 1000)

@@ -145,7 +145,7 @@ def test_a_folder_that_may_not_be_read_is_said(folder):
         pytest.skip("root may read everything")
     folder.chmod(0)
     try:
-        assert "cannot be read" in run_list.current().problems[0]
+        assert "cannot be read" in run_list.current_list().problems[0]
     finally:
         folder.chmod(0o755)
 
@@ -160,10 +160,10 @@ def test_a_run_that_is_deleted_while_it_is_shown_is_said(folder):
     path = write_run(folder, "gone")
     now = iter(range(0, 1000, 10))
     opened = OpenRuns(clock=lambda: next(now))
-    opened.look(str(path))
+    opened.snapshot_of(str(path))
     shutil.rmtree(path)
     with pytest.raises(AmpwatchError, match="is gone"):
-        opened.look(str(path))
+        opened.snapshot_of(str(path))
 
 
 @needs_components
@@ -205,10 +205,10 @@ def test_memory_is_drawn_in_the_unit_in_which_it_is_written(folder, used, said):
         })
     )  # fmt: skip
     writer.close()
-    (device,) = memory_page.devices(open_runs.look_at(str(path)))
+    (device,) = memory_page.sampled_devices(open_runs.snapshot(str(path)))
     written = bytes_text(used)
-    assert memory_page._peak(device) == f"peak {written}"
-    panel = next(memory_page._panels(device))
+    assert memory_page._peak_text(device) == f"peak {written}"
+    panel = next(memory_page._device_panels(device))
     assert panel.title[0][0] == said == f"Memory, {panel.unit}"
     drawn = float(device.curves.columns["used_bytes"].max())
     assert written == f"{drawn:.{0 if drawn >= 100 else 1}f} {panel.unit}"

@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 from address import FleetView, fleet_view_in
-from fleet_tables import Fleet, filters, findings_table, groups_table, runs_table, strip
+from fleet_tables import Fleet, filters_html, findings_table, groups_table, runs_table, summary_html
 
 from ampwatch.fleet.verdicts import RunVerdict
 
@@ -39,12 +39,12 @@ def fleet(**chosen):
 
 
 def test_the_numbers_at_the_top_are_those_of_the_chosen_runs():
-    text = strip(fleet(), unjudged=2)
+    text = summary_html(fleet(), unjudged=2)
     assert "<span>runs judged</span><b>4</b>" in text
     assert "<span>failing</span><b>2</b>" in text
     assert "<b>60 · 15.0 %</b>" in text
     assert "<span>not judged</span><b>2</b>" in text
-    assert "<b>50 · 50.0 %</b>" in strip(fleet(code="AMP301"), unjudged=0)
+    assert "<b>50 · 50.0 %</b>" in summary_html(fleet(code="AMP301"), unjudged=0)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_a_choice_does_not_empty_the_table_that_it_was_made_in():
 
 
 def test_what_was_chosen_is_said_and_can_be_taken_back():
-    text = filters(FleetView(code="AMP301", group="person", only=""))
+    text = filters_html(FleetView(code="AMP301", group="person", only=""))
     assert 'data-go="code="' in text
     assert "only AMP301 learning-rate-too-high" in text
     assert "only person no person told" in text
-    assert filters(FleetView()) == ""
+    assert filters_html(FleetView()) == ""
 
 
 def test_names_that_strangers_chose_are_escaped():

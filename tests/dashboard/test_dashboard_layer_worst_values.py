@@ -10,9 +10,9 @@ import layer_worst_values
 import numpy as np
 import pytest
 from chart_points import thinned_lines
-from layer_chart_data import QUANTITIES, grid, history, layer_names
+from layer_chart_data import QUANTITIES, heatmap_grid, layer_curves, layer_names
 from layer_quantities import quantities_of
-from layer_worst_values import KeptLayers, Worst
+from layer_worst_values import RunLayers, WorstValues
 from written_runs import fresh_id
 
 from ampwatch import codec, store
@@ -51,7 +51,7 @@ def write(writer, steps, rank=0):
 
 def looked(path, ranks=(0,)):
     follower = follow(path)
-    kept = KeptLayers(follower, None)
+    kept = RunLayers(follower, None)
 
     def look(is_live=False):
         follower.refresh()
@@ -66,7 +66,7 @@ def test_few_samples_are_a_cell_each(tmp_path):
     steps = np.arange(0, 2000, 10)
     write(writer, steps)
     writer.close()
-    found = grid(looked(path)(), NORM, None)
+    found = heatmap_grid(looked(path)(), NORM, None)
     assert found.layers == ("body", "tail", "head")
     for row, layer in enumerate((1, 2, 0)):
         norm, _ = values(steps, layer)
@@ -85,7 +85,7 @@ def test_the_worst_of_a_long_live_run_is_that_of_all_its_rows(tmp_path, quantity
         write(writer, every[at : at + 450])
         layer_names(look(is_live=True))
     writer.close()
-    grown, anew = grid(look(), quantity, None), grid(looked(path)(), quantity, None)
+    grown, anew = heatmap_grid(look(), quantity, None), heatmap_grid(looked(path)(), quantity, None)
     assert np.array_equal(grown.values, anew.values, equal_nan=True)
     assert np.array_equal(grown.edges, anew.edges)
     assert len(grown.edges) <= layer_chart_data.COLUMNS + 1
@@ -106,7 +106,7 @@ def test_a_span_of_a_long_run_is_a_cell_a_sample_again(tmp_path):
     every = np.arange(0, 60_000, 10)
     write(writer, every)
     writer.close()
-    found = grid(looked(path)(), NORM, (30_000, 30_990))
+    found = heatmap_grid(looked(path)(), NORM, (30_000, 30_990))
     steps = every[(every >= 30_000) & (every <= 30_990)]
     for row, layer in enumerate((1, 2, 0)):
         norm, _ = values(steps, layer)
@@ -115,7 +115,7 @@ def test_a_span_of_a_long_run_is_a_cell_a_sample_again(tmp_path):
 
 
 def test_what_is_kept_is_bounded():
-    worst = Worst({"grad_norm": False})
+    worst = WorstValues({"grad_norm": False})
     import pyarrow as pa
 
     for at in range(0, 100_000, 500):
@@ -124,7 +124,7 @@ def test_what_is_kept_is_bounded():
             "step": step, "layer": ["a"] * 500, "order": [0] * 500, "grad_norm": step * 1.0,
         }))  # fmt: skip
         assert len(worst.cells) <= layer_worst_values.MOST_CELLS
-    _, values_kept = worst.of("grad_norm")
+    _, values_kept = worst.of_columns("grad_norm")
     ends = np.append(worst.first[1:], 100_000) - 1
     assert np.array_equal(values_kept[0], ends.astype(np.float32))
 
@@ -137,10 +137,10 @@ def test_one_layers_line_is_the_worst_of_the_ranks_at_each_step(tmp_path, ranks,
     for at in range(0, len(every), 45):
         for rank, writer in enumerate(writers):
             write(writer, every[at : at + 45], rank)
-            history(look(is_live=True), "tail")
+            layer_curves(look(is_live=True), "tail")
     for writer in writers:
         writer.close()
-    curves = history(look(), "tail")
+    curves = layer_curves(look(), "tail")
     norms = np.array([values(every, 2, rank)[0] for rank in range(ranks)])
     truth = np.where(np.isnan(norms), np.inf, norms).max(axis=0)  # what is not finite is the worst
     step, norm = curves.points("grad_norm")
@@ -158,7 +158,7 @@ def test_a_layers_line_breaks_where_it_was_not_finite_and_spans_what_was_not_sam
     rows = {"step": steps, "layer": [0] * 100, "grad_norm": norm, "log2_headroom": room}
     writer.append(codec.encode(Table.LAYERS, rows))
     writer.close()
-    lines = thinned_lines(history(looked(path)(), "head"))
+    lines = thinned_lines(layer_curves(looked(path)(), "head"))
     assert lines["base.grad_norm.x"][np.isnan(lines["base.grad_norm.y"])].tolist() == [39]
     assert not np.isnan(lines["base.log2_headroom.y"]).any()
 
@@ -172,7 +172,7 @@ def test_a_sample_without_underflow_breaks_its_line_and_a_row_of_norms_alone_doe
     rows = {"step": steps, "layer": [0] * 100, "grad_norm": [1.0] * 100}
     writer.append(codec.encode(Table.LAYERS, {**rows, "act_amax": amax, "underflow_share": share}))
     writer.close()
-    lines = thinned_lines(history(looked(path)(), "head"))
+    lines = thinned_lines(layer_curves(looked(path)(), "head"))
     broken = np.isnan(lines["base.underflow_share.y"])
     assert lines["base.underflow_share.x"][broken].tolist() == [45]
     assert not np.isnan(lines["base.act_amax.y"]).any()
@@ -191,7 +191,7 @@ def test_every_layer_of_thousands_has_its_row_and_the_worst_of_its_steps(tmp_pat
         rows = {"step": [step] * 3000, "layer": np.arange(3000), "grad_norm": norm}
         writer.append(codec.encode(Table.LAYERS, rows))
     writer.close()
-    found = grid(looked(path)(), NORM, None)
+    found = heatmap_grid(looked(path)(), NORM, None)
     assert found.layers == tuple(names)
     assert found.values.size <= 500_000
     worst = found.values.max(axis=1)
@@ -209,10 +209,10 @@ def test_a_resumed_run_and_rows_out_of_order_say_the_same_as_all_rows(tmp_path):
     for steps in (range(0, 1000, 10), range(2000, 3000, 10), range(1000, 2000, 10)):
         write(writer, list(steps))
         layer_names(look(is_live=True))
-        history(look(is_live=True), "head")
+        layer_curves(look(is_live=True), "head")
     writer.close()
-    assert history(look(), "head").step.tolist() == list(range(0, 3000, 10))
-    assert grid(look(), NORM, None).values.shape[0] == 3
+    assert layer_curves(look(), "head").step.tolist() == list(range(0, 3000, 10))
+    assert heatmap_grid(look(), NORM, None).values.shape[0] == 3
 
 
 WHAT_IF = {
@@ -231,11 +231,13 @@ def test_a_format_that_might_be_used_is_mapped_by_its_worst_role_or_by_one(tmp_p
     writer.append(codec.encode(Table.LAYERS, rows))
     look = looked(path)()
     e4m3 = quantity("what-if", "e4m3")
-    found = grid(look, e4m3, None)
+    found = heatmap_grid(look, e4m3, None)
     assert found.layers == ("body", "head")  # in forward order; the third tells nothing
     assert found.values.ravel().tolist() == pytest.approx([0.2, 0.5])
-    assert grid(look, e4m3, None, "input").values.ravel().tolist() == pytest.approx([0.2, 0.1])
-    assert grid(look, quantity("what-if", "mxfp8"), None).layers == ("head",)
+    assert heatmap_grid(look, e4m3, None, "input").values.ravel().tolist() == pytest.approx(
+        [0.2, 0.1]
+    )
+    assert heatmap_grid(look, quantity("what-if", "mxfp8"), None).layers == ("head",)
 
 
 def test_what_casts_lose_is_mapped_and_drawn_by_role(tmp_path):
@@ -243,12 +245,12 @@ def test_what_casts_lose_is_mapped_and_drawn_by_role(tmp_path):
     shares = {"input_flushed_share": [0.1, 0.0, 0.2], "grad_flushed_share": [0.0, 0.3, 0.4]}
     writer.append(codec.encode(Table.LAYERS, {"step": [0, 5, 9], "layer": [0, 0, 0], **shares}))
     look = looked(path)()
-    worst = grid(look, quantity("fp8", "flushed"), None)
+    worst = heatmap_grid(look, quantity("fp8", "flushed"), None)
     assert worst.values[0].tolist() == pytest.approx([0.1, 0.3, 0.4])
-    assert {"input_flushed_share", "grad_flushed_share"} <= history(
+    assert {"input_flushed_share", "grad_flushed_share"} <= layer_curves(
         look, "head", casts=True
     ).present
-    assert "input_flushed_share" not in history(look, "head").present
+    assert "input_flushed_share" not in layer_curves(look, "head").present
 
 
 def test_a_view_that_a_live_run_begins_to_tell_is_offered_and_stays(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from layer_dtypes import Branch, dtypes_html, is_within
+from layer_dtypes import LayerBranch, dtypes_html, is_within
 
 
 @pytest.mark.parametrize("name", ["blocks.1", "blocks.1.mlp", "blocks.1.mlp.0"])
@@ -25,11 +25,11 @@ def test_the_root_holds_every_layer():
 
 def nested(dtypes):
     """The tree of layers with these output types, by name."""
-    root = Branch("", {}, {})
+    root = LayerBranch("", {}, {})
     for name, dtype in dtypes.items():
         branch = root
         for part in name.split("."):
-            branch = branch.inside.setdefault(part, Branch(part, {}, {}))
+            branch = branch.inside.setdefault(part, LayerBranch(part, {}, {}))
         branch.facts = {"output_dtype": dtype}
     return root
 

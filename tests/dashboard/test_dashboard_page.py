@@ -135,7 +135,7 @@ def test_a_taken_port_is_left_to_who_has_it_and_the_page_says_where_it_listens(
         monkeypatch.setenv("AMPWATCH_ENDPOINT", first.endpoint)
         st.cache_resource.clear()
         app = page()
-        received_runs.feed().recorder.stop()
+        received_runs.server_feed().recorder.stop()
         st.cache_resource.clear()
     assert f"{first.endpoint} is taken" in html_of(app)
     assert "feed on 127.0.0.1:" in html_of(app)

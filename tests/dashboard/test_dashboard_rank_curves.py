@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from layer_chart_data import exponents
+from layer_chart_data import exponent_histogram
 from open_runs import OpenRuns
-from rank_curves import RankNumbers, column_of
+from rank_curves import RankCurvesReader, rank_column
 from step_curves import SCALE, TIME
 from written_runs import event_columns
 
@@ -51,52 +51,54 @@ def test_what_differs_is_there_by_rank_and_what_does_not_is_there_once(tmp_path)
     path = two_ranks(tmp_path)
     append(path, 0, range(50), skipped={3})
     append(path, 1, range(50), skipped={3, 9})
-    curves = RankNumbers((0, 1)).take(store.open_run(path))
-    assert curves.present == {"loss", "lr", SCALE, TIME, column_of("loss", 1)}
-    assert np.array_equal(curves.columns[column_of("loss", 1)] - curves.columns["loss"], [0.5] * 50)
+    curves = RankCurvesReader((0, 1)).read(store.open_run(path))
+    assert curves.present == {"loss", "lr", SCALE, TIME, rank_column("loss", 1)}
+    assert np.array_equal(
+        curves.columns[rank_column("loss", 1)] - curves.columns["loss"], [0.5] * 50
+    )
     assert curves.skips.tolist() == [3, 9]
 
 
 def test_ranks_that_arrive_in_turn_are_joined_as_if_read_at_once(tmp_path):
     path = two_ranks(tmp_path)
     append(path, 0, range(20))
-    run, growing = store.open_run(path), RankNumbers((0, 1))
+    run, growing = store.open_run(path), RankCurvesReader((0, 1))
     for rank, steps in ((0, (20, 60)), (1, (0, 35)), (1, (35, 80)), (0, (60, 80))):
         append(path, rank, range(*steps), began_ns=NOW + steps[0] * SECOND // 100)
         run.refresh()
-        growing.take(run)
-    whole = RankNumbers((0, 1)).take(store.open_run(path))
+        growing.read(run)
+    whole = RankCurvesReader((0, 1)).read(store.open_run(path))
     assert len(growing.curves) == 80
     assert same(growing.curves, whole)
-    assert np.array_equal(whole.columns[column_of("loss", 1)], np.arange(80) + 1.5)
+    assert np.array_equal(whole.columns[rank_column("loss", 1)], np.arange(80) + 1.5)
 
 
 def test_a_rank_that_lags_is_waited_for_and_one_that_died_is_not(tmp_path):
     path = two_ranks(tmp_path)
     append(path, 0, range(50))
     append(path, 1, range(40))  # it lives, or died: nobody can tell yet
-    numbers = RankNumbers((0, 1), now_ns=lambda: NOW + SECOND)
-    assert len(numbers.take(store.open_run(path))) == 40
+    numbers = RankCurvesReader((0, 1), now_ns=lambda: NOW + SECOND)
+    assert len(numbers.read(store.open_run(path))) == 40
     assert numbers.waits
     append(path, 0, range(50, 60), began_ns=NOW + 30 * SECOND)
-    assert len(RankNumbers((0, 1)).take(store.open_run(path))) == 60
-    curves = RankNumbers((0, 1), now_ns=lambda: NOW + 31 * SECOND).take(store.open_run(path))
+    assert len(RankCurvesReader((0, 1)).read(store.open_run(path))) == 60
+    curves = RankCurvesReader((0, 1), now_ns=lambda: NOW + 31 * SECOND).read(store.open_run(path))
     assert len(curves) == 60
-    assert np.isnan(curves.columns[column_of("loss", 1)][40:]).all()
+    assert np.isnan(curves.columns[rank_column("loss", 1)][40:]).all()
 
 
 def test_a_rank_that_comes_back_after_all_fills_what_was_left_open(tmp_path):
     path = two_ranks(tmp_path)
     append(path, 0, range(50), began_ns=NOW + 30 * SECOND)
     append(path, 1, range(10))
-    run, numbers = store.open_run(path), RankNumbers((0, 1))
-    before = numbers.take(run)
+    run, numbers = store.open_run(path), RankCurvesReader((0, 1))
+    before = numbers.read(run)
     append(path, 1, range(10, 50), began_ns=NOW + 31 * SECOND)
     run.refresh()
-    after = numbers.take(run)
+    after = numbers.read(run)
     assert (len(before), len(after)) == (50, 50)
     assert after.epoch > before.epoch
-    assert not np.isnan(after.columns[column_of("loss", 1)]).any()
+    assert not np.isnan(after.columns[rank_column("loss", 1)]).any()
 
 
 def test_steps_that_a_restart_has_taken_back_meet_their_own(tmp_path):
@@ -106,21 +108,23 @@ def test_steps_that_a_restart_has_taken_back_meet_their_own(tmp_path):
         append(path, rank, range(30))
         start(path, rank, 20)
         append(path, rank, range(20, 40), loss=100.0)
-    curves = RankNumbers((0, 1)).take(store.open_run(path))
+    curves = RankCurvesReader((0, 1)).read(store.open_run(path))
     assert curves.starts == (30,)
-    assert np.array_equal(curves.columns[column_of("loss", 1)] - curves.columns["loss"], [0.5] * 50)
+    assert np.array_equal(
+        curves.columns[rank_column("loss", 1)] - curves.columns["loss"], [0.5] * 50
+    )
 
 
 def test_a_rank_that_joins_late_is_looked_at_too(tmp_path):
     path, now = two_ranks(tmp_path), iter(range(0, 1000, 10))
     append(path, 0, range(30))
     opened = OpenRuns(clock=lambda: next(now))
-    alone = opened.look(str(path))
+    alone = opened.snapshot_of(str(path))
     append(path, 1, range(30))
-    both = opened.look(str(path))
+    both = opened.snapshot_of(str(path))
     assert (alone.shown, both.shown) == ((0,), (0, 1))
     assert both.curves.epoch > alone.curves.epoch
-    assert column_of("loss", 1) in both.curves.present
+    assert rank_column("loss", 1) in both.curves.present
 
 
 def test_a_rank_that_the_run_has_not_shows_all_of_them(tmp_path):
@@ -128,9 +132,9 @@ def test_a_rank_that_the_run_has_not_shows_all_of_them(tmp_path):
     for rank in (0, 1):
         append(path, rank, range(30))
     opened = OpenRuns()
-    assert opened.look(str(path), 1).shown == (1,)
-    assert opened.look(str(path), 7).shown == (0, 1)
-    assert opened.look(str(path), 7).rank is None
+    assert opened.snapshot_of(str(path), 1).shown == (1,)
+    assert opened.snapshot_of(str(path), 7).shown == (0, 1)
+    assert opened.snapshot_of(str(path), 7).rank is None
 
 
 def test_of_many_ranks_the_lowest_and_those_that_a_finding_names_are_drawn(tmp_path):
@@ -139,8 +143,8 @@ def test_of_many_ranks_the_lowest_and_those_that_a_finding_names_are_drawn(tmp_p
         append(path, rank, range(30), scale=2.0 if rank == 11 else 4.0)
     now = iter(range(0, 1000, 10))
     opened = OpenRuns(clock=lambda: next(now))
-    opened.look(str(path))
-    look = opened.look(str(path))
+    opened.snapshot_of(str(path))
+    look = opened.snapshot_of(str(path))
     assert [finding.ranks for finding in look.diagnosis.findings if finding.code == "AMP601"] == [
         (11,)
     ]
@@ -157,6 +161,6 @@ def test_a_histogram_of_all_ranks_is_their_sum_within_the_window_that_suits_all(
         rows = {"step": [0, 5], "layer": [0, 0], "exponents": counts, "scale_low": [low] * 2}
         writer.append(codec.encode(Table.LAYERS, rows | {"scale_high": [high] * 2}))
         writer.close()
-    found = exponents(store.open_run(path), "head", None)
+    found = exponent_histogram(store.open_run(path), "head", None)
     assert (found.step, found.scale_low, found.scale_high) == (5, 4.0, 8.0)
     assert found.counts.tolist() == [3] * bins

@@ -43,8 +43,7 @@ HOLDING = """
 import sys, os
 sys.path.insert(0, sys.argv[1])
 import received_runs
-import server_options
-print(received_runs.folder_for_a_while(), flush=True)
+print(received_runs.temporary_folder(), flush=True)
 sys.stdin.read()
 if sys.argv[2] == "killed":
     os._exit(9)
@@ -69,7 +68,7 @@ def test_their_folder_ends_with_its_process_and_what_a_killed_one_left_goes_late
     assert (ended.exists(), left.exists()) == (False, True)
     for folder in (left, stays):
         os.utime(folder, (0, 0))
-    received_runs._sweep(state_folder() / "received")
+    received_runs._remove_left_folders(state_folder() / "received")
     assert (left.exists(), stays.exists()) == (False, True)
     living.communicate()
 
@@ -78,7 +77,7 @@ def test_one_is_kept_under_a_name_that_is_free(state, tmp_path):
     got = write_run(tmp_path / "got", "run")
     write_run(tmp_path / "own", "run")
     rows = store.open_run(got).steps.num_rows
-    kept = received_runs.keep(got, tmp_path / "own")
+    kept = received_runs.keep_run(got, tmp_path / "own")
     assert kept == tmp_path / "own" / "run-2"
     assert store.open_run(kept).steps.num_rows == rows
     assert not got.exists()
@@ -89,5 +88,5 @@ def test_a_folder_that_cannot_be_written_keeps_the_run_where_it_is(state, tmp_pa
     got = write_run(tmp_path / "got", "run")
     (tmp_path / "own").mkdir(mode=0o500)
     with pytest.raises(AmpwatchError, match="cannot be kept"):
-        received_runs.keep(got, tmp_path / "own")
+        received_runs.keep_run(got, tmp_path / "own")
     assert (got / "run.json").exists()

@@ -13,9 +13,9 @@ def test_few_tabs_are_refreshed_each_second_and_many_share_the_servers_refreshes
     for number in range(100):
         tabs.hear(str(number))
         tabs.hear(str(number))  # the same tab, a moment later
-        paces.append(tabs.every_s)
+        paces.append(tabs.interval_s)
         assert tabs.count == number + 1
-        assert (number + 1) / tabs.every_s <= REFRESHES_A_SECOND or tabs.every_s == LONGEST_S
+        assert (number + 1) / tabs.interval_s <= REFRESHES_A_SECOND or tabs.interval_s == LONGEST_S
     assert paces[:REFRESHES_A_SECOND] == [1.0] * REFRESHES_A_SECOND
     assert paces == sorted(paces)
     assert paces[-1] == LONGEST_S
@@ -31,7 +31,7 @@ def test_a_tab_that_was_closed_or_that_nobody_sees_is_not_counted():
     assert tabs.count == 11
     now[0] = 60.0
     tabs.hear("0")
-    assert (tabs.count, tabs.every_s) == (1, 1.0)
+    assert (tabs.count, tabs.interval_s) == (1, 1.0)
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import pytest
 import run_list
 import streamlit as st
 from address import RunsView, runs_view_in
-from run_list import Choice, Origin, RunList
-from runs_columns import RunRow, groups_of, in_order, natural
-from runs_entries import Made, RunEntries, all_entries
-from runs_search import SearchError, search_for
-from runs_table import Group, RunTable, body, head
+from run_list import ListedRun, Origin, RunList
+from runs_columns import RunRow, groups_of, in_order, natural_key
+from runs_entries import MadeEntry, RunEntries, all_entries
+from runs_search import SearchError, parse_search
+from runs_table import RunGroup, RunsTable, body_html, head_html
 from written_runs import write_run
 
 import ampwatch
@@ -27,8 +27,8 @@ def row(title="run", *, entry=ENTRY, live=False, origin=Origin.HERE, **facts):
     """A row of a run that says so."""
     about = {"last_time_ns": 5, "ended": not live, "source": "ampwatch"} | facts
     run = store.RunSummary(run_list.Path(f"/runs/{title}"), title, **about)
-    made = None if entry is None else Made("", 0.0, entry)
-    return RunRow(Choice(run, title, title, origin, live=live), made)
+    made = None if entry is None else MadeEntry("", 0.0, entry)
+    return RunRow(ListedRun(run, title, title, origin, live=live), made)
 
 
 def failing(finding="AMP301 loss-spike", **facts):
@@ -70,7 +70,7 @@ ROWS = [
     ],
 )
 def test_runs_are_found_by_words_fields_and_comparisons(text, found):
-    search = search_for(text)
+    search = parse_search(text)
     assert "|".join(one.choice.title for one in ROWS if search.finds(one)) == found
 
 
@@ -84,7 +84,7 @@ def test_runs_are_found_by_words_fields_and_comparisons(text, found):
 )
 def test_what_cannot_be_understood_is_said(text, why):
     with pytest.raises(SearchError, match=why):
-        search_for(text)
+        parse_search(text)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,10 @@ def test_a_column_sorts_and_what_is_not_known_comes_last(sort, order):
 
 def test_numbers_in_names_are_sorted_as_numbers_and_no_name_fails():
     names = ["run-10", "run-9", "9", "x", "", "½²٣", "٣", "7" * 400]
-    assert sorted(names, key=natural)[:2] == ["", "٣"]
-    assert sorted(names, key=natural).index("run-9") < sorted(names, key=natural).index("run-10")
+    assert sorted(names, key=natural_key)[:2] == ["", "٣"]
+    assert sorted(names, key=natural_key).index("run-9") < sorted(names, key=natural_key).index(
+        "run-10"
+    )
 
 
 def test_a_run_is_in_the_group_of_each_of_its_tags():
@@ -131,7 +133,7 @@ def shown(rows, view=None):
     for one in rows:
         if one.made is not None:
             entries._made[one.choice.path] = one.made
-    return RunTable().shown(listed, view or RunsView())
+    return RunsTable().contents(listed, view or RunsView())
 
 
 def test_received_runs_are_in_a_section_of_their_own():
@@ -146,7 +148,7 @@ def test_received_runs_are_in_a_section_of_their_own():
 
 def test_groups_are_headings_among_the_rows_and_are_folded():
     items = shown(ROWS, RunsView(group="verdict", folded=("failing",))).items
-    assert items[0] == Group("failing", 2, is_folded=True)
+    assert items[0] == RunGroup("failing", 2, is_folded=True)
     assert [getattr(item, "name", None) or item.choice.title for item in items] == [
         "failing", "healthy", "big 10", "reading", "Lr=0.1",
     ]  # fmt: skip
@@ -159,10 +161,10 @@ def test_a_column_that_no_run_fills_is_left_out():
 
 
 def test_headings_say_how_they_sort_and_names_are_data():
-    assert 'aria-sort="descending"' in head(RunsView(sort="-rate"), ["run", "rate"])
-    assert 'data-value="rate"' in head(RunsView(sort="-rate"), ["run", "rate"])
+    assert 'aria-sort="descending"' in head_html(RunsView(sort="-rate"), ["run", "rate"])
+    assert 'data-value="rate"' in head_html(RunsView(sort="-rate"), ["run", "rate"])
     hostile = row("<img src=x>\" onload='x' \u202egnp", tags=("<b>",), note="<i>")
-    text = body([hostile], 0, shown([hostile]).columns, set())
+    text = body_html([hostile], 0, shown([hostile]).columns, set())
     assert "<img" not in text
     assert "<b>" not in text
     assert "<i>" not in text
@@ -178,7 +180,7 @@ def test_a_name_is_shown_as_it_was_given_and_a_second_run_of_it_is_numbered(tmp_
         info = dataclasses.replace(store.read_info(tmp_path / "-b-x--b-"), id=run_id * 32)
         store.describe_run(tmp_path / "-b-x--b-", info)
     write_run(tmp_path, "other").rename(tmp_path / "renamed by hand")
-    titles = {choice.name: choice.title for choice in run_list.current().choices}
+    titles = {choice.name: choice.title for choice in run_list.current_list().choices}
     assert titles == {
         "-b-x--b-": "<b>x</b>", "-b-x--b--2": "<b>x</b> (2)", "renamed by hand": "renamed by hand",
     }  # fmt: skip
@@ -194,14 +196,14 @@ def state(tmp_path, monkeypatch):
 
 def choice_of(path):
     [run] = [one for one in store.list_runs(path.parent) if one.path == path]
-    return Choice(run, path.name, path.name)
+    return ListedRun(run, path.name, path.name)
 
 
 def awaited(entries, choice):
     """The entry, once it is there."""
-    entries.want([choice])
+    entries.request([choice])
     until = time.monotonic() + 60
-    while (made := entries.of(choice)) is None or made.stamp != choice.run.stamp:
+    while (made := entries.entry_of(choice)) is None or made.stamp != choice.run.stamp:
         assert time.monotonic() < until
         time.sleep(0.01)
     return made.entry
@@ -217,25 +219,25 @@ def test_an_entry_is_kept_on_disk_until_the_runs_files_change(state, tmp_path, m
     assert (made.highest_rate, made.skipped) == (0.1, 30)
     assert made.course.split()[0] == "16"
     entries._workers.shutdown()
-    monkeypatch.setattr("runs_entries._made", lambda _: pytest.fail("it is kept"))
-    assert RunEntries().of(choice).entry == made
+    monkeypatch.setattr("runs_entries._make_entry", lambda _: pytest.fail("it is kept"))
+    assert RunEntries().entry_of(choice).entry == made
     (path / "rank-0" / "devices.arrows").write_bytes(b"more")
-    assert RunEntries().of(choice_of(path)) is None
+    assert RunEntries().entry_of(choice_of(path)) is None
 
 
 def test_a_run_that_cannot_be_read_says_why_in_its_row(state, tmp_path):
     path = write_run(tmp_path / "runs", "bad")
     choice, entries = choice_of(path), RunEntries()
     (path / "run.json").write_text("{")
-    entries.want([choice])
-    while (made := entries.of(choice)) is None:
+    entries.request([choice])
+    while (made := entries.entry_of(choice)) is None:
         time.sleep(0.01)
     assert "bad cannot be opened" in made.problem
 
 
 def test_a_link_from_before_another_run_had_the_same_name_still_opens_the_first():
     here, elsewhere = (
-        Choice(
+        ListedRun(
             store.RunSummary(run_list.Path(f"/{folder}/same"), "same"),
             f"same~{folder}",
             "same",
@@ -244,6 +246,6 @@ def test_a_link_from_before_another_run_had_the_same_name_still_opens_the_first(
         for folder, origin in (("here", Origin.HERE), ("elsewhere", Origin.ELSEWHERE))
     )
     runs = RunList((here, elsewhere), ())
-    assert runs.chosen("same") is here
-    assert runs.chosen("same~elsewhere") is elsewhere
-    assert runs.chosen("another") is None
+    assert runs.find("same") is here
+    assert runs.find("same~elsewhere") is elsewhere
+    assert runs.find("another") is None

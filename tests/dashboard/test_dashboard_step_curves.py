@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from chart_points import odd_lines, thinned_base
-from step_curves import SCALE, Age, Numbers
+from step_curves import SCALE, NumberAge, StepCurvesReader
 from written_runs import event_columns, step_columns, write_run
 
 from ampwatch import codec, store
@@ -22,13 +22,13 @@ def append(path, columns):
 
 def test_rows_taken_as_they_come_are_the_rows_taken_at_once(tmp_path):
     path = write_run(tmp_path, ended=False, accepted=50)
-    run, growing = store.open_run(path), Numbers()
-    growing.take(run)
+    run, growing = store.open_run(path), StepCurvesReader()
+    growing.read(run)
     for first in (50, 80, 1400):
         append(path, step_columns(20, 10, time.time_ns(), first=first))
         run.refresh()
-        growing.take(run)
-    grown, whole = growing.curves, Numbers().take(store.open_run(path))
+        growing.read(run)
+    grown, whole = growing.curves, StepCurvesReader().read(store.open_run(path))
     assert grown.epoch == whole.epoch
     assert np.array_equal(grown.step, whole.step)
     assert np.array_equal(grown.skips, whole.skips)
@@ -39,13 +39,13 @@ def test_rows_taken_as_they_come_are_the_rows_taken_at_once(tmp_path):
 
 def test_a_run_resumed_further_back_is_taken_as_it_comes_too(tmp_path):
     path = write_run(tmp_path, ended=False, accepted=50)
-    run, growing = store.open_run(path), Numbers()
-    growing.take(run)
+    run, growing = store.open_run(path), StepCurvesReader()
+    growing.read(run)
     for first in (30, 50):  # the second part of the log is behind the first
         append(path, step_columns(20, 0, time.time_ns(), first=first))
         run.refresh()
-        growing.take(run)
-    whole = Numbers().take(store.open_run(path))
+        growing.read(run)
+    whole = StepCurvesReader().read(store.open_run(path))
     assert np.array_equal(growing.curves.step, whole.step)
     assert sorted(whole.step) == sorted([*range(50), *range(30, 70)])
     assert np.array_equal(growing.curves.columns["loss"], whole.columns["loss"], equal_nan=True)
@@ -54,16 +54,16 @@ def test_a_run_resumed_further_back_is_taken_as_it_comes_too(tmp_path):
 def test_the_type_that_autocast_computes_in_has_its_name(tmp_path):
     path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="half"))
     append(path, {"step": [0, 1], "autocast_dtype": [DTYPES.index("float16")] * 2})
-    assert Numbers().take(store.open_run(path)).autocast_dtype == "float16"
+    assert StepCurvesReader().read(store.open_run(path)).autocast_dtype == "float16"
 
 
 def test_what_was_shown_does_not_change_when_rows_are_added(tmp_path):
     path = write_run(tmp_path, ended=False, accepted=50)
-    run, growing = store.open_run(path), Numbers()
-    before = growing.take(run)
+    run, growing = store.open_run(path), StepCurvesReader()
+    before = growing.read(run)
     append(path, step_columns(5000, 0, time.time_ns(), first=50))
     run.refresh()
-    growing.take(run)
+    growing.read(run)
     assert len(before) == 50
     assert before.ends == (0, 49)
 
@@ -75,7 +75,7 @@ def test_with_two_optimizers_one_is_drawn_and_the_skips_of_both_count_once_a_ste
         "loss": [1.0, 90.0, 2.0, 80.0, 3.0, 70.0],
         "skipped": [False, False, False, True, True, True],
     })  # fmt: skip
-    curves = Numbers().take(store.open_run(path))
+    curves = StepCurvesReader().read(store.open_run(path))
     assert list(curves.columns["loss"]) == [1.0, 2.0, 3.0]
     assert list(curves.skips) == [1, 2]
 
@@ -83,7 +83,7 @@ def test_with_two_optimizers_one_is_drawn_and_the_skips_of_both_count_once_a_ste
 def test_a_scale_that_fell_to_zero_is_absent_and_not_minus_infinity(tmp_path):
     path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="fell"))
     append(path, {"step": [0, 1, 2], "scale": [4.0, 1.0, 0.0]})
-    scale = Numbers().take(store.open_run(path)).columns[SCALE]
+    scale = StepCurvesReader().read(store.open_run(path)).columns[SCALE]
     assert list(scale[:2]) == [2.0, 0.0]
     assert np.isnan(scale[2])
 
@@ -92,10 +92,10 @@ def test_where_a_foreign_log_tells_only_what_the_scale_became_that_is_drawn(tmp_
     info = store.RunInfo(id="ab" * 16, name="told", source="apex")
     path = store.create_run(tmp_path, info)
     append(path, {"step": [0, 1, 2], "scale": [None, 8.0, None], "scale_after": [16.0, 4.0, 4.0]})
-    curves = Numbers().take(store.open_run(path))
+    curves = StepCurvesReader().read(store.open_run(path))
     assert list(curves.columns[SCALE]) == [4.0, 3.0, 2.0]
     assert SCALE in curves.present
-    quick = Numbers(quick=True).take(store.open_run(path))
+    quick = StepCurvesReader(quick=True).read(store.open_run(path))
     assert list(quick.columns[SCALE]) == [4.0, 3.0, 2.0]
     assert quick.present == {SCALE}
     assert quick.median_step_time is None
@@ -105,7 +105,7 @@ def test_where_a_foreign_log_tells_only_what_the_scale_became_that_is_drawn(tmp_
 def test_what_is_usual_between_two_lines_of_a_log_breaks_no_line_that_grows(tmp_path, every):
     path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="sparse"))
     append(path, {"step": list(range(0, 5 * every, every)), "loss": [1.0] * 5})
-    base = thinned_base("sparse", Numbers().take(store.open_run(path)), None)
+    base = thinned_base("sparse", StepCurvesReader().read(store.open_run(path)), None)
     assert every <= base.hole < 4 * every
 
 
@@ -115,7 +115,7 @@ def test_a_span_of_a_run_that_was_resumed_further_back_holds_both_passes(tmp_pat
     writer.append(codec.encode(Table.EVENTS, event_columns([(50, "started", {})], time.time_ns())))
     writer.append(codec.encode(Table.STEPS, step_columns(70, 0, time.time_ns(), first=50)))
     writer.close()
-    curves = Numbers().take(store.open_run(path))
+    curves = StepCurvesReader().read(store.open_run(path))
     assert curves.starts == (100,)
     assert curves.ends == (0, 119)
     assert (curves.step[curves.rows_within(60, 70)] == 65).sum() == 2
@@ -123,7 +123,7 @@ def test_a_span_of_a_run_that_was_resumed_further_back_holds_both_passes(tmp_pat
 
 def test_the_latest_number_says_for_how_long_there_has_been_none(tmp_path):
     path = write_run(tmp_path, accepted=10, skipped=4)
-    curves = Numbers().take(store.open_run(path))
+    curves = StepCurvesReader().read(store.open_run(path))
     value, since = curves.latest("grad_norm")
     assert (value, since) == (1.0, 4)
 
@@ -133,36 +133,36 @@ def ages(tmp_path, **columns):
     path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="aging"))
     count = len(columns["loss"])
     append(path, {"step": list(range(count)), "scale": [1.0] * count, **columns})
-    curves = Numbers().take(store.open_run(path))
+    curves = StepCurvesReader().read(store.open_run(path))
     return curves.age("loss"), curves.age("lr")
 
 
 def test_a_number_that_is_old_says_of_when_and_whether_it_was_lost(tmp_path):
     loss, rate = ages(tmp_path, loss=[2.0, 1.5, 1.054] + [np.nan] * 300, lr=[0.1] * 303)
-    assert loss == Age(2, is_broken=True)
-    assert rate == Age(None, is_broken=False)
+    assert loss == NumberAge(2, is_broken=True)
+    assert rate == NumberAge(None, is_broken=False)
 
 
 def test_a_number_that_is_logged_now_and_then_is_old_and_not_lost(tmp_path):
     every_tenth = [float(at) if at % 10 == 0 else None for at in range(305)]
     loss, rate = ages(tmp_path, loss=every_tenth, lr=[None] * 305)
-    assert loss == Age(300, is_broken=False)
-    assert rate == Age(None, is_broken=False)  # there is none
+    assert loss == NumberAge(300, is_broken=False)
+    assert rate == NumberAge(None, is_broken=False)  # there is none
 
 
 def test_a_number_lost_long_ago_is_remembered_when_its_row_is_no_longer_held(tmp_path, monkeypatch):
     monkeypatch.setattr("bounded_history.HELD_ROWS", 1 << 10)
     monkeypatch.setattr("step_curves.HELD_ROWS", 1 << 10)
     loss, _ = ages(tmp_path, loss=[2.0, 1.054] + [np.inf] * 9000, lr=[0.1] * 9002)
-    assert loss == Age(1, is_broken=True)
+    assert loss == NumberAge(1, is_broken=True)
 
 
 def test_the_strip_says_of_when_a_number_is(tmp_path):
     from open_runs import OpenRuns
-    from overview_page import current_numbers
+    from overview_page import numbers_html
 
     path = write_run(tmp_path, accepted=3, skipped=250)
-    shown = current_numbers(OpenRuns().look(str(path)))
+    shown = numbers_html(OpenRuns().snapshot_of(str(path)))
     assert "<b>1.961</b><small> at step 2, then not finite</small>" in shown
     assert "<b>0.1</b>" in shown
 
@@ -170,7 +170,7 @@ def test_the_strip_says_of_when_a_number_is(tmp_path):
 def test_a_column_that_was_never_finite_is_drawn_as_that(tmp_path):
     path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="never"))
     append(path, {"step": [0, 1, 2], "scale": [1.0] * 3, "loss": [np.nan] * 3, "lr": [None] * 3})
-    curves = Numbers().take(store.open_run(path))
+    curves = StepCurvesReader().read(store.open_run(path))
     assert "loss" in curves.present
     assert "lr" not in curves.present
     arrays = odd_lines(curves)

@@ -30,9 +30,9 @@ def opened(path, monkeypatch, where=None, kinds=tuple(Kind)):
     from open_runs import OpenRuns
 
     monkeypatch.setattr("run_list.name_of", lambda _path: path.name)
-    look = OpenRuns().look(str(path))
+    look = OpenRuns().snapshot_of(str(path))
     where = where or address.Address(run=path.name)
-    told = timeline_page.timeline(look, where.span)
+    told = timeline_page.run_timeline(look, where.span)
     return timeline_page.timeline_html(look, told, set(kinds), where)
 
 

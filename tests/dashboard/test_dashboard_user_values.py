@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from live_chart import picture_of
 from open_runs import OpenRuns
-from user_value_curves import UserValues, grouped
+from user_value_curves import UserValues, group_names
 from written_runs import fresh_id, write_run
 
 from ampwatch import codec, store
@@ -36,7 +36,7 @@ def test_every_value_is_drawn_at_its_step_and_what_is_not_finite_is_counted(tmp_
     log(writer, range(200), "reward", np.arange(200) % 7)
     writer.close()
     values = UserValues(follow(path), None)
-    found = values.look()
+    found = values.read()
     assert list(found) == ["val/loss", "reward"]
     loss = found["val/loss"]
     assert (loss.count, loss.odd_count, loss.odd.first.tolist()) == (4, 1, [100])
@@ -55,10 +55,10 @@ def test_a_live_runs_values_grow_into_what_they_are_when_read_at_once(tmp_path):
         log(writer, step, "a", chance.standard_normal(1000))
         log(writer, step[::100], "b", step[::100])
         follower.refresh()
-        grown.look()
+        grown.read()
     writer.close()
     anew = UserValues(follow(path), None)
-    anew.look()
+    anew.read()
     for name in ("a", "b"):
         one, other = grown.line(name, None), anew.line(name, None)
         assert np.array_equal(one.x, other.x)
@@ -74,7 +74,7 @@ def test_a_spike_of_a_long_run_stays_and_a_span_of_it_has_every_row(tmp_path):
         log(writer, step[at : at + 50_000], "a", truth[at : at + 50_000])
     writer.close()
     values = UserValues(follow(path), None)
-    value = values.look()["a"]
+    value = values.read()["a"]
     assert value.width > 4
     assert len(value.points[0]) < 70_000
     whole = values.line("a", None)
@@ -91,7 +91,7 @@ def test_a_title_says_the_newest_value_and_where_it_was_not_finite(tmp_path):
     log(writer, [0, 10, 20], "val/loss", [3.0, np.inf, 1.25])
     log(writer, [0, 10, 20], "tokens", [512, 1024, 1536])
     writer.close()
-    look = OpenRuns().look(str(path))
+    look = OpenRuns().snapshot_of(str(path))
     picture = picture_of(look, Address())
     titles = {p.strokes[0].label: "".join(words for words, _ in p.title) for p in picture.panels}
     assert titles["val/loss"] == "val/loss, 1.25 at step 20, 1 value not finite, first at step 10"
@@ -103,7 +103,7 @@ def test_a_title_says_the_newest_value_and_where_it_was_not_finite(tmp_path):
 
 
 def test_names_stand_in_groups_by_what_is_before_their_last_slash():
-    groups = grouped(["loss", "val/a", "train/a", "val/b", "deep/er/x"])
+    groups = group_names(["loss", "val/a", "train/a", "val/b", "deep/er/x"])
     assert {group.prefix: group.names for group in groups} == {
         "": ("loss",),
         "val": ("val/a", "val/b"),
@@ -117,14 +117,14 @@ def test_names_stand_in_groups_by_what_is_before_their_last_slash():
 @example([])
 def test_any_choice_of_names_survives_the_address(names):
     class Values:
-        def look(self):
+        def read(self):
             return dict.fromkeys(["another", *names])
 
     class Look:
         values = Values()
 
     text = address.names_text(names)
-    kept = [name for name in user_value_panels.chosen(Look(), text) if name in names]
+    kept = [name for name in user_value_panels.chosen_names(Look(), text) if name in names]
     assert kept == names
 
 
@@ -134,5 +134,5 @@ def test_without_a_choice_the_first_few_are_drawn(tmp_path, text, drawn):
     for name in "abcde":
         log(writer, [0, 1], name, [1.0, 2.0])
     writer.close()
-    look = OpenRuns().look(str(path))
-    assert len(user_value_panels.chosen(look, text)) == drawn
+    look = OpenRuns().snapshot_of(str(path))
+    assert len(user_value_panels.chosen_names(look, text)) == drawn

@@ -90,6 +90,15 @@ def test_a_lowered_rate_is_told_with_its_step():
     assert "at step 110" in found["AMP904"].cause
 
 
+def test_steps_that_are_not_finite_as_a_rule_are_an_error_and_all_are_counted():
+    events = [left(step) for step in range(100, 115)]
+    events += [left(114 + 2**n, standing=2**n) for n in range(8)]
+    found = findings(guarded(events, bad=set(range(100, 243)), norm=math.nan))["AMP904"]
+    assert found.severity.value == "error"
+    assert found.summary == "The guard left out 143 steps."
+    assert "the training stands still" in found.cause
+
+
 def test_a_guard_that_only_began_is_no_finding():
     assert not findings(guarded([(0, "guard", {"decided": "begin", "told": "on"})]))
 

@@ -58,8 +58,8 @@ def test_a_run_that_does_not_tell_what_it_is_made_of_learns_and_teaches_nothing(
     keep(path)
     assert lesson(path) is None
     made = signature_of(store.open_run(sweep / "r0"))
-    assert len(list(KeptEntries().of_kind(sweep, made, 9))) == 3
-    assert [name for name, _, _ in KeptEntries().of_kind(sweep, made, 2)] == ["r2", "r1"]
+    assert len(list(KeptEntries().similar(sweep, made, 9))) == 3
+    assert [name for name, _, _ in KeptEntries().similar(sweep, made, 2)] == ["r2", "r1"]
 
 
 def test_report_says_it_and_its_json_stays_as_it_was(sweep, capsys):

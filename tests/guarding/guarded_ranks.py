@@ -3,7 +3,8 @@
 Arguments: how many ranks, a file to meet at, a folder for the runs, and what happens: `ddp`,
 `fsdp`, `parts` (each rank trains its own part of a model, in step with the others), `one` (only
 rank 0 has a guard), `dies` (as `parts`, and rank 1 is killed before the vote on a bad step),
-`lower` (rank 0's advice is to lower the rate).
+`stops` (as `parts`, with a guard that may act once and then stops), `lower` (rank 0's advice is to
+lower the rate).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Told:
 def train(rank, world, meet, folder, case):
     joint_decision.MOST_STEPS, rate_actions.Advice = 60, Told
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
-    parts = case in {"parts", "dies"}
+    parts = case in {"parts", "dies", "stops"}
     torch.manual_seed(rank if parts else 0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     if case == "fsdp":
@@ -56,8 +57,9 @@ def train(rank, world, meet, folder, case):
     watch = ampwatch.attach(
         None, model, optimizer=optimizer, run="ranks", log_dir=folder, endpoint="off"
     )
+    ended = []
     if case != "one" or rank == 0:
-        ampwatch.guard(watch, dry_run=False, lower_rate=case == "lower", most=(5, 1000))
+        put_guard(watch, case).on_stop(lambda: ended.append(True))
     random = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
         x = torch.randn(16, 8, generator=random)
@@ -65,19 +67,27 @@ def train(rank, world, meet, folder, case):
         loss = (model(x).squeeze(1) - x.sin().sum(1)).square().mean()
         if step in BAD and rank == BAD.index(step) % world:  # one rank's batch alone is bad
             loss = loss * (1000.0 if step != BAD[-1] else float("nan"))
+        watch.log(loss=loss)
         loss.backward()
         if case == "dies" and step == DIES_AT and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
         schedule.step()
         torch.save(local(model.state_dict()), folder / f"{rank}.{step}.pt")
-        if case == "dies" and step == DIES_AT:
+        if ended or (case == "dies" and step == DIES_AT):
             break  # what the training itself does next needs the other rank
         if parts:
             dist.barrier()
     watch.close()
     if case != "dies":
         dist.destroy_process_group()
+
+
+def put_guard(watch, case):
+    """The guard of this case."""
+    stops = case == "stops"
+    options = {"lower_rate": case == "lower", "most": (1 if stops else 5, 1000), "stop": stops}
+    return ampwatch.guard(watch, dry_run=False, **options)
 
 
 def local(state):

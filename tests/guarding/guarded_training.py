@@ -5,6 +5,7 @@ import json
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 import ampwatch
 
@@ -119,6 +120,35 @@ class Training:
         self.watch.close()
         run = ampwatch.open_run(folder)
         return run, guard_events(run)
+
+
+class Classes(Training):
+    """Learns classes; a bad batch has another's labels, or inputs fifty times too large."""
+
+    def __init__(self, what="labels", optimizer="adamw", **options):
+        super().__init__(optimizer, **options)
+        self.what = what
+        self.model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 3))
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+
+    def one(self, x, factor, *, closure):
+        is_bad = factor != 1.0
+        labels = (x @ torch.linspace(-1, 1, 18).reshape(6, 3)).argmax(1)
+        if is_bad and self.what == "labels":
+            labels = (labels + 1) % 3
+        if is_bad and self.what == "input":
+            x = x * 50
+        if is_bad and self.what == "rate":
+            self.optimizer.param_groups[0]["lr"] *= 20
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = functional.cross_entropy(self.model(x).float(), labels)
+        if self.watch is not None:
+            self.watch.log(loss=loss)
+        loss.backward()
+        self.optimizer.step()
+        if is_bad and self.what == "rate":
+            self.optimizer.param_groups[0]["lr"] /= 20
 
 
 def guard_events(run, rank=0):

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from guarded_training import OPTIMIZERS, Training, same
+from guarded_training import OPTIMIZERS, Classes, Training, same
 
 import ampwatch
+from ampwatch.guarding import device_verdict, joint_decision, step_guard
 from ampwatch.probe import norms, tensor_values
 
 BAD = {80, 91}
@@ -37,17 +38,10 @@ def waits(monkeypatch):
         look(meter)
         meter._on_host = False
 
-    item = torch.Tensor.item
+    asked = device_verdict.waited_for
     monkeypatch.setattr(tensor_values.Pack, "put", put)
     monkeypatch.setattr(norms.GradientMeter, "look_again", look_again)
-    monkeypatch.setattr(
-        "ampwatch.guarding.device_verdict.waited_for",
-        lambda pack, norms: waited.append(1) or item(dict(pack.pending)[norms.total_at]),
-    )
-    monkeypatch.setattr(
-        "ampwatch.guarding.step_guard.waited_for",
-        lambda pack, norms: waited.append(1) or item(dict(pack.pending)[norms.total_at]),
-    )
+    monkeypatch.setattr(step_guard, "waited_for", lambda part: waited.append(1) or asked(part))
     return waited
 
 
@@ -81,6 +75,41 @@ def test_gradients_that_are_not_finite_are_left_out_there_too(tmp_path, waits):
     assert left_out(guarded) == [(5, True), (9, True)]
 
 
+@pytest.mark.parametrize("what", ["labels", "input", "rate"])
+def test_there_too_loss_inputs_and_rate_are_signs(tmp_path, waits, what):
+    bad = {120, 131}
+    guarded = Classes(what, "adamw-fused").attach(tmp_path, dry_run=False).steps(140, bad)
+    other = Classes(what, "adamw-fused").steps(140, leave_out=bad)
+    assert same(guarded.state(), other.state())
+    assert len(waits) <= 1
+    guarded.close()
+
+
+def test_there_too_only_three_in_a_row_are_left_out(tmp_path, waits):
+    bad = set(range(80, 86))
+    guarded = Training(FUSED["adamw"]).attach(tmp_path, dry_run=False).steps(100, bad)
+    other = Training(FUSED["adamw"]).steps(100, bad, leave_out={80, 81, 82})
+    assert same(guarded.state(), other.state())
+    assert "row" in [one.get("why") for _, one in guarded.close()[1]]
+
+
+def test_there_too_steps_that_are_not_finite_have_no_cap(tmp_path, waits):
+    guarded = Training(FUSED["adam"]).attach(tmp_path, dry_run=False, most=(1, 1000))
+    bad = set(range(20, 50))
+    guarded.steps(60, bad, factor=math.nan)
+    assert same(guarded.state(), Training(FUSED["adam"]).steps(60, leave_out=bad).state())
+    guarded.close()
+
+
+def test_what_is_only_one_ranks_own_is_no_sign_where_other_ranks_do_not_hear_of_it(tmp_path, waits):
+    guarded = Classes("labels").attach(tmp_path, dry_run=False)
+    guarded.guard.together = joint_decision.Alone(sees_all=False)
+    guarded.steps(140, {120, 131})
+    assert same(guarded.state(), Classes("labels").steps(140, {120, 131}).state())
+    assert len(waits) == 140
+    guarded.close()
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_other_optimizers_wait_for_one_number_a_step(tmp_path, waits, name):
     guarded = Training(OPTIMIZERS[name]).attach(tmp_path, dry_run=False).steps(100, BAD)
@@ -88,7 +117,7 @@ def test_other_optimizers_wait_for_one_number_a_step(tmp_path, waits, name):
     assert len(waits) == 100
     run, told = guarded.close()
     assert [step for step, one in told if one["decided"] == "leave-out"] == [80, 91]
-    assert [one["why"] for _, one in told if "waits for one number" in one["told"]] == ["wait"]
+    assert [one["why"] for _, one in told if "waits for one copy" in one["told"]] == ["wait"]
     assert {one.code for one in ampwatch.diagnose(run).findings} >= {"AMP904"}
 
 

@@ -75,6 +75,16 @@ def test_a_step_that_one_rank_alone_finds_outlying_is_left_out_by_all(tmp_path):
             assert same(weights(tmp_path, rank, step), weights(tmp_path, rank, step - 1))
     told = [one["told"] for _, one in guard_events(run, 1) if one.get("action") == "leave-out"]
     assert ["Another rank's" in words for words in told] == [True, False, True]
+    assert "the loss was" in told[1]  # this rank's own: all hear of it
+
+
+def test_where_one_rank_alone_is_at_its_cap_all_stop_in_the_same_step(tmp_path):
+    run = trained(tmp_path, 2, "stops")
+    for rank in range(2):
+        decided = [(step, one["decided"]) for step, one in guard_events(run, rank)]
+        assert decided == [(0, "begin"), (BAD[0], "leave-out"), (BAD[1], "stop")]
+        assert same(weights(tmp_path, rank, BAD[1]), weights(tmp_path, rank, BAD[1] - 1))
+        assert not (tmp_path / f"{rank}.{BAD[1] + 1}.pt").exists()
 
 
 def test_where_one_rank_has_no_guard_nothing_is_done_and_that_is_said_once(tmp_path):

@@ -92,3 +92,56 @@ def save_with_scaler(folder, model, optimizer, scaler):
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
+
+
+def saved_with(folder, spoil, make=lambda weights: torch.optim.Adam(weights, lr=1e-3)):
+    """A run that saves before step 5, where this has been done to its optimizer."""
+    model = nn.Linear(8, 8)
+    optimizer = make(model.parameters())
+    with ampwatch.attach(
+        None, model, optimizer=optimizer, run="run", log_dir=folder, endpoint="off"
+    ) as watch:
+        for step in range(8):
+            if step == 5:
+                spoil(optimizer.state[model.weight])
+                watch.saved(folder / "5.pt")
+                assert torch.isfinite(model.weight).all()
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    return saves_of(ampwatch.open_run(folder / "run"))[5]
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
+def test_a_save_of_moments_that_are_not_finite_is_marked_though_the_weights_are(
+    tmp_path, moment, value
+):
+    def spoil(state):
+        state[moment][3, 5] = value
+
+    said = "holds optimizer moments that are not finite: do not keep this one"
+    with pytest.warns(AmpwatchWarning, match=said):
+        told = saved_with(tmp_path, spoil)
+    assert told["state"] == "poisoned"
+
+
+def test_moments_that_are_finite_but_huge_are_no_reason_to_warn(tmp_path):
+    def spoil(state):
+        state["exp_avg_sq"].fill_(3e38)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "state" not in saved_with(tmp_path, spoil)
+
+
+def test_a_save_is_recorded_whatever_its_optimizer_keeps(tmp_path):
+    def spoil(state):
+        state |= {"name": "one", "list": [torch.ones(2)], "empty": torch.empty(0),
+                  "codes": torch.ones(4, dtype=torch.uint8), "none": None,
+                  "sparse": torch.eye(3).to_sparse()}  # fmt: skip
+
+    def without_foreach(weights):
+        return torch.optim.SGD(weights, lr=0.01, momentum=0.9, foreach=False)
+
+    assert saved_with(tmp_path, spoil, without_foreach)["path"] == str(tmp_path / "5.pt")

@@ -18,8 +18,16 @@ from ampwatch import cli
 from ampwatch.codec import encode
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Evidence, Finding, RunFacts, Severity
 from ampwatch.diagnosis.findings import CUT_OFF, ENDED, LIVE, Verdict
-from ampwatch.recovery.proof import Proof, Try
-from ampwatch.recovery.restart_plan import MOST_RESTARTS, Next, plan_of, sentences_of
+from ampwatch.recovery.change import WORDS
+from ampwatch.recovery.outcome import Try
+from ampwatch.recovery.proof import Proof
+from ampwatch.recovery.restart_plan import (
+    MOST_RESTARTS,
+    SAID_BY_PLAN,
+    Next,
+    plan_of,
+    sentences_of,
+)
 from ampwatch.rows import Table
 from ampwatch.store import RankWriter, open_run, read_info
 
@@ -123,6 +131,10 @@ def test_a_rate_that_was_proved_and_failed_all_the_same_is_not_planned_again(tmp
         ("init_scale", 1024.0, ("scaler", "init_scale"), 1024.0),
         ("growth_interval", 2000.0, ("scaler", "growth_interval"), 2000),
         ("clip", 0.5, ("learning_rate", "clip"), 0.5),
+        ("autocast-off", True, ("settings",), {"autocast": "off"}),
+        ("bfloat16", True, ("settings",), {"autocast": "bfloat16"}),
+        ("scaler-off", True, ("settings",), {"scaler": "off"}),
+        ("plain-optimizer", True, ("settings",), {"foreach": "off", "fused": "off"}),
     ],
 )
 def test_a_cure_that_reruns_have_proved_is_planned(tmp_path, change, value, where, told):
@@ -137,11 +149,15 @@ def test_a_cure_that_reruns_have_proved_is_planned(tmp_path, change, value, wher
     assert found == told
 
 
-def test_a_cure_that_a_plan_has_no_place_for_is_said_to_the_person(tmp_path):
-    proof = Proof("train", None, 300, (Try("scaler-off", True, 9, "healthy", True, "", {}, "x"),))
+def test_every_change_that_reruns_can_prove_has_a_place_in_a_plan():
+    assert set(WORDS) == set(SAID_BY_PLAN)
+
+
+def test_a_setting_to_switch_is_said_in_words(tmp_path):
+    proof = Proof("train", None, 9, (Try("bfloat16", True, 9, "healthy", True, "", {}, "x"),))
     made = plan_of(run_with(tmp_path), diagnosis(finding("AMP105")), proof)
-    assert made.action is Next.STOP
-    assert "loss scaler off" in made.because
+    assert "Set autocast: bfloat16." in sentences_of(made)
+    assert "autocast to bfloat16" in made.because
 
 
 def test_an_error_that_a_mere_warning_explains_is_planned_for(tmp_path):
@@ -155,8 +171,9 @@ def test_the_plan_has_the_keys_of_the_contract_and_the_clipping_besides(tmp_path
     told = plan_of(run_with(tmp_path), diagnosis(finding("AMP301"), advice=LOWER)).to_json()
     assert set(told) == {
         "schema", "action", "checkpoint", "learning_rate", "skip_steps", "scaler",
-        "keep_in_float32", "watch_for", "because",
+        "keep_in_float32", "settings", "watch_for", "because",
     }  # fmt: skip
+    assert told["settings"] == {}
     assert set(told["learning_rate"]) == {"factor", "groups", "warmup_steps", "clip"}
     assert set(told["scaler"]) == {"init_scale", "growth_interval", "restore"}
 

@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, table_of
-from ampwatch.recovery.prove import MOST_TRIES, WIDE_ENOUGH, next_rate, reached_rate
+from ampwatch.recovery.outcome import Try
+from ampwatch.recovery.proof import Proof, kept_proof, sentence_of, table_of
+from ampwatch.recovery.prove import MOST_TRIES, WIDE_ENOUGH, lower_rate, next_rate, reached_rate
 from ampwatch.recovery.rerun import Record
 
 
-def tried(rate, *, held, steps=300, **losses):
+def tried(rate, *, held, steps=300, others=None, **losses):
     verdict = "healthy" if held else "failing"
     told = "" if held else "AMP301 lr-too-high"
     by_step = {name.lstrip("at"): loss for name, loss in losses.items()}
-    return Try("lr", rate, steps, verdict, held, told, by_step, "folder")
+    return Try("lr", rate, steps, verdict, held, told, by_step, "folder", **(others or {}))
 
 
 def proof_of(*tries, base=1.0):
@@ -111,13 +112,51 @@ def test_the_search_ends_within_an_octave_of_the_limit_from_any_first_guess(limi
     assert len(proof.tries) <= 2 * MOST_TRIES
 
 
+def test_the_lowest_rate_is_checked_by_a_lower_one_where_its_loss_stood_above_its_first():
+    doubtful = tried(0.1, held=True, others={"highest": 5.0}, at0=4.0, at160=3.0)
+    assert next_rate(proof_of(doubtful)) == pytest.approx(0.025)
+    lower = tried(0.025, held=True, others={"highest": 3.0}, at0=4.0, at160=1.0)
+    proof = proof_of(doubtful, lower)
+    assert proof.interval == (0.025, 0.1)
+    assert next_rate(proof) == pytest.approx(0.05)
+    calm = tried(0.1, held=True, others={"highest": 3.9}, at0=4.0, at160=3.0)
+    assert next_rate(proof_of(calm)) == pytest.approx(math.sqrt(0.1))
+
+
+def test_what_is_left_of_the_reruns_goes_below_the_lowest_rate_while_it_has_the_lowest_loss():
+    low, high = tried(0.05, held=True, at160=0.9), tried(0.1, held=True, at160=2.5)
+    assert lower_rate(proof_of(low, high)) == pytest.approx(0.0125)
+    assert lower_rate(proof_of(low, high, tried(0.0125, held=True, at160=1.0))) is None
+    assert lower_rate(proof_of(tried(0.05, held=True))) is None  # nothing to compare
+
+
 def test_losses_are_compared_at_a_step_that_all_have():
-    head, low, high = table_of([
+    head, low, high = table_of(proof_of(
         tried(0.2, held=False, at10=3.0, at20=90.0), tried(0.1, held=True, at10=2.0),
-    ])  # fmt: skip
+    ))  # fmt: skip
     assert head[4] == "loss at step 10"
     assert (low[0], low[4]) == ("rate 0.1", "2")
     assert (high[0], high[4], high[5]) == ("rate 0.2", "3", "AMP301 lr-too-high")
+
+
+def test_the_table_says_what_held_beside_the_others_whatever_the_verdict():
+    leapt = tried(0.2, held=False, others={"highest": 3.0}, at0=4.0, at160=1.2)
+    idle = tried(0.4, held=True, at0=4.0, at160=3.5)
+    _, *rows = table_of(proof_of(tried(0.1, held=True, at0=4.0, at160=1.0), leapt, idle))
+    assert [(row[2], row[3], row[5]) for row in rows] == [
+        ("yes", "healthy", ""), ("yes", "failing", "AMP301 lr-too-high"),
+        ("no", "healthy", "it learnt too little"),
+    ]  # fmt: skip
+    assert proof_of(leapt, idle).interval == (None, 0.2)  # alone, the verdict decides
+
+
+def test_where_a_rate_failed_below_one_that_held_the_limit_is_the_lower_one():
+    proof = proof_of(
+        tried(0.1, held=True, at0=4.0, at160=1.0), tried(0.2, held=True, at0=4.0, at160=3.0),
+        tried(0.25, held=True, at0=4.0, at160=2.0),
+    )  # fmt: skip
+    assert proof.interval == (0.1, 0.2)
+    assert proof.proved.value == 0.1
 
 
 def test_a_proof_is_kept_beside_the_run_and_read_again(tmp_path):

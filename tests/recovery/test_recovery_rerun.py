@@ -12,6 +12,7 @@ from subprocess import PIPE
 import children
 import pytest
 
+import ampwatch
 from ampwatch import store
 from ampwatch.cli.prove import with_option
 from ampwatch.recovery.proof import kept_proof
@@ -357,3 +358,40 @@ def test_one_thing_is_switched_at_a_time_and_what_helps_is_named(overflowed, tmp
     assert lines[-1].startswith(
         "Proved: the trouble is gone for 60 steps with each of autocast off; "
     )
+
+
+# --- where no cure helps --------------------------------------------------------------------------
+
+TOO_HIGH = {
+    "net": "net/bilinear", "optimizer": "nesterov", "schedule": "constant", "precision": "fp16",
+    "steps": 131, "seed": 897754498, "at": 0, "severity": 0.0, "clip": 0.3,
+}  # fmt: skip
+
+
+@pytest.mark.slow_trainings
+@pytest.mark.timeout(600)
+def test_the_rate_is_tried_where_the_trouble_is_gone_with_a_cure_but_nothing_is_learnt(tmp_path):
+    """Its rate is fourteen times too high; what the record shows first is a layer's overflow."""
+    script = Path(ampwatch.__file__).parents[1] / "benchmarks" / "prove_training.py"
+    subprocess.run(
+        [sys.executable, str(script), json.dumps(TOO_HIGH), "--lr", "22.2"],
+        cwd=tmp_path, env=environment_of(tmp_path), check=True, timeout=300,
+    )  # fmt: skip
+    run = tmp_path / "ampwatch-runs" / "run"
+    done = prove(tmp_path, run, "--dir", tmp_path / "reruns", "--steps", "100", "--budget", "8m")
+    assert done.returncode == 0, done.stderr
+    proof = kept_proof(run)
+    assert [one.change for one in proof.tries[:3]] == ["nothing", "float32", "lr"]
+    assert proof.tries[1].is_stable
+    assert proof.proved.change == "lr"
+    learnt = proof.proved.loss_at
+    assert learnt["80"] < learnt["0"] / 2
+    assert "the rate was tried as well" in " ".join(done.stdout.split())
+    planned = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", "ampwatch", "plan", str(run), "--json"],
+            cwd=tmp_path, env=environment_of(tmp_path), capture_output=True, timeout=100,
+        ).stdout
+    )  # fmt: skip
+    assert planned["action"] == "restart"
+    assert planned["learning_rate"]["groups"] == [pytest.approx(proof.proved.value)]

@@ -64,6 +64,15 @@ class Advice:
     leapt_at_step: int | None = None  # `recommended` is the rate before, at which the run trained
     # Code of the finding that explains the trouble: `because` repeats its summary.
     explained_by: str | None = dataclasses.field(default=None, metadata={"json": False})
+    # Steps for which reruns held `recommended`; None for an estimate (`recovery.proved_advice`).
+    proved_steps: int | None = dataclasses.field(default=None, metadata={"json": False})
+
+    @property
+    def interval_name(self) -> str:
+        """What the interval is, for a legend."""
+        if self.proved_steps is None:
+            return "90 % interval of the highest stable rate"
+        return "the highest rate that held in a rerun, and the lowest above it that failed"
 
     @property
     def has_interval(self) -> bool:

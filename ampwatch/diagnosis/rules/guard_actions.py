@@ -24,7 +24,8 @@ _OFTEN_SHARE, _ALONE = 0.01, 1
         "again and again hides a fault that stands.",
         looks="Events of kind guard. A warning if outlying steps went on when it had acted as "
         f"often as it may, if it left out more than {100 * _OFTEN_SHARE:.0f} % of the steps, or if "
-        "it lowered the rate; an error if it stopped the training.",
+        "it lowered the rate; an error if it stopped the training, or if steps that are not finite "
+        "became the rule: it leaves them out always, and the training stands still.",
         not_to_confuse="AMP212, where the loop itself leaves steps out; a skip of the scaler. "
         "What was wrong with the batches is another finding's: AMP206, AMP211, AMP301.",
         do="Look at the batches of those steps, and at the finding that names the cause. Do not "
@@ -59,7 +60,7 @@ def guard_acts(case: Case) -> Iterator[Seen]:
 
 
 def _severity(seen: GuardHistory, steps: int) -> Severity:
-    if seen.stopped.count:
+    if seen.stopped.count or (seen.standing and seen.left_out.count):
         return Severity.ERROR
     often = seen.left_out.count > max(_ALONE, _OFTEN_SHARE * steps)
     hides = seen.capped.count or seen.lowered.count or often
@@ -82,13 +83,16 @@ def _cause(seen: GuardHistory, steps: int) -> str:
     if seen.left_out.count:
         share = share_text(seen.left_out.count, steps)
         told.append(
-            f"The gradients of {count_text(seen.left_out.count, 'step')} ({share}) were not finite "
-            "or far above what is usual here; no weight moved in them."
+            f"In {count_text(seen.left_out.count, 'step')} ({share}) gradients were not finite, or "
+            "gradients, loss, inputs or rate far above what is usual here; no weight moved in them."
         )
     if seen.would.count:
         told.append(
-            "Gradients were not finite or far above what is usual here; the steps were taken."
+            "Gradients were not finite, or gradients, loss, inputs or rate far above what is usual "
+            "here; the steps were taken."
         )
+    if seen.standing:
+        told.append("Steps that are not finite have become the rule: the training stands still.")
     if seen.capped.count:
         which = count_text(seen.capped.count, "more outlying step")
         what = "would have been" if seen.would.count else "were"

@@ -22,8 +22,7 @@ from ampwatch.diagnosis.rule import (
     rule,
 )
 from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
-from ampwatch.diagnosis.rules.scale_collapse import no_scale_helps
-from ampwatch.diagnosis.rules.scale_search_and_resets import startup_has_failed
+from ampwatch.diagnosis.rules.scale_search_and_resets import no_scale_helps, startup_has_failed
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import alone_text, count_text, list_text, steps_text
 

@@ -21,6 +21,7 @@ from ampwatch.diagnosis.rule import (
 )
 from ampwatch.diagnosis.rules.scale_search_and_resets import (
     STARTUP_FORWARD_STEPS,
+    no_scale_helps,
     startup_has_failed,
 )
 from ampwatch.diagnosis.words import count_text, scale_text
@@ -101,14 +102,6 @@ def _failed_search(case: Case) -> Seen:
         "that causes it.",
         evidence=(Evidence("scale", scale.last_step, final, scale.first_scale, "at first"),),
     )
-
-
-def no_scale_helps(case: Case) -> str:
-    """How a summary begins if the search for a scale has failed: no scale can help."""
-    several = case.rate.setup.several_optimizers  # others may have stepped
-    what = "in every step an optimizer is" if several else "every step is"
-    first = case.scale.first_step or 0
-    return f"{what[0].upper()}{what[1:]} skipped since step {first:,}, and no loss scale can help"
 
 
 def unknown_cause_text(case: Case) -> str:

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import (
+    Page,
+    Seen,
+    Ties,
+    always,
+    rule,
+)
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.words import count_text, scale_text
 from ampwatch.rows import EventKind
@@ -75,6 +81,14 @@ def startup_has_failed(case: Case) -> bool:
         few = 0 if case.numbers.sees_forward else policy.COLLAPSE_SKIPS
         return skips >= few and final < STARTUP_ERROR_SCALE
     return final < STARTUP_BLIND_SCALE
+
+
+def no_scale_helps(case: Case) -> str:
+    """How a summary begins if the search for a scale has failed: no scale can help."""
+    several = case.rate.setup.several_optimizers  # others may have stepped
+    what = "in every step an optimizer is" if several else "every step is"
+    first = case.scale.first_step or 0
+    return f"{what[0].upper()}{what[1:]} skipped since step {first:,}, and no loss scale can help"
 
 
 @rule(

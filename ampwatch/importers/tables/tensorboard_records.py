@@ -19,6 +19,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ampwatch.importers.tables.protobuf import Value, fields, float32, spans, text, whole
 
 _DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8"}
+_MOST_LAYOUTS = 64  # of one length; a file has a few tags
+_NUMBERS = {1: ("<f", 4), 2: ("<d", 8), 3: ("<i", 4), 9: ("<q", 8)}
 _STEP, _SUMMARY = 2, 5
 _TAG, _SIMPLE, _TENSOR = 1, 2, 8
 _KIND, _CONTENT, _FLOATS = 1, 4, 5
@@ -117,12 +119,6 @@ def _place_in_tensor(record: bytes, begin: int, end: int) -> list[tuple[str, Pla
         place = of[_FLOATS][1]
         return [("<f4", place)] if place[1] - place[0] == 4 else []
     return []
-
-
-_MOST_LAYOUTS = 64  # of one length; a file has a few tags
-
-
-_NUMBERS = {1: ("<f", 4), 2: ("<d", 8), 3: ("<i", 4), 9: ("<q", 8)}
 
 
 @dataclass(frozen=True, slots=True)

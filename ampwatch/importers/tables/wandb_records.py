@@ -24,12 +24,12 @@ from ampwatch.importers.tables.protobuf import Value, fields, spans, text, whole
 from ampwatch.importers.tables.wandb_file import Part
 
 HISTORY, CONFIG, RUN = 2, 5, 17
-
-
 _CONFIG_OF_RUN = 4
-
-
 _HISTORY_KEY = HISTORY << 3 | 2
+_MOST_KINDS = 16
+_ITEM, _JSON = 1, 16
+_JSON_KEY = bytes([0x82, 0x01])
+_ITEM_HEAD, _VALUE_HEAD = 2, len(_JSON_KEY) + 1  # a key, and a length of less than 128
 
 
 def history_messages(part: Part, other: Callable[[int, bytes], None]) -> Part:
@@ -116,18 +116,6 @@ def named_value(data: bytes) -> tuple[str, Any]:
         elif number in _PLAIN:
             item = _PLAIN[number](value)
     return "/".join(name for name in names if name), item
-
-
-_MOST_KINDS = 16
-
-
-_ITEM, _JSON = 1, 16
-
-
-_JSON_KEY = bytes([0x82, 0x01])
-
-
-_ITEM_HEAD, _VALUE_HEAD = 2, len(_JSON_KEY) + 1  # a key, and a length of less than 128
 
 
 @dataclass(frozen=True, slots=True)

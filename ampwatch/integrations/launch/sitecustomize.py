@@ -17,7 +17,7 @@ def _prepare() -> None:
     except ImportError:  # a checkout that nobody installed
         sys.path.append(str(here.parents[2]))
     try:
-        importlib.import_module("ampwatch.integrations.script").prepare()
+        importlib.import_module("ampwatch.integrations.script_watch").prepare()
     except ImportError as error:
         if sys.stderr is not None:
             sys.stderr.write(
@@ -26,7 +26,7 @@ def _prepare() -> None:
 
 
 def _give_way() -> None:
-    """The user's own sitecustomize, if there is one, is read as it would have been."""
+    """Let Python read the user's own sitecustomize, if there is one, after ours."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
         importlib.import_module("sitecustomize")

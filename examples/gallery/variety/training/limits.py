@@ -41,12 +41,18 @@ def final(losses: Sequence[float]) -> float | None:
     return statistics.median(end) if len(end) > _FINAL // 2 else None
 
 
+@functools.lru_cache(maxsize=2)
+def sweep_of(plan: Plan) -> dict[float, list[float]]:
+    """The losses at each rate of the grid, with one seed and without a fault."""
+    plan = replace(plan, at=0, severity=0.0)
+    return {rate: Loop(plan, rate).go() for rate in (plan.nominal * factor for factor in GRID)}
+
+
 @functools.lru_cache(maxsize=256)
 def limit_of(plan: Plan) -> Limit | None:
     """The limit, by a sweep with one seed; none where the task is not learnt or all rates are."""
-    plan = replace(plan, at=0, severity=0.0)
-    rates = [plan.nominal * factor for factor in GRID]
-    courses = [Loop(plan, rate).go() for rate in rates]
+    swept = sweep_of(plan)
+    rates, courses = list(swept), list(swept.values())
     finals = [final(losses) for losses in courses]
     known = [(end, rate) for end, rate in zip(finals, rates, strict=True) if end is not None]
     first = statistics.median(losses[0] for losses in courses)

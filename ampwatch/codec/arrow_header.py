@@ -1,4 +1,4 @@
-"""What a message from outside declares about itself, read and capped before Arrow sees it.
+"""The header of an Arrow message from outside: read and capped before Arrow sees the message.
 
 Arrow checks a message's structure, but inflates whatever it declares: a frame of 12 kB became
 400 MB. So its header (a flatbuffer: Message > RecordBatch) is read here first, by hand.
@@ -26,8 +26,8 @@ _LZ4 = 0  # in Arrow's list of codecs
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """What a message declares about itself."""
+class MessageHeader:
+    """What an Arrow message of a batch declares about itself."""
 
     row_count: int
     schema: pa.Schema  # the table's in the format that it was written in
@@ -37,7 +37,7 @@ class Header:
 
 
 class _Flatbuffer:
-    """A table of a flatbuffer; every read is checked against the bytes there are."""
+    """A table of a flatbuffer, as Arrow headers are; each read is checked to be inside it."""
 
     __slots__ = ("_bytes", "_position", "_vtable", "_vtable_length")
 
@@ -68,12 +68,12 @@ class _Flatbuffer:
         return None if place is None else _Flatbuffer(self._bytes, place + self._read("<I", place))
 
     def count(self, slot: int) -> int:
-        """How many a vector holds."""
+        """How many elements a vector in the flatbuffer has."""
         place = self._place(slot)
         return 0 if place is None else self._read("<I", place + self._read("<I", place))
 
     def pairs(self, slot: int, expected: int) -> list[tuple[int, int]]:
-        """A vector of structs of two int64, of which there must be `expected`."""
+        """A vector of structs of two int64 in the flatbuffer; `expected` is its length."""
         place = self._place(slot)
         start = 0 if place is None else place + self._read("<I", place)
         count = self.count(slot)
@@ -89,7 +89,7 @@ class _Flatbuffer:
 
 @functools.cache
 def _layouts(table: Table) -> dict[int, tuple[pa.Schema, int]]:
-    """By how many nodes a batch of the table has: its schema, and how many buffers."""
+    """The layouts of a table's batches in an Arrow header, by how many nodes they have."""
     known = {}
     for schema in schemas_of(table):
         nodes = buffers = 0
@@ -101,8 +101,8 @@ def _layouts(table: Table) -> dict[int, tuple[pa.Schema, int]]:
     return known
 
 
-def read_header(table: Table, payload: bytes | memoryview) -> Header:
-    """A message's header; CodecError if it is none, or not of a batch of this table."""
+def read_header(table: Table, payload: bytes | memoryview) -> MessageHeader:
+    """Read an Arrow message's header; CodecError if it is not of a batch of this table."""
     if not 8 <= len(payload) <= MAX_PAYLOAD_BYTES:
         raise CodecError(f"A batch of {len(payload)} bytes; 8 to {MAX_PAYLOAD_BYTES} are read.")
     continuation, metadata_length = struct.unpack_from("<Ii", payload)
@@ -119,18 +119,20 @@ def read_header(table: Table, payload: bytes | memoryview) -> Header:
     return _read_batch(table, batch, body)
 
 
-def messages_of(table: Table, payloads: memoryview) -> Iterator[tuple[Header, memoryview]]:
-    """The messages of batches that follow each other, each with what it declares."""
+def split_messages(
+    table: Table, payloads: memoryview
+) -> Iterator[tuple[MessageHeader, memoryview]]:
+    """The Arrow messages of batches that follow each other, each with its header."""
     at = 0
     while at < len(payloads):
         rest = payloads[at:]
-        length = 8 + sum(_lengths(rest))
+        length = 8 + sum(_message_lengths(rest))
         yield read_header(table, rest[:length]), rest[:length]
         at += length
 
 
-def _lengths(payload: memoryview) -> tuple[int, int]:
-    """How long the metadata and the body of the first message are."""
+def _message_lengths(payload: memoryview) -> tuple[int, int]:
+    """The lengths in bytes of the first Arrow message's header and body."""
     if len(payload) < 8:
         raise CodecError("The bytes do not begin as an Arrow message.")
     (metadata_length,) = struct.unpack_from("<i", payload, 4)
@@ -142,7 +144,7 @@ def _lengths(payload: memoryview) -> tuple[int, int]:
 
 
 def refuse_other_packing(payload: bytes | memoryview) -> None:
-    """Raise CodecError for a message that is packed by another codec than ours.
+    """Raise CodecError if an Arrow message is compressed by another codec than lz4.
 
     lz4 gives 255 bytes for one at most, so that a log in memory is measured by its file; zstd
     gives ten thousand and more. Cheap, for every batch of a log that is read.
@@ -164,7 +166,7 @@ def _root(metadata: memoryview) -> int:
     return int(struct.unpack_from("<I", metadata)[0])
 
 
-def _read_batch(table: Table, batch: _Flatbuffer, body: memoryview) -> Header:
+def _read_batch(table: Table, batch: _Flatbuffer, body: memoryview) -> MessageHeader:
     node_count = batch.count(1)
     if node_count not in _layouts(table):
         raise CodecError("A batch's header does not fit its table's columns.")
@@ -172,7 +174,7 @@ def _read_batch(table: Table, batch: _Flatbuffer, body: memoryview) -> Header:
     nodes = batch.pairs(1, node_count)
     if any(length < 0 or nulls < 0 for length, nulls in nodes) or batch.has(4):
         raise CodecError("A batch's header does not fit its table's columns.")
-    return Header(
+    return MessageHeader(
         row_count=batch.number(0, "<q"),
         schema=schema,
         buffers=batch.pairs(2, buffer_count),
@@ -181,11 +183,13 @@ def _read_batch(table: Table, batch: _Flatbuffer, body: memoryview) -> Header:
     )
 
 
-def refuse_large(header: Header) -> None:
-    """Raise CodecError if the rows or bytes it declares are more than are read."""
+def refuse_large(header: MessageHeader) -> None:
+    """Raise CodecError if an Arrow header declares more rows or bytes than are read."""
     if not 0 <= header.row_count <= MAX_ROWS:
         raise CodecError(f"A batch declares {header.row_count} rows; 0 to {MAX_ROWS} are read.")
-    measure: Callable[[Header, int, int], int] = _inflated if header.compressed else _plain
+    measure: Callable[[MessageHeader, int, int], int] = (
+        _inflated_size if header.compressed else _plain_size
+    )
     total = sum(measure(header, offset, length) for offset, length in header.buffers)
     if total > MAX_INFLATED_BYTES:
         raise CodecError(
@@ -193,15 +197,15 @@ def refuse_large(header: Header) -> None:
         )
 
 
-def _plain(header: Header, offset: int, length: int) -> int:
+def _plain_size(header: MessageHeader, offset: int, length: int) -> int:
     if offset < 0 or length < 0 or offset + length > len(header.body):
         raise CodecError("A batch's buffer lies outside its body.")
     return length
 
 
-def _inflated(header: Header, offset: int, length: int) -> int:
-    """The size a compressed buffer declares: an int64 before it, -1 for "stored as it is"."""
-    if _plain(header, offset, length) == 0:
+def _inflated_size(header: MessageHeader, offset: int, length: int) -> int:
+    """The size that a compressed buffer declares before it; -1 means "stored as it is"."""
+    if _plain_size(header, offset, length) == 0:
         return 0
     if length < 8:
         raise CodecError("A batch's compressed buffer is too short for its length.")

@@ -1,4 +1,4 @@
-"""What a rerun does otherwise, in the process that trains: one thing, and where it writes.
+"""The files that a rerun writes, in the process that trains: kept apart from the user's files.
 
 The script's files are not overwritten: what it opens for writing goes to a folder of the rerun's,
 and is read from there again; so do folders that it makes. Parts that write without Python are not
@@ -24,16 +24,16 @@ _SYSTEMS = ("/dev/", "/proc/", "/sys/")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def is_asked_for() -> bool:
-    """Whether this process is a rerun."""
+def is_rerun() -> bool:
+    """Whether this process is a rerun that `ampwatch prove` started."""
     return CHANGE in os.environ
 
 
-def prepare() -> None:
-    """Redirect writes to the user's files, from now on."""
-    outputs = Outputs(Path(_change().outputs))
+def redirect_outputs() -> None:
+    """Redirect a rerun's writes to the user's files into its own folder, from now on."""
+    outputs = RerunOutputs(Path(_change().outputs))
     builtins.open = io.open = outputs.opening(builtins.open)
-    os.open = outputs.opening_number(os.open)
+    os.open = outputs.opening_descriptor(os.open)
     for name in ("remove", "unlink", "rmdir", "rename", "replace", "truncate"):
         setattr(os, name, outputs.changing(getattr(os, name)))
     for name in ("stat", "lstat", "listdir", "scandir"):
@@ -41,13 +41,13 @@ def prepare() -> None:
     os.mkdir = outputs.making(os.mkdir)
 
 
-def change_torch() -> None:
-    """Do the change, and write torch's files through Python."""
+def prepare_torch() -> None:
+    """Apply the rerun's change to torch, and let `torch.save` write through Python."""
     import torch
 
-    from ampwatch.integrations.rerun_changes import do
+    from ampwatch.integrations.rerun_changes import apply_change
 
-    do(_change())
+    apply_change(_change())
     save = torch.save
 
     @functools.wraps(save)
@@ -64,8 +64,8 @@ def _change() -> Change:
     return Change.from_text(os.environ[CHANGE])
 
 
-class Outputs:
-    """The rerun's own copies of the files it writes, by the paths that it gave."""
+class RerunOutputs:
+    """A rerun's own copies of the files it writes, by the paths that it gave."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,7 +74,7 @@ class Outputs:
         self._asked = threading.local()  # whether the thread is in here: its calls are ours
 
     def opening(self, really: Callable[..., Any]) -> Callable[..., Any]:
-        """`open`, redirected if it would write."""
+        """`open` for a rerun: what it writes goes to its own folder."""
 
         @functools.wraps(really)
         def opened(file: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
@@ -86,8 +86,8 @@ class Outputs:
 
         return opened
 
-    def opening_number(self, really: Callable[..., int]) -> Callable[..., int]:
-        """`os.open`, redirected if it would write."""
+    def opening_descriptor(self, really: Callable[..., int]) -> Callable[..., int]:
+        """`os.open` for a rerun: what it writes goes to its own folder."""
 
         @functools.wraps(really)
         def opened(path: Any, flags: int, *more: Any, **named: Any) -> int:
@@ -100,7 +100,7 @@ class Outputs:
         return opened
 
     def changing(self, really: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that removes or moves files; files of the user are copied first."""
+        """A call that removes or moves files, for a rerun: the user's files are copied first."""
 
         @functools.wraps(really)
         def changed(*paths: Any, **named: Any) -> Any:
@@ -114,7 +114,7 @@ class Outputs:
         return changed
 
     def looking(self, really: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that looks at a path: at the rerun's own where it made it."""
+        """A call that looks at a path, for a rerun: at its own file where it made one."""
 
         @functools.wraps(really)
         def looked(path: Any = ".", *more: Any, **named: Any) -> Any:
@@ -125,7 +125,7 @@ class Outputs:
         return looked
 
     def making(self, really: Callable[..., None]) -> Callable[..., None]:
-        """`os.mkdir`, elsewhere; a folder that the run made before may be made again."""
+        """`os.mkdir` for a rerun, in its own folder; a folder of the run may be made again."""
 
         @functools.wraps(really)
         def made(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
@@ -148,7 +148,7 @@ class Outputs:
             self._asked.inside = was
 
     def _to_look_at(self, path: Any) -> Any:
-        """A file or folder of the rerun's where it has one; a folder of the user's stays whole."""
+        """The path a rerun looks at: its own file, if it has one; the user's folders stay whole."""
         with self._inside():
             if isinstance(path, int) or not path or self._is_free(path):
                 return path
@@ -156,7 +156,7 @@ class Outputs:
             return str(own) if own.exists() and not theirs.is_dir() else path
 
     def _to_write(self, path: Any, *, keeps: bool) -> Any:
-        """Where to write a file; a file that is changed, not replaced, is copied first."""
+        """The path a rerun writes to; a file that is changed, not replaced, is copied first."""
         if isinstance(path, int) or self._is_free(path):
             return path
         own = self._own(path)
@@ -166,7 +166,7 @@ class Outputs:
         return str(own)
 
     def _to_read(self, path: Any) -> Any:
-        """Where to read a file: the rerun's own copy, if it has one."""
+        """The path a rerun reads: its own copy of the file, if it has one."""
         if isinstance(path, int) or self._is_free(path):
             return path
         own = self._own(path)
@@ -177,7 +177,7 @@ class Outputs:
             return self._folder / os.path.realpath(os.fsdecode(path)).lstrip(os.sep)
 
     def _is_free(self, path: Any) -> bool:
-        """Whether it is nobody's but the rerun's or the system's."""
+        """Whether a path belongs to the rerun or the system, so that it is not redirected."""
         with self._inside():
             return os.path.realpath(os.fsdecode(path)).startswith(self._free)
 

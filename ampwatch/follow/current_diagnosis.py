@@ -1,4 +1,4 @@
-"""A diagnosis that says how the run stands: live, ended, or cut off.
+"""The diagnosis of a run by its present state: live, ended, or cut off.
 
 The engine judges rows alone. Whether somebody still writes them only the moment tells.
 """
@@ -16,12 +16,12 @@ from ampwatch.store import Run
 
 
 def diagnose(run: Record) -> Diagnosis:
-    """What is wrong with a run, since when, why, and what to do about it."""
+    """Diagnose a run as it stands now: what is wrong, since when, why, and what to do about it."""
     return as_it_stands(run, diagnosis.diagnose(run))
 
 
 def diagnose_together(runs: Sequence[Record]) -> SeveralDiagnoses:
-    """Diagnose runs of one model together; of several models or optimizers they are refused."""
+    """Diagnose runs of one model together, as each stands now; of several models refused."""
     together = diagnosis.diagnose_together(runs)
     pairs = zip(runs, together.diagnoses, strict=True)
     return dataclasses.replace(
@@ -30,12 +30,12 @@ def diagnose_together(runs: Sequence[Record]) -> SeveralDiagnoses:
 
 
 def as_it_stands(run: Record, judged: Diagnosis) -> Diagnosis:
-    """The diagnosis of a run as it stands now; rows in memory do not tell."""
-    return standing_as(at_a_glance(run), judged) if isinstance(run, Run) else judged
+    """The diagnosis of a run by its present state; rows in memory have no state."""
+    return with_state(at_a_glance(run), judged) if isinstance(run, Run) else judged
 
 
-def standing_as(state: State, judged: Diagnosis) -> Diagnosis:
-    """The diagnosis of a run that stands so; other tools' logs have no end marks to miss."""
+def with_state(state: State, judged: Diagnosis) -> Diagnosis:
+    """The diagnosis of a run in this state; logs of other tools have no end marks to miss."""
     if state is State.LIVE:
         return judged.while_running()
     return judged.once_over() if judged.run.source == NATIVE else judged

@@ -28,16 +28,17 @@ def guard(
     lower_rate: bool = True,  # noqa: FBT001, FBT002 - the contract
     stop: bool = False,  # noqa: FBT001, FBT002
     dry_run: bool = True,  # noqa: FBT001, FBT002
-    most: tuple[int, int] = (3, 1000),
+    most: tuple[int, int] = (5, 100),
     on_action: Callable[[Proposed], object] | None = None,
 ) -> StepGuard | NoGuard:
     """Let ampwatch act in this training; at first it only tells what it would do.
 
-    `skip` leaves out steps whose gradients are not finite and, with "outliers", those far above
-    what is usual. `lower_rate` lowers the rate for a while where a second one follows soon and the
-    diagnosis blames the rate. `stop` ends the training where more follow than `most` (actions,
-    steps) allows. `on_action` is asked before each action and may return False. With several ranks
-    call it on each, with the same arguments. Wrong arguments raise GuardError.
+    `skip` leaves out steps whose gradients are not finite and, with "outliers", those whose
+    gradients, loss, inputs or rate are far above what is usual. `lower_rate` lowers the rate for a
+    while where a second one follows soon and the diagnosis blames the rate. `stop` ends the
+    training where more follow than `most` (actions, steps) allows, or where steps that are not
+    finite have become the rule. `on_action` is asked before each action and may return False. With
+    several ranks call it on each, with the same arguments. Wrong arguments raise GuardError.
     """
     if isinstance(watch, NoWatch):
         return NoGuard()

@@ -1,4 +1,4 @@
-"""What `ampwatch run` does inside the script: finds scaler, optimizers and model, and attaches.
+"""Watches the script that `ampwatch run` starts: finds scaler, optimizers, model, and attaches.
 
 Nothing is read or changed before the script itself imports torch. From then on we hear of each
 scaler and optimizer when it is made. The watch begins at the first forward pass in training mode of
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.environment import switched_off
-from ampwatch.integrations import changed_training
+from ampwatch.integrations import rerun_outputs
 from ampwatch.integrations.script_hooks import (
     tell_of_calls,
     tell_of_each,
@@ -54,27 +54,27 @@ ITS_LOG = "give the log that it prints to `ampwatch report`"
 
 
 def prepare() -> None:
-    """Wait for the script to import torch."""
+    """Prepare to watch the script of `ampwatch run`: wait for it to import torch."""
     if not switched_off():
         _keep_closed_streams_closed()
-        if changed_training.is_asked_for():
-            changed_training.prepare()
+        if rerun_outputs.is_rerun():
+            rerun_outputs.redirect_outputs()
         when_torch_is_loaded(_begin)
 
 
 def _begin() -> None:
     try:
-        script = Script(json.loads(os.environ.get(OPTIONS, "{}")))
+        script = ScriptWatch(json.loads(os.environ.get(OPTIONS, "{}")))
     except ImportError as error:  # of what we need beside torch
-        say(f"this Python cannot watch ({error}); the script runs alone.")
+        say_to_stderr(f"this Python cannot watch ({error}); the script runs alone.")
         return
     script.begin()
-    if changed_training.is_asked_for():
-        changed_training.change_torch()
+    if rerun_outputs.is_rerun():
+        rerun_outputs.prepare_torch()
 
 
-def say(sentence: str) -> None:
-    """Write a sentence to stderr, where there is one."""
+def say_to_stderr(sentence: str) -> None:
+    """Write a sentence about the watched script to stderr, if there is one."""
     try:
         sys.stderr.write(f"ampwatch: {sentence}\n")
     except (OSError, ValueError, AttributeError):  # closed by the script, or before it: it is None
@@ -82,7 +82,7 @@ def say(sentence: str) -> None:
 
 
 def _keep_closed_streams_closed() -> None:
-    """Keep our log file from becoming stdout or stderr where these are closed.
+    """Keep the run's log from becoming stdout or stderr where the script has these closed.
 
     What is opened in their place refuses writes like a closed stream, and is closed in children.
     """
@@ -94,8 +94,8 @@ def _keep_closed_streams_closed() -> None:
 
 
 @dataclass(slots=True)
-class Seen:
-    """What a script did while nothing was attached."""
+class SeenInScript:
+    """What a script under `ampwatch run` did while nothing was attached."""
 
     optimizers: set[str] = field(default_factory=set)  # their classes' names
     scalers: int = 0
@@ -106,8 +106,8 @@ class Seen:
     refused: bool = False  # and told why
 
 
-class Script:
-    """What is known of a script that does not call ampwatch itself."""
+class ScriptWatch:
+    """Watches a script that does not call ampwatch itself."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         from ampwatch.integrations.backward_losses import BackwardLosses
@@ -122,11 +122,11 @@ class Script:
         self._waiting: Any = None
         self._compiles = False
         self._own: weakref.WeakSet[Watch] = weakref.WeakSet()
-        self._seen = Seen()
+        self._seen = SeenInScript()
         self._losses = BackwardLosses(self._own_live, self._guard)
 
     def begin(self) -> None:
-        """Hear of every scaler and optimizer that is made, and of `torch.compile`."""
+        """Hear of every scaler and optimizer that the script makes, and of `torch.compile`."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -158,24 +158,24 @@ class Script:
         self._seen.optimizers.add(type(optimizer).__name__)
         self._optimizers.add(optimizer)
         self._strangers.clear()
-        self._wait()
+        self._watch_forwards()
 
-    def _wait(self) -> None:
-        """Look at forward passes until there is nothing left to attach to."""
+    def _watch_forwards(self) -> None:
+        """Look at the script's forward passes until there is nothing left to attach to."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
         if self._waiting is None and not self._compiles:
             self._waiting = register_module_forward_pre_hook(self._forward)
 
-    def _wait_no_more(self) -> None:
+    def _stop_watching_forwards(self) -> None:
         if self._waiting is not None:
             self._waiting.remove()
             self._waiting = None
 
     def _compiling(self) -> None:
-        """The script compiles: losses show the training from here on."""
+        """Called as the script compiles: from now on losses show its training."""
         self._compiles = True
-        self._wait_no_more()
+        self._stop_watching_forwards()
 
     def _forward(self, module: nn.Module, _inputs: Any) -> None:
         import torch
@@ -186,7 +186,7 @@ class Script:
             self._guard.run(self._begin_with, module)
 
     def _scaling(self, scaler: Any, outputs: Any, *_: Any, **__: Any) -> None:
-        self._guard.run(self._losses.scaled_unwatched, scaler, outputs)
+        self._guard.run(self._losses.add_scaled, scaler, outputs)
         if self._compiles and self._optimizers:
             self._guard.run(self._begin_with, None)
 
@@ -194,19 +194,19 @@ class Script:
         self._seen.went_back = True
         if self._optimizers:
             self._guard.run(self._begin_unscaled)
-        self._guard.run(self._losses.take, loss)
+        self._guard.run(self._losses.add, loss)
 
     def _stepping(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         self._guard.run(self._begin_with_step, scaler, optimizer)
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
-        """An optimizer that no watch knows steps: has any module of its own ever run?"""
+        """Called as an optimizer without a watch steps in the script."""
         import torch
 
         if not torch.compiler.is_compiling() and optimizer in self._optimizers:
-            self._guard.run(self._count_fruitless, optimizer)
+            self._guard.run(self._count_steps_without_module, optimizer)
 
-    def _count_fruitless(self, optimizer: Any) -> None:
+    def _count_steps_without_module(self, optimizer: Any) -> None:
         steps = self._fruitless[optimizer] = self._fruitless.get(optimizer, 0) + 1
         self._strangers.clear()  # its parameters may have been others before
         if steps > STEPS_TO_SHOW_A_MODEL and not self._compiles:
@@ -215,10 +215,10 @@ class Script:
     # -- when to attach ------------------------------------------------------------------------
 
     def _begin_with(self, module: nn.Module | None) -> None:
-        """Attach if an optimizer that no watch knows holds parameters of this module."""
-        self._hand_over()
+        """Attach if this module of the script is trained by an optimizer that no watch knows."""
+        self._give_to_watches()
         if not self._optimizers:
-            self._wait_no_more()
+            self._stop_watching_forwards()
         elif module is not None and not is_trained(module, list(self._optimizers)):
             self._seen.ran = True
             self._strangers.add(module)
@@ -226,14 +226,14 @@ class Script:
             self._attach_to_all(module)
 
     def _begin_unscaled(self) -> None:
-        """A backward that no scaler was given the loss of: no scaler will step its optimizer."""
-        self._hand_over()
+        """Attach at a backward pass of the script whose loss no scaler was given."""
+        self._give_to_watches()
         scaled = any(watch.has_scaled for watch in _live_watches())
         if self._optimizers and not scaled and (self._compiles or _a_scaler_is_used()):
             self._attach_to_all(None)
 
     def _begin_with_step(self, scaler: Any, optimizer: Any) -> None:
-        """Attach to a scaler that no watch knows, at its first step."""
+        """Attach to a scaler of the script that no watch knows, at its first step."""
         if scaler not in self._free_scalers():
             return
         for watch in _live_watches():
@@ -242,10 +242,10 @@ class Script:
                     return
                 watch.close()  # it began before there was a scaler of use
         self._attach(scaler, [optimizer], None)
-        self._losses.hand_over(scaler)
+        self._losses.log_scaled(scaler)
 
-    def _hand_over(self) -> None:
-        """Give the optimizers of watched trainings to their watches."""
+    def _give_to_watches(self) -> None:
+        """Give the optimizers of the script's watched trainings to their watches."""
         for optimizer in list(self._optimizers):
             if not hasattr(optimizer, "param_groups"):  # its making failed
                 self._optimizers.discard(optimizer)
@@ -262,7 +262,7 @@ class Script:
         return [one for one in self._scalers if not any(watch.watches(one) for watch in watches)]
 
     def _attach_to_all(self, running: nn.Module | None) -> None:
-        """Attach, if only one scaler is new."""
+        """Attach to all new optimizers of the script, if only one scaler is new."""
         free = self._free_scalers()
         scalers = [scaler for scaler in free if scaler.is_enabled()] or free
         if len(scalers) > 1:
@@ -278,7 +278,7 @@ class Script:
         for optimizer in optimizers:
             self._optimizers.discard(optimizer)
         if not self._optimizers:
-            self._wait_no_more()
+            self._stop_watching_forwards()
         models = trained_models(optimizers, running)
         try:
             watch = attach(
@@ -293,17 +293,17 @@ class Script:
             self._seen.watched = True
             self._own.add(watch)
         if watch.run_folder is not None:
-            say(f"watching; see `ampwatch report {_shown(watch.run_folder)}`")
+            say_to_stderr(f"watching; see `ampwatch report {_short_path(watch.run_folder)}`")
 
     def _own_live(self) -> list[Watch]:
         return [watch for watch in self._own if not watch.closed]
 
     def _say_if_nothing(self) -> None:
-        """Say that nothing was watched, but not of a launcher, whose children train."""
+        """Say that nothing in the script was watched; not of a launcher, whose children train."""
         launches = not self._seen.optimizers and os.times().children_user > 0
-        asked = _is_asked_for() and multiprocessing.parent_process() is None
+        asked = _is_own_process() and multiprocessing.parent_process() is None
         if not (self._seen.watched or self._seen.refused or launches) and asked:
-            say(f"nothing was watched: {why_unwatched(self._seen)}")
+            say_to_stderr(f"nothing was watched: {why_unwatched(self._seen)}")
 
 
 def _live_watches() -> list[Watch]:
@@ -313,11 +313,11 @@ def _live_watches() -> list[Watch]:
 
 
 def _a_scaler_is_used() -> bool:
-    """Whether a watched training scales: then an optimizer made later may be its next one."""
+    """Whether a watched training of the script scales: a later optimizer may be its next one."""
     return any(watch.scales for watch in _live_watches())
 
 
-def _is_asked_for() -> bool:
+def _is_own_process() -> bool:
     """Whether `ampwatch run` started this process, directly or as a launcher's rank.
 
     The script may read what other processes of its own print.
@@ -327,16 +327,16 @@ def _is_asked_for() -> bool:
     return asked is None or asked == str(own) or "LOCAL_RANK" in os.environ
 
 
-def _shown(folder: Path) -> str:
-    """A folder's path from here, or its whole path where that is shorter."""
+def _short_path(folder: Path) -> str:
+    """A run folder's path relative to the working folder, or its whole path if shorter."""
     try:
         return min(os.path.relpath(folder), str(folder), key=len)
     except (OSError, ValueError):  # here is no more, or on another drive
         return str(folder)
 
 
-def why_unwatched(seen: Seen) -> str:
-    """A sentence that says why nothing was watched, and what to do."""
+def why_unwatched(seen: SeenInScript) -> str:
+    """A sentence that says why nothing in the script was watched, and what to do."""
     named = " and ".join(sorted(seen.optimizers))
     if not named and not seen.went_back:
         return (

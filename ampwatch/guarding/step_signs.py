@@ -1,0 +1,157 @@
+"""The signs by which a step is judged before its optimizer runs, each against what is usual.
+
+    gradients not finite | gradient norm | loss | largest input | learning rate
+
+All were measured by the watch already. The loss and the inputs are this rank's own; what every rank
+sees alike are norms, after a reduction, and rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampwatch.guarding.caps import Row
+from ampwatch.guarding.usual_values import (
+    NEAR,
+    UsualLosses,
+    UsualRates,
+    UsualSizes,
+    usual_inputs,
+    usual_norms,
+)
+from ampwatch.probe.optimizers import OptimizerView, number_of
+from ampwatch.probe.records import StepRecord, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of a step; nan where it was not measured."""
+
+    norm: float
+    is_finite: bool
+    rate: float = math.nan  # the highest of the groups, without what we or a page multiplied it by
+    peak: float = math.nan  # that the schedule plans, where it leapt
+    loss: float = math.nan
+    largest_input: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class UsualSteps:
+    """What is usual in the steps of one optimizer."""
+
+    norms: UsualSizes = field(default_factory=usual_norms)
+    losses: UsualLosses = field(default_factory=UsualLosses)
+    inputs: UsualSizes = field(default_factory=usual_inputs)
+    rates: UsualRates = field(default_factory=UsualRates)
+    row: Row = field(default_factory=Row)
+
+    def take(self, step: Measured) -> None:
+        """This step was taken."""
+        self.norms.take(step.norm)
+        self.losses.take(step.loss)
+        self.inputs.take(step.largest_input)
+        self.rates.take(step.rate)
+
+    def leaps(self, step: Measured) -> bool:
+        """Whether the rate is far above all before it and what its schedule plans."""
+        return step.rate > self.rates.limit and not NEAR * step.rate <= step.peak
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One step, and what was usual when it came."""
+
+    step: Measured
+    usual: UsualSteps
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether its gradients are."""
+        return self.step.is_finite
+
+    @property
+    def is_outlying(self) -> bool:
+        """Whether the step would harm."""
+        step, usual = self.step, self.usual
+        return (
+            not step.is_finite
+            or step.norm > usual.norms.limit
+            or step.loss > usual.losses.limit
+            or step.largest_input > usual.inputs.limit
+            or usual.leaps(step)
+        )
+
+    @property
+    def is_near(self) -> bool:
+        """Whether another rank, which sees the same gradients, may call it outlying."""
+        return self.is_outlying or self.step.norm > NEAR * self.usual.norms.limit
+
+    def _signs(self) -> Iterator[tuple[str, str, float, float, float]]:
+        """The key and the name of each, its value, what is usual, and the limit."""
+        step, usual = self.step, self.usual
+        yield "grad_norm", "gradient norm", step.norm, usual.norms.middle, usual.norms.limit
+        yield "loss", "loss", step.loss, usual.losses.middle, usual.losses.limit
+        largest = step.largest_input
+        yield "input", "largest input", largest, usual.inputs.middle, usual.inputs.limit
+        if usual.leaps(step):
+            yield "lr", "learning rate", step.rate, usual.rates.highest, usual.rates.limit
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        """For the event: the norm, and beside it what is outlying."""
+        found: dict[str, Any] = {}
+        for key, _, value, usual, limit in self._signs():
+            if key == "grad_norm":
+                found |= {key: value, "usual": usual, "limit": limit}
+            elif value > limit:
+                found |= {key: value, f"{key}_usual": usual, f"{key}_limit": limit}
+        return {name: one if math.isfinite(one) else str(one) for name, one in found.items()}
+
+    @property
+    def words(self) -> str:
+        """In words."""
+        if not self.step.is_finite:
+            return "The gradients were not finite"
+        told = [
+            f"the {name} was {value:.3g}, usually {usual:.3g} (limit {limit:.3g})"
+            for _, name, value, usual, limit in self._signs()
+            if value > limit
+        ]
+        words = "; ".join(told) or "another rank's step was outlying"
+        return words[0].upper() + words[1:]
+
+
+def rate_of(optimizer: Any, view: OptimizerView, turn: Turn, usual: UsualSteps) -> dict[str, float]:
+    """The highest rate of the groups; where it leapt, the peak that the schedule plans too."""
+    rate = max(turn.lrs, default=math.nan) / view.multiplied
+    if not rate > usual.rates.limit or optimizer is None:
+        return {"rate": rate}
+    planned = [
+        number_of(group.get(name))
+        for group in optimizer.param_groups
+        for name in ("initial_lr", "max_lr")
+    ]
+    known = [one for one in planned if one > 0.0]
+    return {"rate": rate, "peak": max(known, default=math.nan) / view.multiplied}
+
+
+def own_places(record: StepRecord, turn: Turn) -> dict[str, Sequence[int]]:
+    """Where this rank's losses and largest inputs stand in the step's pack."""
+    losses = [loss.at for loss in turn.losses if loss.pack is record.pack]
+    if record.logged_loss_at is not None:
+        losses = [record.logged_loss_at]
+    return {"loss": losses, "largest_input": record.input_at}
+
+
+def own_values(record: StepRecord, turn: Turn) -> dict[str, float]:
+    """This rank's loss and largest input; nan as long as a device has them."""
+    values = record.pack.values
+    places = own_places(record, turn)
+    losses = [values[at] for at in places["loss"]]
+    return {
+        "loss": sum(losses) / len(losses) if losses else math.nan,
+        "largest_input": max([values[at] for at in places["largest_input"]], default=math.nan),
+    }
