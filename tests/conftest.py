@@ -67,6 +67,7 @@ NOT_QUICK = [
     "diagnosis/*_loss_spikes.py",
     "diagnosis/*_nonfinite_gradients.py",
     "diagnosis/*_portions.py",
+    "diagnosis/*_rate_advice.py",
     "diagnosis/*_real.py",
     "diagnosis/*_rises.py",
 ]
