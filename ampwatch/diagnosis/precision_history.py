@@ -102,9 +102,10 @@ def _batch_norms(rows: BlockLayerRows) -> frozenset[str]:
 
 
 def _sides(rows: BlockLayerRows, at: int) -> tuple[int, ...]:
-    """The sides of the matrices that a layer multiplies: outputs, inputs, rows if it is plain.
+    """The sides of a layer's matrix product, of which misaligned ones lose tensor cores.
 
-    A convolution with one input channel a group is no matrix product for a GPU.
+    They are outputs, inputs and, of a plain layer, the rows of the batch. A convolution
+    with one input channel a group is no matrix product for a GPU.
     """
     shape: list[int] = rows.weight_shapes[at].as_py() or []
     if len(shape) < 2 or (len(shape) > 2 and shape[1] == 1):

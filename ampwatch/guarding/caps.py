@@ -58,7 +58,7 @@ class Row:
         return self._count < MOST_IN_A_ROW
 
     def see(self, *, outlying: bool) -> None:
-        """A step was judged."""
+        """Count a judged step towards the cap of outlying steps in a row."""
         self._count = self._count + 1 if outlying else 0
 
 
@@ -77,6 +77,6 @@ class StandingFault:
         return len(before) == STANDING - 1 and step - before[0] < AMONG
 
     def see(self, step: int) -> None:
-        """This step was not finite."""
+        """Count a step that was not finite towards the cap of a standing fault."""
         self.count = self.count + 1 if self.would_stand(step) else 0
         self._steps.append(step)

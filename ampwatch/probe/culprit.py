@@ -202,7 +202,7 @@ def _forward_at(
 
 
 def _loss(chain: _Chain) -> Culprit | None:
-    """A loss that is not finite while everything the model gave is."""
+    """The culprit is the loss: it is not finite while all outputs of the model are."""
     known = [layer for layer in chain.ran if layer.act_finite is not None]
     if not known:
         return None

@@ -286,7 +286,7 @@ class Sampling:
             self._observer.disarm()
 
     def look_away(self) -> None:
-        """This step does not end: stop sampling it, and forget what was noted."""
+        """Stop sampling the current step, which does not end, and forget what was noted of it."""
         if self._observer is not None:
             self._observer.disarm()
 
