@@ -34,7 +34,7 @@ def print_fleet(fleet: FleetVerdicts, alike: Run | None = None) -> None:
     if alike is not None and (lesson := lesson_in(runs, alike)) is not None:
         answer(lesson.text)
     _print_counts("finding", [(_code_text(t.key), t) for t in summary.by_code(runs)])
-    weeks = [(f"from {tally.key}", tally) for tally in summary.by_week(runs)]
+    weeks = [(_week_text(tally.key), tally) for tally in summary.by_week(runs)]
     _print_counts("week", weeks[::-1])
     for group in (summary.MODEL, summary.PERSON, summary.TAG):
         tallies = summary.by_setting(runs, group)
@@ -53,7 +53,7 @@ def _sums(fleet: FleetVerdicts) -> str:
     counts = ", ".join(f"{count:,} {word}" for count, word in parts if count)
     share = f" ({percent_text(sums.lost_steps / sums.steps)})" if sums.steps else ""
     lost = f"{sums.lost_steps:,} of {sums.steps:,} steps lost{share}"
-    time = f", {_time(sums.lost_hours)} of {_time(sums.hours)}" if sums.hours else ""
+    time = f", {_time(sums.lost_hours) or '0 s'} of {_time(sums.hours)}" if sums.hours else ""
     fresh = f", {fleet.judged:,} of them judged now" if fleet.judged else ""
     return f"{fleet.place}: {count_text(sums.runs, 'run')}{fresh}: {counts}.\n{lost}{time}."
 
@@ -113,6 +113,10 @@ def _code_text(code: str) -> str:
     from ampwatch.diagnosis import RULES
 
     return f"{code} {next((rule.name for rule in RULES if rule.code == code), '')}"
+
+
+def _week_text(monday: str) -> str:
+    return f"from {monday}" if monday else "time unknown"
 
 
 def _short(text: str, letters: int) -> str:

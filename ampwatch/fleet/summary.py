@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampwatch.diagnosis import Verdict
-from ampwatch.fleet.verdicts import RunVerdict
+from ampwatch.fleet.verdicts import UNKNOWN_TIME, RunVerdict
 from ampwatch.follow.list_entry import MODEL_SETTINGS
 
 PERSON_SETTINGS = ("person", "user", "username", "owner", "author", "researcher")
@@ -68,7 +68,7 @@ def by_code(verdicts: Iterable[RunVerdict]) -> list[Tally]:
 def by_week(verdicts: Iterable[RunVerdict]) -> list[Tally]:
     """The sums over the verdicts by the week in which runs started, the oldest first.
 
-    The key is the week's Monday, in UTC: `2026-11-23`.
+    The key is the week's Monday, in UTC: `2026-11-23`; UNKNOWN for logs without times.
     """
     return sorted(_grouped((week_of(one), one) for one in verdicts), key=lambda tally: tally.key)
 
@@ -118,7 +118,9 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def week_of(one: RunVerdict) -> str:
-    """The Monday, in UTC, of the week in which a judged run started."""
+    """The Monday, in UTC, of the week in which a judged run started; UNKNOWN without times."""
+    if one.started == UNKNOWN_TIME:
+        return UNKNOWN
     day = one.started.astimezone(dt.timezone.utc).date()
     return (day - dt.timedelta(days=day.weekday())).isoformat()
 

@@ -84,7 +84,7 @@ _OF_A_FINDING = (
 _AS_JSON = ("learning_rate", "config")
 
 
-_UNKNOWN_TIME = dt.datetime.fromtimestamp(0, dt.timezone.utc)
+UNKNOWN_TIME = dt.datetime.fromtimestamp(0, dt.timezone.utc)  # of a log without times
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +287,8 @@ def verdict_of(row: PublishedRun, run: Run, diagnosis: Diagnosis) -> RunVerdict:
         stamp=row.stamp,
         rules=rules_version(),
         name=row.name,
-        started=row.started or _UNKNOWN_TIME,
-        last_time=row.last_time or row.started or _UNKNOWN_TIME,
+        started=row.started or UNKNOWN_TIME,
+        last_time=row.last_time or row.started or UNKNOWN_TIME,
         steps=diagnosis.run.steps,
         ranks=row.ranks,
         verdict=diagnosis.verdict.value,

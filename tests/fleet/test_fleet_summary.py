@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 
 from ampwatch.fleet import summary
-from ampwatch.fleet.verdicts import RunVerdict
+from ampwatch.fleet.verdicts import UNKNOWN_TIME, RunVerdict
 
 MONDAY = dt.datetime(2026, 11, 23, 9, tzinfo=dt.timezone.utc)
 
@@ -52,6 +53,12 @@ def test_a_finding_counts_every_run_that_has_it_and_loses_what_it_heads():
 def test_weeks_begin_on_monday_and_come_in_order():
     found = [(tally.key, tally.runs) for tally in summary.by_week(RUNS)]
     assert found == [("2026-11-09", 1), ("2026-11-16", 1), ("2026-11-23", 3)]
+
+
+def test_a_log_without_times_belongs_to_no_week():
+    timeless = dataclasses.replace(RUNS[0], started=UNKNOWN_TIME)
+    found = [(tally.key, tally.runs) for tally in summary.by_week([timeless, RUNS[3]])]
+    assert found == [("", 1), ("2026-11-09", 1)]
 
 
 def test_runs_are_grouped_by_what_their_configuration_says():
