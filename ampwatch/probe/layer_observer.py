@@ -254,10 +254,15 @@ class LayerObserver:
         if layers[0].parent is not None:  # parts are called one by one, their root never is
             self._follow_forwards(layers[0], self._last_part(layers))
         for layer in layers:
-            if layer.leaf and layer.sealed is None and visits[layer.number].outputs:
-                assert layer.hooked is not None, "it was visited"
+            module = layer.hooked  # None if the user has let go of the model since
+            if (
+                module is not None
+                and layer.leaf
+                and layer.sealed is None
+                and visits[layer.number].outputs
+            ):
                 hook = Hook(self._guard, self._note_first, layer)
-                self._permanent.append(hook_after(layer.hooked, hook))
+                self._permanent.append(hook_after(module, hook))
                 self.first_layer = layer
                 return
 

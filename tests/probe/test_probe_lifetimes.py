@@ -313,3 +313,15 @@ def test_what_a_layer_multiplies_is_told_though_its_model_is_gone_before_it_is_w
     info = ampwatch.open_run(watch.run_folder).layers.to_pylist()
     assert [row["kind"] for row in info] == ["Sequential", "Linear", "ReLU", "Linear"]
     assert [row["flops"] for row in info] == [None, 2 * 3 * 4 * 8, None, 2 * 3 * 8 * 2]
+
+
+def test_a_model_that_holds_its_own_watch_is_collected_with_a_step_begun(tmp_path, monkeypatch):
+    raised = []
+    monkeypatch.setattr("sys.unraisablehook", raised.append)
+    made = training()
+    made.model.circle = [made.attach(tmp_path, "r"), made.model]
+    made.scaler.scale(made.model(SAMPLE).sum()).backward()
+    made.scaler.step(made.optimizer)
+    del made
+    gc.collect()  # weak references are cleared before what is collected is told
+    assert raised == []
