@@ -318,10 +318,14 @@ def test_what_a_layer_multiplies_is_told_though_its_model_is_gone_before_it_is_w
 def test_a_model_that_holds_its_own_watch_is_collected_with_a_step_begun(tmp_path, monkeypatch):
     raised = []
     monkeypatch.setattr("sys.unraisablehook", raised.append)
-    made = training()
-    made.model.circle = [made.attach(tmp_path, "r"), made.model]
-    made.scaler.scale(made.model(SAMPLE).sum()).backward()
-    made.scaler.step(made.optimizer)
-    del made
-    gc.collect()  # weak references are cleared before what is collected is told
+    gc.disable()  # it comes upon the model first only if nothing has been collected before
+    try:
+        made = training()
+        made.model.circle = [made.attach(tmp_path, "r"), made.model]
+        made.scaler.scale(made.model(SAMPLE).sum()).backward()
+        made.scaler.step(made.optimizer)
+        del made
+        gc.collect()
+    finally:
+        gc.enable()
     assert raised == []
