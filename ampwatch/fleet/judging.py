@@ -55,6 +55,8 @@ def judge_place(
                 progress(done.seen, done.total)
     finally:
         done.store()
+        if progress and done.seen:  # Ctrl-C may have come in between
+            progress(done.seen, done.total)
     if done.judged:
         done.tidy()
     verdicts = choice.of_verdicts(chosen, verdicts_on(place, chosen, findings=findings))
@@ -100,10 +102,10 @@ class _JudgedSoFar:
             self.store()
 
     def store(self) -> None:
-        """Store the verdicts that are new."""
-        found, self._found = self._found, []
-        if found:
-            store_verdicts(self._tables, found)
+        """Store the verdicts that are new; after Ctrl-C in here they are stored again, once."""
+        if self._found:
+            store_verdicts(self._tables, self._found)
+            self._found = []
         self._stored_s = time.monotonic()
 
     def tidy(self) -> None:

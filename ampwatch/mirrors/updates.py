@@ -288,9 +288,8 @@ class UpdateReader:
 
     def _update(self, run: Run, look: Look) -> Update | None:
         points = self._points(run)
-        if points or self._waiting(
-            run
-        ):  # findings come separately, so that a failing one repeats no rows
+        # Findings come separately, so that a failing one repeats no rows.
+        if points or self._waiting(run):
             return Update(run.info, self._place, points)
         # If one rank is mirrored, it ends with that rank.
         state = State.ENDED if self._selection.rank in look.ended_ranks else look.state
@@ -298,6 +297,8 @@ class UpdateReader:
         if self._shown == (look.rows, is_over):
             return None
         diagnosis = look.judged if is_over else look.diagnosis
+        if not (is_over or diagnosis.run.steps):
+            return None  # it has just begun: that nothing can be judged yet is no news
         return Update(run.info, self._place, (), diagnosis, self._new.of(diagnosis), state)
 
     def _points(self, run: Run) -> tuple[Points, ...]:

@@ -199,6 +199,7 @@ def test_the_runs_compared_are_kept_when_another_appears_and_on_reload(page, ser
         assert compared() == chosen
         page.page.reload()
         page.drawn()
+        page.page.wait_for_function(f"() => document.querySelectorAll('{rows}').length === 3")
         assert compared() == chosen
         shutil.rmtree(place / "newcomer")
         page.page.get_by_text("newcomer").first.wait_for(state="detached")
