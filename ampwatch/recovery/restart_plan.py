@@ -309,8 +309,9 @@ def sentences_of(plan: Plan) -> Sequence[str]:
         where = f", {saved.path}" if saved.path else ""
         found.append(f"From the checkpoint of step {saved.step:,}{where} ({saved.state}).")
     if plan.factor is not None:
-        rates = ", ".join(f"{rate:.4g}" for rate in plan.base_rates)
-        found.append(f"Learning rate: times {plan.factor:.3g}" + (f", {rates}." if rates else "."))
+        rates = ", ".join(f"{rate:.3g}" for rate in plan.base_rates)
+        to = f", to {rates}" if rates else ""
+        found.append(f"Multiply every base learning rate by {plan.factor:.3g}{to}.")
     if plan.warmup_steps:
         found.append(f"Warm up for {plan.warmup_steps:,} steps.")
     if plan.clip:
