@@ -48,14 +48,16 @@ def judge_place(
     place = place if isinstance(place, Place) else Place(place)
     chosen = choice.of_runs(list_published(place))
     done = _JudgedSoFar(place, chosen)
+    told = 0
     try:
         for share, said in workers.as_done(judge_share, place.address, done.shares(workers.count)):
             done.take(share, said)
+            told = done.seen
             if progress:
-                progress(done.seen, done.total)
+                progress(told, done.total)
     finally:
         done.store()
-        if progress and done.seen:  # Ctrl-C may have come in between
+        if progress and told != done.seen:  # Ctrl-C came in between
             progress(done.seen, done.total)
     if done.judged:
         done.tidy()
