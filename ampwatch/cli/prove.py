@@ -86,8 +86,6 @@ def command(
     from ampwatch.recovery.prove import Budget, Reruns, prove
     from ampwatch.store import read_info
 
-    if os.name != "posix":
-        raise AmpwatchError("Reruns need a POSIX system, to end a process with all its children.")
     path = find_run(run)
     arguments, cwd = _arguments(read_info(path), own_command or ())
     saved = None if resume_argument is None else _checkpoint(path, cwd)
@@ -123,9 +121,11 @@ def _checkpoint(path: Path, cwd: Path) -> Checkpoint | None:
 
 
 def _arguments(info: RunInfo, own: Sequence[str]) -> tuple[list[str], Path]:
-    """The command to start, and its folder."""
+    """The command to start, and its folder; AmpwatchError if it cannot be rerun here."""
     from ampwatch.store.run_info import MASK
 
+    if os.name != "posix":
+        raise AmpwatchError("Reruns need a POSIX system, to end a process with all its children.")
     folder = Path(info.origin.get("folder") or ".")
     if own:
         return list(own), Path.cwd()

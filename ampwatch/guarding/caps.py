@@ -46,7 +46,7 @@ class Cap:
         return f"{self._most:,} {actions} in {self._within:,} steps"
 
 
-class Row:
+class OutliersInARow:
     """How many outlying steps of one optimizer have followed each other, left out or not."""
 
     def __init__(self) -> None:

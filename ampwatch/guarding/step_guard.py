@@ -243,7 +243,7 @@ class StepGuard:
             self._has_said_failure = True
             told = f"The guard does nothing from here on: {self.together.failure}."
             self._event({"decided": "nothing", "why": "ranks", "told": told}, step)
-        seen.usual.row.see(outlying=outlying or word is not Word.TAKE)
+        seen.usual.in_a_row.see(outlying=outlying or word is not Word.TAKE)
         if word is not Word.TAKE:
             self._act(optimizer, seen, step, word)
             return
@@ -258,7 +258,7 @@ class StepGuard:
         if not seen.is_finite:
             word = Word.LEAVE_OUT_NOT_FINITE
             stops = self._standing.would_stand(step)
-        elif not seen.usual.row.allows:
+        elif not seen.usual.in_a_row.allows:
             return Word.TAKE, "row"
         elif not self.cap.allows(step):
             word, stops = Word.TAKE, True

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampwatch.guarding.caps import Row
+from ampwatch.guarding.caps import OutliersInARow
 from ampwatch.guarding.usual_values import (
     NEAR,
     UsualLosses,
@@ -46,7 +46,7 @@ class UsualSteps:
     losses: UsualLosses = field(default_factory=UsualLosses)
     inputs: UsualSizes = field(default_factory=usual_inputs)
     rates: UsualRates = field(default_factory=UsualRates)
-    row: Row = field(default_factory=Row)
+    in_a_row: OutliersInARow = field(default_factory=OutliersInARow)
 
     def take(self, step: Measured) -> None:
         """This step was taken."""

@@ -10,8 +10,8 @@ from typing import Any
 import children
 import pytest
 import torch
+from delayed_scales_ranks import Net
 from delayed_scaling import DelayedScaling, Linear, fp8_autocast
-from torch import nn
 
 import ampwatch
 from ampwatch.diagnosis import diagnose
@@ -19,20 +19,6 @@ from ampwatch.probe.library_formats import DelayedRoom
 
 END = {"input": 464.0, "weight": 464.0, "grad": 61440.0}
 TINY = {"input": 2.0**-10, "weight": 2.0**-10, "grad": 2.0**-17}
-
-
-class Net(nn.Module):
-    def __init__(self, recipe: DelayedScaling) -> None:
-        super().__init__()
-        self.first = nn.Linear(32, 32)
-        self.blocks = nn.ModuleList([Linear(32, 32, recipe) for _ in range(2)])
-        self.head = nn.Linear(32, 8)
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = x + block(x)
-        return self.head(x)
 
 
 def trained(folder, *, growth=1.0, steps=10, recipe=None):
