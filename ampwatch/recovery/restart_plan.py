@@ -197,7 +197,7 @@ def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding) -> Plan:
     saved = _clean_save(run, diagnosis, advice.restart_from_step)
     rates = tuple(rate * factor for rate in _base_rates(run, head))
     return Plan(
-        Next.RESTART, f"{head.summary} Lower every rate to {factor:.3g} of it, {told}.", saved,
+        Next.RESTART, f"{head.summary} Multiply every rate by {factor:.3g}, {told}.", saved,
         factor=factor, base_rates=rates, warmup_steps=advice.warmup_steps, clip=advice.clip,
         watch_for=_watch_for(head), **_scaler(run, saved, head),
     )  # fmt: skip
