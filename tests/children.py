@@ -15,39 +15,64 @@ import functools
 import json
 import os
 import select
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import PIPE
-from typing import IO
+from typing import IO, NamedTuple
 
 HERE = Path(__file__).parent
 PATIENCE_S = 150.0
 CAN_FORK = sys.platform == "linux" and os.environ.get("AMPWATCH_FRESH_CHILDREN") != "1"
 
 
+class Nursery(NamedTuple):
+    orders: socket.socket
+    python: Path  # what starts a Python as a fork
+
+
 @functools.cache
-def _nursery() -> socket.socket:
-    """Where orders go; the program at its other end lives until the tests end."""
+def _nursery() -> Nursery:
+    """The program that forks, which lives until the tests end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    folder = Path(tempfile.mkdtemp())
+    door.bind(str(folder / "door"))
+    door.listen(100)
+    python = folder / "python"
+    words = [sys.executable, "-ISs", str(HERE / "forked_python.py"), str(folder / "door")]
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    python.chmod(0o700)
     paths = {"PYTHONPATH": str(HERE.parent), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    with theirs:
+    with theirs, door:
         program = subprocess.Popen(
-            [sys.executable, HERE / "nursery.py", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], env={**os.environ, **paths}, cwd=HERE,
+            [sys.executable, HERE / "nursery.py", str(theirs.fileno()), str(door.fileno())],
+            pass_fds=[theirs.fileno(), door.fileno()], env={**os.environ, **paths}, cwd=HERE,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
 
     def end() -> None:
         ours.close()
         program.wait()
+        shutil.rmtree(folder)
 
     atexit.register(end)
-    return ours
+    return Nursery(ours, python)
+
+
+def forking(env: Mapping[str, str]) -> dict[str, str]:
+    """This environment, in which what a child starts by `sys.executable` is forked as well.
+
+    Such a process passes on its streams and signals; it has no others of its parent's files open.
+    """
+    return {**env, "AMPWATCH_FORKED_PYTHON": str(_nursery().python)} if CAN_FORK else dict(env)
 
 
 class Child:
@@ -79,7 +104,7 @@ class Child:
             self.stdin, self.stdout, self.stderr = places
             reading, report = os.pipe()
             theirs.callback(os.close, report)
-            socket.send_fds(_nursery(), [json.dumps(order).encode()], [*numbers, report])
+            socket.send_fds(_nursery().orders, [json.dumps(order).encode()], [*numbers, report])
         self._report = os.fdopen(reading, "rb", buffering=0)
         self.pid = int(self._line())
 

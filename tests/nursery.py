@@ -5,6 +5,9 @@ three standard streams beside a pipe that learns its process id and how it ended
 the program that was asked for: what that raises is uncaught at the top of this file, and its
 interpreter ends as any other up to the last function at exit. What would follow, the freeing of
 all of torch's modules one by one, is left out: it is more than most children's own work.
+
+Where a test wants its child's children forked as well (`children.forking`), their Python is
+`forked_python`. It asks at the door, another socket, and its connection is the report.
 """
 
 import atexit
@@ -47,6 +50,7 @@ LOADED_BEFORE = (
     "rich.live", "rich.progress", "rich.table",
 )  # fmt: skip
 
+FORKED_PYTHON = "AMPWATCH_FORKED_PYTHON"
 _MESSAGE_BYTES = 1 << 20
 _OWN_PATHS = 2  # this folder and PYTHONPATH's one entry, which a child has anew
 
@@ -59,49 +63,76 @@ if "triton" not in sys.modules:  # whose classes say on stderr that they were no
     gc.freeze()  # else the forks copy all of it, to look in it for what to free
 
 
-def forked(orders: socket.socket) -> dict | None:
-    """Forks until there is no more to fork (None); in each child, what it is to run."""
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    awake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake)
-    reports: dict[int, int] = {}
-    while True:
-        ready = select.select([orders, awake], [], [])[0]
-        if awake in ready:
-            os.read(awake, 512)
-            bury(reports)
-        if orders not in ready:
-            continue
-        message, streams, *_ = socket.recv_fds(orders, _MESSAGE_BYTES, 4)
-        if not message:
-            return None
-        report = streams.pop()
+class Nursery:
+    """Forks a child for each order: of the tests on their socket, of their children at the door."""
+
+    def __init__(self, orders: socket.socket, door: socket.socket) -> None:
+        self._orders, self._door = orders, door
+        self._awake, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._reports: dict[int, int] = {}  # by the child
+        self._askers: dict[int, int] = {}  # the child, by the connection of who asked at the door
+
+    def work(self) -> dict | None:
+        """Forks until there is no more to fork (None); in each child, what it is to run."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake)
+        while True:
+            watched = [self._orders, self._door, self._awake, *self._askers]
+            ready = select.select(watched, [], [])[0]
+            if self._awake in ready:
+                os.read(self._awake, 512)
+                self._bury()
+            for connection in self._askers.keys() & ready:
+                if not os.read(connection, 1):  # who asked was killed, so its child is
+                    os.killpg(self._askers.pop(connection), signal.SIGKILL)
+            if self._orders in ready:
+                message, streams, *_ = socket.recv_fds(self._orders, _MESSAGE_BYTES, 4)
+                if not message:
+                    return None
+                if self._forks(streams, streams.pop()):
+                    return json.loads(message)
+            if self._door in ready:
+                connection = self._door.accept()[0]
+                message, streams, *_ = socket.recv_fds(connection, _MESSAGE_BYTES, 3)
+                if message and self._forks(streams, connection.detach(), of_asker=True):
+                    return json.loads(message)
+
+    def _forks(self, streams: list[int], report: int, *, of_asker: bool = False) -> bool:
+        """Whether this is the child, with these streams."""
         child = os.fork()
-        if child == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # A shell that starts tests in its background has them ignore Ctrl-C.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            for place, stream in enumerate(streams):
-                os.dup2(stream, place)
-            for number in (*streams, report, *reports.values(), awake, wake):
-                os.close(number)
-            return json.loads(message)
-        for stream in streams:
-            os.close(stream)
-        os.write(report, f"{child}\n".encode())
-        reports[child] = report
+        if child:
+            for stream in streams:
+                os.close(stream)
+            if of_asker:
+                self._askers[report] = child
+            os.write(report, f"{child}\n".encode())
+            self._reports[child] = report
+            return False
+        if of_asker:
+            os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # A shell that starts tests in its background has them ignore Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for place, stream in enumerate(streams):
+            os.dup2(stream, place)
+        others = (*self._reports.values(), self._awake, self._wake)
+        for number in (*streams, report, *others):
+            os.close(number)
+        self._door.close()
+        return True
 
-
-def bury(reports: dict[int, int]) -> None:
-    """Tell of every child that has ended."""
-    while reports:
-        child, status = os.waitpid(-1, os.WNOHANG)
-        if child == 0:
-            return
-        report = reports.pop(child)
-        os.write(report, f"{os.waitstatus_to_exitcode(status)}\n".encode())
-        os.close(report)
+    def _bury(self) -> None:
+        """Tell of every child that has ended."""
+        while self._reports:
+            child, status = os.waitpid(-1, os.WNOHANG)
+            if child == 0:
+                return
+            report = self._reports.pop(child)
+            self._askers.pop(report, None)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                os.write(report, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+            os.close(report)
 
 
 def settle(order: dict) -> None:
@@ -113,10 +144,13 @@ def settle(order: dict) -> None:
     first = {"-c": "", "-m": str(here)}.get(program, str((here / program).parent))
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:_OWN_PATHS] = [first, *filter(None, given)]
+    sys.executable = os.environ.get(FORKED_PYTHON, sys.executable)
     importlib.invalidate_caches()
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, None, "backslashreplace", closefd=False)
+    if any(Path(entry, "sitecustomize.py").is_file() for entry in given):
+        importlib.import_module("sitecustomize")
 
 
 @contextlib.contextmanager
@@ -151,8 +185,11 @@ def become(words: list[str]) -> None:
     exec(compile(text, name, "exec"), vars(main))
 
 
-with socket.socket(fileno=int(sys.argv[1])) as _orders:
-    _order = forked(_orders)
+with (
+    socket.socket(fileno=int(sys.argv[1])) as _orders,
+    socket.socket(fileno=int(sys.argv[2])) as _door,
+):
+    _order = Nursery(_orders, _door).work()
 if _order is None:
     sys.exit()
 settle(_order)

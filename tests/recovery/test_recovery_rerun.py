@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from subprocess import PIPE
 
@@ -55,8 +54,9 @@ def trained(tmp_path_factory):
     return folder, folder / "own-runs" / "toy"
 
 
-def environment_of(folder):
-    return os.environ | {"AMPWATCH_ENDPOINT": "off", "XDG_STATE_HOME": str(folder / ".state")}
+def environment_of(folder, fresh=False):
+    own = {"AMPWATCH_ENDPOINT": "off", "XDG_STATE_HOME": str(folder / ".state")}
+    return os.environ | own if fresh else children.forking(os.environ | own)
 
 
 def files_of(folder):
@@ -76,9 +76,11 @@ def ran(folder, *words):
     return children.run(*words, cwd=folder, env=environment_of(folder))
 
 
-def prove(folder, *arguments):
+def prove(folder, *arguments, fresh=False):
+    """`ampwatch prove`, whose reruns are forked, or fresh as a user's are."""
     words = ["-m", "ampwatch", "prove", *arguments]
-    child = children.start(*words, cwd=folder, env=environment_of(folder), stdout=PIPE, stderr=PIPE)
+    environment = environment_of(folder, fresh)
+    child = children.start(*words, cwd=folder, env=environment, stdout=PIPE, stderr=PIPE)
     out, err = child.communicate(timeout=500)
     return subprocess.CompletedProcess(words, child.returncode, out, err)
 
@@ -318,10 +320,7 @@ def overflowed(tmp_path_factory):
     """The run of a training whose layer `wide` overflows half precision."""
     folder = tmp_path_factory.mktemp("overflows")
     (folder / "train.py").write_text(OVERFLOWS)
-    subprocess.run(
-        [sys.executable, "-m", "ampwatch", "run", "--run", "toy", "train.py"],
-        cwd=folder, env=environment_of(folder), check=True, timeout=300,
-    )  # fmt: skip
+    ran(folder, "-m", "ampwatch", "run", "--run", "toy", "train.py").check_returncode()
     return folder, folder / "ampwatch-runs" / "toy"
 
 
@@ -329,7 +328,7 @@ def overflowed(tmp_path_factory):
 def test_the_cure_that_the_findings_rule_declares_is_proved_and_then_planned(overflowed, tmp_path):
     folder, run = overflowed
     before = files_of(folder)
-    done = prove(folder, run, "--dir", tmp_path, "--budget", "3m", "--json")
+    done = prove(folder, run, "--dir", tmp_path, "--budget", "3m", "--json", fresh=True)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["proved"] == {
@@ -373,10 +372,7 @@ TOO_HIGH = {
 def test_the_rate_is_tried_where_the_trouble_is_gone_with_a_cure_but_nothing_is_learnt(tmp_path):
     """Its rate is fourteen times too high; what the record shows first is a layer's overflow."""
     script = Path(ampwatch.__file__).parents[1] / "benchmarks" / "prove_training.py"
-    subprocess.run(
-        [sys.executable, str(script), json.dumps(TOO_HIGH), "--lr", "22.2"],
-        cwd=tmp_path, env=environment_of(tmp_path), check=True, timeout=300,
-    )  # fmt: skip
+    ran(tmp_path, script, json.dumps(TOO_HIGH), "--lr", "22.2").check_returncode()
     run = tmp_path / "ampwatch-runs" / "run"
     done = prove(tmp_path, run, "--dir", tmp_path / "reruns", "--steps", "100", "--budget", "8m")
     assert done.returncode == 0, done.stderr
@@ -387,11 +383,6 @@ def test_the_rate_is_tried_where_the_trouble_is_gone_with_a_cure_but_nothing_is_
     learnt = proof.proved.loss_at
     assert learnt["80"] < learnt["0"] / 2
     assert "the rate was tried as well" in " ".join(done.stdout.split())
-    planned = json.loads(
-        subprocess.run(
-            [sys.executable, "-m", "ampwatch", "plan", str(run), "--json"],
-            cwd=tmp_path, env=environment_of(tmp_path), capture_output=True, timeout=100,
-        ).stdout
-    )  # fmt: skip
+    planned = json.loads(ran(tmp_path, "-m", "ampwatch", "plan", run, "--json").stdout)
     assert planned["action"] == "restart"
     assert planned["learning_rate"]["groups"] == [pytest.approx(proof.proved.value)]
