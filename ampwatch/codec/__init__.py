@@ -23,7 +23,7 @@ from ampwatch.codec.batches import (
     refuse_missing_keys,
     stream_head,
 )
-from ampwatch.codec.columns import Values, column, numpy_type
+from ampwatch.codec.columns import Values, column, numpy_type, scalar
 
 __all__ = [
     "MAX_INFLATED_BYTES",
@@ -40,5 +40,6 @@ __all__ = [
     "numpy_type",
     "refuse_missing_keys",
     "refuse_other_packing",
+    "scalar",
     "stream_head",
 ]  # fmt: skip

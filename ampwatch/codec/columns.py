@@ -25,6 +25,11 @@ def column(values: Values, kind: pa.DataType) -> pa.Array:
     return _column_builder(kind)(values, kind)
 
 
+def scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """An Arrow value, without loading pandas."""
+    return column([value], kind)[0]
+
+
 @functools.cache
 def _column_builder(kind: pa.DataType) -> Callable[[Values, pa.DataType], pa.Array]:
     if pa.types.is_list(kind):

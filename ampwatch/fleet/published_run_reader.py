@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ampwatch.diagnosis.column_arrays import integers
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.row_files import Fetch, Part, read_part
 from ampwatch.fleet.row_tables import published_names, stored_rows
@@ -123,10 +124,10 @@ class PublishedLog:
         if begun < 2:
             return np.zeros(stop - start, dtype=np.int64)
         found = [
-            rows.column(ATTEMPT).slice(first, last - first).to_numpy()
+            integers(rows, ATTEMPT)[first:last]
             for rows, first, last in self._stretches(table, [ATTEMPT], start, stop)
         ]
-        return np.concatenate([np.zeros(0, np.int64), *found]).astype(np.int64)
+        return np.concatenate([np.zeros(0, np.int64), *found])
 
     def verify(self) -> None:
         """Do nothing: every published part is checked when it is fetched."""

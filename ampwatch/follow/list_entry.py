@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ampwatch.diagnosis import Diagnosis, Severity
+from ampwatch.diagnosis.column_arrays import numbers
 from ampwatch.diagnosis.earlier_runs import Outcome, outcome_of, rate_told, steps_held
 from ampwatch.diagnosis.signature import Signature, signature_of
 from ampwatch.diagnosis.verdict import verdict_text
@@ -89,7 +90,7 @@ def _curve_facts(run: Run) -> tuple[int, float | None, str]:
     for _ in reading.portions():
         rows = reading.read(Table.STEPS, ("step", "lr", "scale"), rank, taken)
         taken += rows.num_rows
-        step, rate, scale = (_finite(rows.column(name)) for name in ("step", "lr", "scale"))
+        step, rate, scale = (_finite(rows, name) for name in ("step", "lr", "scale"))
         last_step = max(last_step, int(step.max(initial=0)))
         highest = max(highest, float(rate.max(initial=-np.inf)))
         parts.append(_lowest(scale, max(_POINTS, len(scale) // 1000)))
@@ -98,10 +99,9 @@ def _curve_facts(run: Run) -> tuple[int, float | None, str]:
     return last_step, float(highest) if np.isfinite(highest) else None, powers
 
 
-def _finite(column: Any) -> np.ndarray:
-    values = column.to_numpy().astype(np.float64)
-    known: np.ndarray = values[np.isfinite(values)]
-    return known
+def _finite(rows: Any, name: str) -> np.ndarray:
+    values = numbers(rows, name)
+    return values[np.isfinite(values)]
 
 
 def _lowest(values: np.ndarray, most: int) -> np.ndarray:

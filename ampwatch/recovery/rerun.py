@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampwatch.diagnosis import Action, Diagnosis
+from ampwatch.diagnosis.column_arrays import integers, known, numbers
 from ampwatch.diagnosis.findings import Verdict
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
@@ -190,16 +191,16 @@ def record_of(run: Run) -> Record:
     """What is known of a run's steps."""
     names = ("loss", "lr", "grad_norm")
     rows = run.read(Table.STEPS, ("step", *names), min(run.ranks, default=0))
-    step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
-    losses, rates, norms = (np.asarray(rows.column(name).to_numpy(), float) for name in names)
+    step = integers(rows, "step")
+    losses, rates, norms = (numbers(rows, name) for name in names)
 
-    def known(values: NDArray[np.float64]) -> dict[int, float]:
+    def by_step(values: NDArray[np.float64]) -> dict[int, float]:
         told = np.isfinite(values)
         return dict(zip(step[told].tolist(), values[told].tolist(), strict=True))
 
-    recorded = np.asarray(rows.column("loss").is_valid().to_numpy(), bool)
+    recorded = known(rows, "loss")
     without = frozenset(step[recorded & ~np.isfinite(losses)].tolist())
-    return Record(known(losses), known(rates), known(norms), without)
+    return Record(by_step(losses), by_step(rates), by_step(norms), without)
 
 
 def _judged(path: str, diagnosis: Diagnosis, record: Record, code: int | None, asked: Asked) -> Try:

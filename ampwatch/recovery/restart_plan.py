@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ampwatch.diagnosis import Action, Diagnosis, Finding, Severity
+from ampwatch.diagnosis.column_arrays import integers
 from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF, LIVE
@@ -271,7 +272,7 @@ def _scaler(run: Run, saved: Checkpoint | None, head: Finding) -> dict[str, Any]
     if saved is None or head.code not in _OF_THE_SCALE:
         return {"growth_interval": interval}
     rows = run.read(Table.STEPS, ("step", "scale"), min(run.ranks, default=0))
-    step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
+    step = integers(rows, "step")
     at = int(np.searchsorted(step, saved.step, side="right")) - 1
     scale = rows.column("scale")[max(0, at)].as_py() if len(step) else None
     return {"growth_interval": interval, "init_scale": scale, "restores_scaler": False}

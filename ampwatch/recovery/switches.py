@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ampwatch.diagnosis import RULES, Diagnosis, Finding
+from ampwatch.diagnosis.column_arrays import Floats, Integers, integers, numbers
 from ampwatch.recovery.change import FLOAT32, ROOT, Value
 from ampwatch.report.scaler_settings import ScalerSettings, scaler_settings
 from ampwatch.rows import Table
@@ -81,7 +81,7 @@ def trouble_of(run: Run, diagnosis: Diagnosis) -> Trouble:
         layer=layer,
         scales=bool(run.info.scaler.get("enabled")),
         autocast=next(iter(kinds), ""),
-        norm=_usual_norm(rows.column("step"), rows.column("grad_norm"), until),
+        norm=_usual_norm(integers(rows, "step"), numbers(rows, "grad_norm"), until),
         scaler=scaler_settings(run, diagnosis),
         has_gpu="+cpu" not in run.info.versions.get("torch", "+cpu"),
     )
@@ -106,9 +106,7 @@ def _asked(names: Iterable[str], trouble: Trouble) -> list[tuple[str, Value]]:
     return [(name, value) for name, value in found if value is not None]
 
 
-def _usual_norm(steps: Any, norms: Any, until: int | None) -> float | None:
+def _usual_norm(step: Integers, norm: Floats, until: int | None) -> float | None:
     """The median gradient norm of the last steps before the trouble; None where none is known."""
-    step = np.asarray(steps.fill_null(-1).to_numpy(), np.int64)
-    norm = np.asarray(norms.to_numpy(), float)
     known = norm[np.isfinite(norm) & (norm > 0) & (step < (math.inf if until is None else until))]
     return float(np.median(known[-_MOST_NORMS:])) if len(known) else None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ampwatch.diagnosis import Diagnosis, Engine, ForSeveralRuns, conclude
+from ampwatch.diagnosis.column_arrays import Floats, Integers, integers, known, numbers, texts
 from ampwatch.follow import as_it_stands
 from ampwatch.report.facts import rows_of_first_optimizer
 from ampwatch.report.settings import settings_of
@@ -103,7 +103,8 @@ def outline_of(run: Run) -> Outline:
 def outline_as(run: Run, diagnosis: Diagnosis, for_several: ForSeveralRuns) -> Outline:
     """The outline of a run with this diagnosis."""
     rows = rows_of_first_optimizer(run, _COLUMNS)
-    loss = course_of(_steps(rows), rows.column("loss"), LOSS)
+    told = known(rows, "loss")
+    loss = course_of(integers(rows, "step")[told], numbers(rows, "loss")[told], LOSS)
     peak, is_host = peak_bytes(run)
     return Outline(
         name=run.info.name,
@@ -119,26 +120,23 @@ def outline_as(run: Run, diagnosis: Diagnosis, for_several: ForSeveralRuns) -> O
     )
 
 
-def course_of(step: NDArray[np.int64], logged: Any, name: str) -> Course | None:
-    """The course of one value of a compared run; None where none was logged."""
-    told = np.asarray(logged.is_valid().to_numpy())
-    values = np.asarray(logged.to_numpy(), np.float64)[told]
+def course_of(step: Integers, values: Floats, name: str) -> Course | None:
+    """The course of one value of a compared run, as logged; None where none was."""
     if not len(values):
         return None
-    known = np.flatnonzero(np.isfinite(values))
-    lost = len(values) - int(known[-1]) - 1 if len(known) else len(values)
-    at = step[told]
+    at = np.flatnonzero(np.isfinite(values))
+    lost = len(values) - int(at[-1]) - 1 if len(at) else len(values)
 
     def found(place: np.intp) -> At:
-        return At(float(values[place]), int(at[place]))
+        return At(float(values[place]), int(step[place]))
 
-    finite = values[known]
+    finite = values[at]
     return Course(
         count=len(values),
-        first=float(finite[0]) if len(known) else None,
-        last=float(finite[-1]) if len(known) else None,
-        lowest=found(known[np.argmin(finite)]) if len(known) else None,
-        highest=found(known[np.argmax(finite)]) if len(known) else None,
+        first=float(finite[0]) if len(at) else None,
+        last=float(finite[-1]) if len(at) else None,
+        lowest=found(at[np.argmin(finite)]) if len(at) else None,
+        highest=found(at[np.argmax(finite)]) if len(at) else None,
         at_the_end=None if lost else float(np.median(finite[-_FINAL_VALUES:])),
         lost=lost,
         higher_is_better=higher_is_better(name),
@@ -158,28 +156,19 @@ def _own_values(run: Run) -> Iterator[tuple[str, Course]]:
     rows = run.read(Table.EXTRAS, columns=("rank", "step", "name", "value"))
     if not rows.num_rows:
         return
-    ranks = rows.column("rank").to_numpy()
-    rows = rows.filter(pa.array(ranks == ranks.min()))
-    coded = rows.column("name").combine_chunks().dictionary_encode()
-    coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
-    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    order = np.argsort(codes, kind="stable")
-    step, values = _steps(rows), rows.column("value")
-    for part in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
-        if codes[part[0]] < 0:
-            continue
-        name = coded.dictionary[int(codes[part[0]])].as_py()
-        found = course_of(step[part], values.take(pa.array(part)), name)
+    ranks, (names, codes) = integers(rows, "rank"), texts(rows, "name")
+    told = np.flatnonzero((ranks == ranks.min()) & (codes >= 0) & known(rows, "value"))
+    told = told[np.argsort(codes[told], kind="stable")]
+    step, values = integers(rows, "step"), numbers(rows, "value")
+    for part in np.split(told, np.flatnonzero(np.diff(codes[told])) + 1) if len(told) else ():
+        name = names[codes[part[0]]]
+        found = course_of(step[part], values[part], name)
         if found is not None:
             yield (f"{name} (logged)" if name == LOSS else name), found
 
 
-def _steps(rows: Any) -> NDArray[np.int64]:
-    return np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
-
-
 def _median(rows: Any, name: str) -> float | None:
-    values = np.asarray(rows.column(name).drop_null().to_numpy(), np.float64)
+    values = numbers(rows, name)
     values = values[np.isfinite(values)]
     return float(np.median(values)) if len(values) else None
 
@@ -188,7 +177,7 @@ def peak_bytes(run: HasTables) -> tuple[int | None, bool]:
     """A compared run's peak memory: of the device by torch, else in use, else of the process."""
     rows = run.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
     for column in rows.column_names:
-        known = rows.column(column).drop_null()
-        if len(known):
-            return int(known.to_numpy().max()), column == "host_rss_bytes"
+        peak = int(integers(rows, column).max(initial=-1))
+        if peak >= 0:
+            return peak, column == "host_rss_bytes"
     return None, False

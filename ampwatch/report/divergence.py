@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from ampwatch.diagnosis.column_arrays import integers, known, numbers
 from ampwatch.diagnosis.learning_rate.constants import (
     MEDIAN_STEPS,
     ROBUST_DEVIATIONS,
@@ -151,25 +152,23 @@ def step_rows(run: Record) -> StepRows:
     """A run's columns by step, to compare with another's; of its first optimizer."""
     names = (*GIVEN, *RESULTS)
     rows = rows_of_first_optimizer(run, ("step", *names))
-    step = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
+    step = integers(rows, "step")
     _, from_end = np.unique(step[::-1], return_index=True)
     last = len(step) - 1 - from_end
     columns = {}
     for name in names:
-        values, known = _numbers(name, rows.column(name))
-        if known.any():
-            columns[name] = values[last], known[last]
+        values, there = _numbers(rows, name)
+        if there.any():
+            columns[name] = values[last], there[last]
     return StepRows(step[last], columns)
 
 
-def _numbers(name: str, values: Any) -> tuple[Floats, Mask]:
-    known = np.asarray(values.is_valid().to_numpy(), np.bool_)
+def _numbers(rows: Any, name: str) -> tuple[Floats, Mask]:
+    there = known(rows, name)
     if name == "autocast_dtype":
-        numbers = [DTYPE_NUMBERS.get(text, -1) for text in values.to_pylist()]
-        return np.asarray(numbers, np.float64), known
-    if pa.types.is_boolean(values.type):
-        values = values.cast("int8")
-    return np.asarray(values.to_numpy(), np.float64), known
+        values = [DTYPE_NUMBERS.get(text, -1) for text in rows.column(name).to_pylist()]
+        return np.asarray(values, np.float64), there
+    return numbers(rows, name), there
 
 
 def divergence_of(first: Run, second: Run, one: StepRows | None = None) -> Divergence:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from ampwatch.codec import scalar
+from ampwatch.diagnosis.column_arrays import flags, integers, known, numbers
 from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.words import (
     bytes_text,
@@ -77,7 +80,7 @@ def facts_of(
     facts = diagnosis.run
     rows = rows_of_first_optimizer(run, _COLUMNS)
     if facts.first_scale is not None:
-        scale = np.log2(np.maximum(_floats(rows, "scale_after"), 2.0**-149))
+        scale = np.log2(np.maximum(numbers(rows, "scale_after"), 2.0**-149))
         curve = f"   {sparkline(scale, CURVE_WIDTH)}" if curves else ""
         ends = f"{scale_text(facts.first_scale)} {arrow} {scale_text(facts.final_scale)}"
         yield Fact("loss scale", ends + curve)
@@ -86,11 +89,11 @@ def facts_of(
         yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}{share}")
     shown = _shown(run)
     for name in _SHOWN_COLUMNS:
-        told = np.asarray(rows.column(name).is_valid())
-        present = _floats(rows, name)[told]
+        told = known(rows, name)
+        present = numbers(rows, name)[told]
         if len(present):
             label, whose = column(Table.STEPS, name).label, shown.of_column(name)
-            old = "" if told[-1] else age_text(rows.column("step").filter(told)[-1].as_py())
+            old = "" if told[-1] else age_text(integers(rows, "step")[told][-1])
             yield Fact(label, course_text(present, arrow) + old + whose)
     yield from _setting(run, rows)
     if diagnosis.run.source != "ampwatch" and run.info.config:
@@ -120,7 +123,8 @@ class _Shown:
 def _shown(run: Record) -> _Shown:
     """The optimizers and groups, as the events describe them."""
     events = run.read(Table.EVENTS, columns=("kind", "detail"))
-    told = events.filter(pc.equal(events.column("kind"), EventKind.OPTIMIZER.value))
+    kind = scalar(EventKind.OPTIMIZER.value, pa.string())
+    told = events.filter(pc.equal(events.column("kind"), kind))
     details = [detail_of(text) for text in told.column("detail").to_pylist()]
     numbers = {d.get("optimizer") for d in details}
     first = next((d for d in details if d.get("optimizer") == 0), {})
@@ -155,7 +159,9 @@ def rows_of_first_optimizer(run: Record, columns: Sequence[str]) -> Any:
     known = optimizer.drop_null()
     if not len(known):
         return rows
-    return rows.filter(np.asarray(optimizer.fill_null(known[0]).to_numpy() == known[0].as_py()))
+    return rows.filter(
+        pc.fill_null(pc.equal(optimizer, known[0]), scalar(value=True, kind=pa.bool_()))
+    )
 
 
 def last_values(run: Record) -> dict[str, float]:
@@ -171,7 +177,7 @@ def last_values(run: Record) -> dict[str, float]:
 
 def _setting(run: Record, rows: Any) -> Iterator[Fact]:
     precisions = [p for p in rows.column("autocast_dtype").unique().to_pylist() if p]
-    times = _floats(rows, "step_time_ms")
+    times = numbers(rows, "step_time_ms")
     times = times[np.isfinite(times)]
     if precisions:
         yield Fact("autocast", ", ".join(precisions))
@@ -197,7 +203,7 @@ def _by_stamps(rows: Any, *, knows_step_time: bool) -> Iterator[Fact]:
         return
     yield Fact("duration", duration_text(passed_ms))
     steps = last["step"] - first["step"]
-    began_anew = bool((np.diff(told.column("step").to_numpy()) < 0).any())
+    began_anew = bool((np.diff(integers(told, "step")) < 0).any())
     if steps > 0 and not knows_step_time and not began_anew:
         mean = time_text(passed_ms / steps)
         yield Fact("step time", f"{mean} (mean, by the log's times)")
@@ -212,10 +218,6 @@ def _latest_devices(devices: Any) -> list[tuple[str, int | None, int | None]]:
             name = row["name"] or row["device"]
             last[row["device"]] = (name, row["used_bytes"], row["total_bytes"])
     return [last[device] for device in sorted(last)]
-
-
-def _floats(rows: Any, name: str) -> npt.NDArray[np.float64]:
-    return np.asarray(rows.column(name).to_numpy(), dtype=np.float64)
 
 
 # Findings that each suspicion would have caused.
@@ -239,5 +241,5 @@ def ruled_out(run: Record, diagnosis: Diagnosis) -> list[str]:
 
 
 def _every_input_was_finite(run: Record) -> bool:
-    finite = run.read(Table.STEPS, columns=("input_finite",)).column("input_finite")
-    return len(finite) > 0 and finite.null_count == 0 and bool(finite.to_numpy().all())
+    finite = flags(run.read(Table.STEPS, columns=("input_finite",)), "input_finite")
+    return len(finite) > 0 and bool((finite == 1).all())

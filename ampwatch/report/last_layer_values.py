@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from ampwatch.codec import column
+from ampwatch.diagnosis.column_arrays import Integers, integers, known, numbers, texts
 from ampwatch.rows import Table
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.integer[Any]]
 
 FORMAT_FACTS = ("input_format", "weight_format", "grad_format")
 # Before the step: each layer's last sample is among the first so many rows as a rule; thousands of
@@ -44,15 +42,13 @@ def last_known(
     If several ranks have a value at the same step, the worst: one scale has to suit all ranks.
     """
     rows = _telling_rows(run, columns, step)
-    coded = rows.column("layer").combine_chunks().cast("string").dictionary_encode()
-    layer = coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False)
-    names = [*coded.dictionary.to_pylist(), None]
-    steps = rows.column("step").to_numpy()
-    found: dict[str, dict[str, Any]] = {name: {} for name in names if name is not None}
-    for column in columns:
-        for at, value in _last_of(values_of(rows, column), column, layer, steps, len(names)):
-            if names[at] is not None:
-                found[names[at]][column] = value
+    names, layer = texts(rows, "layer")
+    steps = integers(rows, "step")
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for wanted in columns:
+        values = pa.table({wanted: values_of(rows, wanted)})
+        for at, value in _last_of(values, wanted, layer, steps):
+            found[names[at]][wanted] = value
     return found
 
 
@@ -63,8 +59,6 @@ def stored(columns: Iterable[str]) -> tuple[str, ...]:
 
 def values_of(rows: pa.Table, name: str) -> pa.ChunkedArray:
     """A column of layers' values, or one element of its lists; null if a list is shorter."""
-    import pyarrow.compute as pc
-
     source, _, place = name.partition(".")
     values = rows.column(source)
     if not place:
@@ -86,30 +80,27 @@ def has_values(
 
 
 def _last_of(
-    values: pa.ChunkedArray, name: str, layer: Integers, steps: Integers, layers: int
+    values: pa.Table, name: str, layer: Integers, steps: Integers
 ) -> Iterator[tuple[int, Any]]:
     """The last value of each layer that has one; the worst if a step has several."""
-    import pyarrow as pa
-
-    known = np.flatnonzero(values.is_valid().to_numpy())
-    if not len(known):
+    there = np.flatnonzero(known(values, name) & (layer >= 0))
+    if not len(there):
         return iter(())
-    last = np.full(layers, -1)
-    last[layer[known]] = known
+    last = np.full(layer.max() + 1, -1)
+    last[layer[there]] = there
     told = np.flatnonzero(last >= 0)
-    if not pa.types.is_floating(values.type):
-        return zip(told.tolist(), values.take(last[told]).to_pylist(), strict=True)
-    newest = known[steps[known] == steps[last][layer[known]]]
+    if not pa.types.is_floating(values.schema.field(name).type):
+        newest = values.column(name).take(column(last[told], pa.int64()))
+        return zip(told.tolist(), newest.to_pylist(), strict=True)
+    newest = there[steps[there] == steps[last][layer[there]]]
     worst = np.minimum if name in _WORST_IS_LOW else np.maximum
-    found = np.full(layers, np.inf if name in _WORST_IS_LOW else -np.inf)
-    worst.at(found, layer[newest], values.to_numpy()[newest])
+    found = np.full(len(last), np.inf if name in _WORST_IS_LOW else -np.inf)
+    worst.at(found, layer[newest], numbers(values, name)[newest])
     return zip(told.tolist(), found[told].tolist(), strict=True)
 
 
 def _telling_rows(run: Readable, columns: Sequence[str], step: int | None) -> pa.Table:
     """The last rows with a number in any of the columns; if there are none, the last rows."""
-    import pyarrow.compute as pc
-
     numbers = [name for name in stored(columns) if name not in _FACTS]
     for most in _ROWS_READ:
         wanted = ("step", "layer", *stored(columns))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
+from ampwatch.diagnosis.column_arrays import flags, integers, known, numbers
 from ampwatch.diagnosis.words import count_text
 from ampwatch.report.facts import rows_of_first_optimizer
 from ampwatch.report.painter import SEVERITY_COLOR, line_style
@@ -215,7 +216,7 @@ def curves_of(run: Record) -> Curves | None:
     rows = rows_of_first_optimizer(run, ("step", "time_ns", "scale", "scale_after", *LINES))
     if not rows.num_rows:
         return None
-    step: Steps = np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)
+    step: Steps = integers(rows, "step")
     ends = int(step.min()), int(step.max())
     values = {name: _single(rows, name) for name in LINES}
     odd = {name: _odd(rows, name, step) for name in LINES}
@@ -248,13 +249,12 @@ def overview_of(
 def _skipped_steps(run: Record) -> Steps:
     """The steps that any optimizer of any rank skipped."""
     rows = run.read(Table.STEPS, columns=("step", "skipped"))
-    skipped = rows.column("skipped").fill_null(False).to_numpy()  # noqa: FBT003
-    return np.unique(np.asarray(rows.column("step").fill_null(-1).to_numpy(), np.int64)[skipped])
+    return np.unique(integers(rows, "step")[flags(rows, "skipped") == 1])
 
 
 def _seconds(rows: Any) -> Floats:
     """When each step ended, since the first one that tells; nan of those that do not."""
-    time_ns = np.asarray(rows.column("time_ns").fill_null(0).to_numpy(), np.int64)
+    time_ns = integers(rows, "time_ns", 0)
     told = time_ns > 0
     began = time_ns[told][0] if told.any() else 0
     return np.where(told, (time_ns - began) / 1e9, np.nan).astype(np.float32)
@@ -262,20 +262,20 @@ def _seconds(rows: Any) -> Floats:
 
 def _log2_scale(rows: Any) -> Floats:
     """What each step was scaled with; in logs that state only what it became, that."""
-    scale = rows.column("scale").to_numpy()
-    scale = np.where(np.isnan(scale), rows.column("scale_after").to_numpy(), scale)
+    scale = numbers(rows, "scale")
+    scale = np.where(np.isnan(scale), numbers(rows, "scale_after"), scale)
     with np.errstate(divide="ignore", invalid="ignore"):
         return _finite(np.log2(scale).astype(np.float32))
 
 
 def _single(rows: Any, name: str) -> Floats:
     with np.errstate(over="ignore"):
-        return _finite(np.array(rows.column(name).to_numpy(), np.float32))
+        return _finite(numbers(rows, name).astype(np.float32))
 
 
 def _odd(rows: Any, name: str, step: Steps) -> Stretches:
-    told = np.asarray(rows.column(name).is_valid())
-    return not_finite(step[told], np.asarray(rows.column(name).to_numpy(), np.float64)[told])
+    told = known(rows, name)
+    return not_finite(step[told], numbers(rows, name)[told])
 
 
 def _finite(values: Floats) -> Floats:

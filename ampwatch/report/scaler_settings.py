@@ -7,7 +7,6 @@ costs follows from it by the scaler's own arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ampwatch.diagnosis import Diagnosis, Record, Severity
+from ampwatch.diagnosis.column_arrays import Integers, flags, integers, numbers
 from ampwatch.diagnosis.words import count_text, scale_text
 from ampwatch.rows import Table
 
@@ -82,7 +82,7 @@ def scaler_settings(run: Record, diagnosis: Diagnosis) -> ScalerSettings | None:
         return None
     rank = min(run.ranks, default=0)
     rows = run.read(Table.STEPS, ("step", "scale", "skipped"), rank)
-    steps = rows.column("step").to_numpy()
+    steps = integers(rows, "step")
     windows = _windows_of(run, steps)
     if windows is None:
         return None
@@ -97,12 +97,12 @@ def scaler_settings(run: Record, diagnosis: Diagnosis) -> ScalerSettings | None:
     )  # fmt: skip
 
 
-def _windows_of(run: Record, steps: Sequence[int]) -> _Windows | None:
+def _windows_of(run: Record, steps: Integers) -> _Windows | None:
     """The windows of all layers together, at each step; of all ranks, which share one scale."""
     rows = run.read(Table.LAYERS, ("step", "scale_low", "scale_high"))
-    at = np.searchsorted(steps, rows.column("step").fill_null(-1).to_numpy())
-    high = np.asarray(rows.column("scale_high").to_numpy(), float)
-    low = np.asarray(rows.column("scale_low").to_numpy(), float)
+    at = np.searchsorted(steps, integers(rows, "step"))
+    high = numbers(rows, "scale_high")
+    low = numbers(rows, "scale_low")
     count = len(steps)
     fits = (at < count) & np.isfinite(high) & (high > 0)
     if not fits.any():
@@ -127,8 +127,7 @@ def _carried(values: Floats) -> Floats:
 
 def _found_by_search(rows: pa.Table) -> float:
     """The first scale that worked, where the run had to search for it; else inf."""
-    skipped = np.asarray(rows.column("skipped").fill_null(fill_value=False).to_numpy(), bool)
-    accepted = np.flatnonzero(~skipped)
+    accepted = np.flatnonzero(flags(rows, "skipped") != 1)
     if not len(accepted) or not accepted[0]:
         return math.inf
     scale = rows.column("scale")[int(accepted[0])].as_py()

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from ampwatch.codec import scalar
 from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.words import bytes_text, count_text, list_text
 from ampwatch.errors import AmpwatchError
@@ -89,7 +91,8 @@ def _text(value: Any) -> str:
 def _optimizers(run: Run) -> dict[str, Any]:
     """Each optimizer's first settings; with its number if there are several."""
     events = run.read(Table.EVENTS, ("kind", "detail"), min(run.ranks, default=0))
-    told = events.filter(pc.equal(events.column("kind"), EventKind.OPTIMIZER.value))
+    kind = scalar(EventKind.OPTIMIZER.value, pa.string())
+    told = events.filter(pc.equal(events.column("kind"), kind))
     found: dict[str, Any] = {}
     for text in told.column("detail").to_pylist():
         detail = detail_of(text)

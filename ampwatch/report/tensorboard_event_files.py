@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from rich.console import Console
 
+from ampwatch.codec import column
+from ampwatch.diagnosis.column_arrays import integers, known, numbers
 from ampwatch.files import draft_of
 from ampwatch.report.settings import settings_of
 from ampwatch.report.terminal_report import report_text
@@ -175,8 +177,8 @@ def _framed(events: Bytes) -> Bytes:
 def _checksums(rows: Bytes) -> Bytes:
     """Each event's masked CRC-32C, as four bytes."""
     table, crc = _table(), np.full(len(rows), 0xFFFFFFFF, np.uint32)
-    for column in rows.T:
-        crc = table[(crc ^ column) & 0xFF] ^ (crc >> 8)
+    for byte in rows.T:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     crc = ~crc
     masked = ((crc >> 15) | (crc << 17)) + np.uint32(_MASK)
     return np.asarray(masked.astype("<u4")[:, None].view(np.uint8))
@@ -256,57 +258,49 @@ def _write_scalars(file: EventFile, run: Run, rank: int) -> None:
 
 def _by_optimizer(steps: pa.Table) -> Iterator[tuple[int, pa.Table]]:
     """The rows to write of each optimizer, the first as number 0."""
-    numbers = steps.column("optimizer")
-    known = numbers.drop_null().unique().to_pylist()
-    if len(known) < 2:
+    optimizer = steps.column("optimizer")
+    different = optimizer.drop_null().unique()
+    if len(different) < 2:
         yield 0, steps
         return
-    for place, number in enumerate(known):
-        yield place, steps.filter(pc.equal(numbers, number))
+    for place, number in enumerate(different):
+        yield place, steps.filter(pc.equal(optimizer, number))
 
 
 def _grouped(rows: pa.Table, name: str) -> Iterator[tuple[str, pa.Table]]:
     """The rows to write of each layer or device."""
     texts = rows.column(name).cast(pa.string())
-    for one in texts.unique().drop_null().to_pylist():
-        yield one, rows.filter(pc.equal(texts, one))
+    for one in texts.unique().drop_null():
+        yield one.as_py(), rows.filter(pc.equal(texts, one))
 
 
 class _Clock:
     """The time of each step, and the step of each time."""
 
     def __init__(self, steps: pa.Table) -> None:
-        known = steps.select(["step", "time_ns"]).drop_null()
-        self._steps, self._times = (known.column(n).to_numpy() for n in ("step", "time_ns"))
+        told = steps.select(["step", "time_ns"]).drop_null()
+        self._steps, self._times = (integers(told, n) for n in ("step", "time_ns"))
 
     def timed(self, rows: pa.Table) -> pa.Table:
         """Rows of steps with their times."""
         order = np.argsort(self._steps, kind="stable")
-        at = np.searchsorted(self._steps[order], rows.column("step").to_numpy())
+        at = np.searchsorted(self._steps[order], integers(rows, "step"))
         at = np.minimum(at, max(0, len(order) - 1))
         times = self._times[order][at] if len(order) else np.zeros(rows.num_rows, np.int64)
-        return rows.append_column("time_ns", pa.array(times))
+        return rows.append_column("time_ns", column(times, pa.int64()))
 
     def placed(self, rows: pa.Table) -> pa.Table:
         """Rows that have times, with the step at each time."""
         order = np.argsort(self._times, kind="stable")
-        at = np.searchsorted(self._times[order], rows.column("time_ns").to_numpy())
+        at = np.searchsorted(self._times[order], integers(rows, "time_ns"))
         at = np.minimum(at, max(0, len(order) - 1))
         steps = self._steps[order][at] if len(order) else np.zeros(rows.num_rows, np.int64)
-        return rows.append_column("step", pa.array(steps))
+        return rows.append_column("step", column(steps, pa.int64()))
 
 
 def _write(file: EventFile, tag: str, rows: pa.Table, name: str) -> None:
     """Write the known values of a column as events; nan is a value, null is not."""
-    values = rows.column(name)
-    if pa.types.is_boolean(values.type):
-        values = values.cast(pa.int8())
-    known = _mask(values) & _mask(rows.column("step"))
-    if known.any():
-        steps, times = (rows.column(n).fill_null(0).to_numpy()[known] for n in ("step", "time_ns"))
-        numbers = np.asarray(values.to_numpy(), np.float64)[known]
-        file.scalars(tag, np.maximum(steps, 0), times / 1e9, numbers)
-
-
-def _mask(column: Any) -> NDArray[np.bool_]:
-    return np.asarray(column.is_valid().to_numpy(), np.bool_)
+    told = known(rows, name) & known(rows, "step")
+    if told.any():
+        steps, times = (integers(rows, n, 0)[told] for n in ("step", "time_ns"))
+        file.scalars(tag, np.maximum(steps, 0), times / 1e9, numbers(rows, name)[told])

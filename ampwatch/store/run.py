@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc  # this and the next take 150 ms, which the first read would pay
 import pyarrow.parquet
 
+from ampwatch.codec import column, scalar
 from ampwatch.errors import RunError
 from ampwatch.rows import SCHEMAS, EventKind, Table
 from ampwatch.store import public_rows as public
@@ -189,7 +190,7 @@ class Run:
             view = View(table, public.stored_for(table, names), starts)
             rows = view.update(logs, stops)
             if step is not None and rows.num_rows:
-                rows = rows.filter(pc.less_equal(rows.column("step"), step))
+                rows = rows.filter(pc.less_equal(rows.column("step"), scalar(step, pa.int64())))
             rows = rows.slice(max(0, rows.num_rows - most))
             return public.publish(table, rows, names, self.layer_facts(table, names))
 
@@ -198,6 +199,7 @@ class Run:
     ) -> Iterator[pa.Table]:
         """The rows of some steps, rank by rank, in portions; none of them stays in memory."""
         names = public.stored_for(table, ("step", *columns))
+        ends = column([first, last], pa.int64())
         for log in self.logs:
             if rank not in (None, log.rank):
                 continue
@@ -209,7 +211,7 @@ class Run:
                     stop = min(end, at + _PORTION_ROWS)
                     rows = View(table, names, {log.rank: at}).update([log], {log.rank: stop})
                     step = rows.column("step")
-                    within = pc.and_(pc.greater_equal(step, first), pc.less_equal(step, last))
+                    within = pc.and_(pc.greater_equal(step, ends[0]), pc.less_equal(step, ends[1]))
                     facts = self.layer_facts(table, columns)
                     yield public.publish(table, rows.filter(within), columns, facts)
 

@@ -388,6 +388,23 @@ def test_help_loads_no_heavy_library():
     assert child.returncode == 0, child.stderr
 
 
+def test_no_view_of_a_run_waits_for_pandas(tmp_path):
+    one, other = write_run(tmp_path, "one"), write_run(tmp_path, "other", skipped=30)
+    code = (
+        "import sys, ampwatch.cli as c\n"
+        "one, other = sys.argv[1:]\n"
+        "for words in ['report', one], ['report', one, '--json'], ['plan', other], "
+        "['compare', one, other]:\n"
+        "    c.run(words)\n"
+        "sys.exit('it was loaded' if 'pandas' in sys.modules else 0)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code, one, other], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": cwd()},
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+
+
 def cwd() -> str:
     """Where this checkout is: children must import it."""
     from pathlib import Path

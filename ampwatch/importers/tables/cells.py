@@ -17,6 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ampwatch.codec import column
+from ampwatch.codec.columns import integers
+
 _FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")  # 65,536
 _NAMED_NAN = re.compile(r"[-+]?nan\(\w*\)")  # -nan(ind), as C prints it on Windows
@@ -110,9 +113,9 @@ def _of_texts(texts: pa.StringArray) -> Cells:
     plain = pc.fill_null(pc.match_substring_regex(texts, _PLAIN), True)  # noqa: FBT003
     found = _of_numbers(pc.cast(pc.if_else(plain, texts, None), pa.float64()))
     odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
-    encoded = texts.take(pa.array(odd)).dictionary_encode()
+    encoded = texts.take(column(odd, pa.int64())).dictionary_encode()
     meant = of_values(encoded.dictionary.to_pylist())
-    where = encoded.indices.to_numpy()
+    where = integers(encoded.indices)
     found.values[odd], found.present[odd] = meant.values[where], meant.present[where]
     return found
 
