@@ -214,8 +214,7 @@ def _print_place(place: str, *, every: bool) -> None:
         started = f"{age_text(age_s)} ago" if run.started and run.started.timestamp() else ""
         # Of several with one name, each is opened by its id.
         told = run.id[:8] if names[run.name] > 1 else ""
-        state = "cut off" if run.state == "lost" else run.state
-        cells = (run.name, state, f"{run.steps:,}", f"{run.ranks:,}", started, told)
+        cells = (run.name, run.state_words, f"{run.steps:,}", f"{run.ranks:,}", started, told)
         table.add_row(*map(printable, cells))
     answers().print(table)
     if len(shown) < len(found):

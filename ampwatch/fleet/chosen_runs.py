@@ -57,7 +57,7 @@ _TEXTS: dict[str, Callable[[RunToChoose], str]] = {
     "note": lambda one: one.row.note or "",
     "source": lambda one: one.row.source or "",
     "host": lambda one: one.row.host or "",
-    "state": lambda one: "cut off" if one.row.state == "lost" else one.row.state or "",
+    "state": lambda one: one.row.state_words or "",
     MODEL: lambda one: one.first_of(MODEL_SETTINGS),
     PERSON: lambda one: one.first_of(PERSON_SETTINGS),
     "verdict": lambda one: one.verdict.verdict if one.verdict else "",

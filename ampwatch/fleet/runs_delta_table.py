@@ -17,8 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
+from ampwatch.diagnosis.case import NATIVE
+from ampwatch.diagnosis.findings import CUT_OFF, ENDED
 from ampwatch.errors import NotInPlaceError, PlaceError
 from ampwatch.fleet.place import Added, Place
+from ampwatch.follow import State
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -90,6 +93,13 @@ class PublishedRun:
     detail_offset: int
     detail_length: int
     detail_crc: int
+
+    @property
+    def state_words(self) -> str:
+        """How the run stood when it was published; logs of other tools have no end mark to miss."""
+        if self.state != State.LOST.value:
+            return self.state
+        return CUT_OFF if self.source == NATIVE else ENDED
 
 
 _NAMES = tuple(one.name for one in fields(PublishedRun))

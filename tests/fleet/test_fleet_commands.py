@@ -45,6 +45,20 @@ def test_runs_lists_a_place_newest_first(place, folder, capsys):
     ]
 
 
+def test_an_imported_run_has_ended_and_one_that_was_killed_was_cut_off(tmp_path, capsys):
+    write_run(tmp_path / "runs", "killed", accepted=20, age_s=7200.0, ended=False)
+    log = tmp_path / "train.csv"
+    log.write_text("step,loss,lr\n" + "".join(f"{n},{3 / (n + 1)},0.1\n" for n in range(40)))
+    assert cli.run(["import", str(log), "--out", str(tmp_path / "runs")]) == 0
+    place = str(tmp_path / "place")
+    publish(tmp_path / "runs", place)
+    capsys.readouterr()
+    assert cli.run(["runs", place]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert " cut off " in rows["killed"]
+    assert " ended " in rows["train"]
+
+
 def test_report_on_a_published_run_is_that_of_the_run(place, folder, capsys):
     publish(folder, place)
     for name in ("healthy", "broken"):
