@@ -75,6 +75,11 @@ def forking(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "AMPWATCH_FORKED_PYTHON": str(_nursery().python)} if CAN_FORK else dict(env)
 
 
+def python(env: Mapping[str, str]) -> str:
+    """What a shell, or a test itself, starts as Python in this environment, forked or fresh."""
+    return env.get("AMPWATCH_FORKED_PYTHON", sys.executable)
+
+
 class Child:
     """A forked process, to be used like a `subprocess.Popen` with text streams."""
 

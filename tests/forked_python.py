@@ -19,7 +19,9 @@ def main() -> None:
         words = words[1:]
     if words[0].startswith("-") and words[0] not in ("-c", "-m"):
         os.execv(sys.executable, [sys.executable, *words])
-    order = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109  pathlib loads much
+    environment = dict(os.environ)
+    order = {"words": words, "environment": environment, "stands_in": os.getpid(),
+             "folder": os.getcwd()}  # noqa: PTH109  pathlib loads much  # fmt: skip
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(door)
     socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])

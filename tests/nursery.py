@@ -51,6 +51,7 @@ LOADED_BEFORE = (
 )  # fmt: skip
 
 FORKED_PYTHON = "AMPWATCH_FORKED_PYTHON"
+RUN_PROCESS = "AMPWATCH_RUN_PROCESS"  # holds the process that `ampwatch run` became
 _MESSAGE_BYTES = 1 << 20
 _OWN_PATHS = 2  # this folder and PYTHONPATH's one entry, which a child has anew
 
@@ -140,6 +141,8 @@ def settle(order: dict) -> None:
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    if os.environ.get(RUN_PROCESS) == str(order.get("stands_in")):
+        os.environ[RUN_PROCESS] = str(os.getpid())
     program, here = order["words"][0], Path.cwd()
     first = {"-c": "", "-m": str(here)}.get(program, str((here / program).parent))
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -84,6 +84,13 @@ def watched(folder: Path, *command: str, **more: str) -> subprocess.CompletedPro
     return ran(folder, "-m", "ampwatch", "run", "--run", "it", *command, **more)
 
 
+def watched_as_forks(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """As `watched`, with the command, the script and what that starts forked."""
+    words = ["-m", "ampwatch", "run", "--run", "it", *command]
+    forks = children.forking(environment(folder, **more))
+    return children.run(*words, cwd=folder, env=forks)
+
+
 def watched_within(folder: Path, name: str, **more: str) -> subprocess.CompletedProcess[str]:
     """As `watched`, in a process that has loaded torch already."""
     more = {"AMPWATCH_RUN_OPTIONS": '{"run": "it"}', **more}

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -160,7 +159,6 @@ def test_a_port_that_is_taken_is_said(tmp_path, environment):
     [
         ("lr-too-high", "failing", {"AMP103"}),
         ("healthy", "healthy", set()),
-        ("forward-overflow", "failing", {"AMP203", "AMP103"}),
         ("underflow", "warning", {"AMP408", "AMP201"}),
         ("one-bad-rank", "failing", {"AMP602", "AMP103"}),
     ],
@@ -172,16 +170,22 @@ def test_each_scenario_shows_what_it_says(tmp_path, environment, name, verdict, 
         scenario = dataclasses.replace(scenario, steps=min(scenario.steps, 120))
     train(scenario, environment)
     run = open_run(tmp_path / "runs" / name)
-    diagnosis = ampwatch.diagnose(run)
-    assert diagnosis.verdict.value == verdict
-    assert codes <= {finding.code for finding in diagnosis.findings}
-    assert diagnosis.run.steps == scenario.steps
-    assert diagnosis.run.clean_end
+    diagnosis = shown(run, scenario, verdict, codes)
     if name == "lr-too-high":  # its page, the interval and the rate of its run do not contradict
         advice, rate = diagnosis.learning_rate, run.steps.column("lr").to_numpy()
         began = diagnosis.headline.first_step
         assert advice.low < advice.high < rate[began]
         assert advice.recommended < rate[began] < 0.5 * advice.current
+
+
+def shown(run, scenario, verdict, codes):
+    """The diagnosis of a scenario's run, which is as promised."""
+    diagnosis = ampwatch.diagnose(run)
+    assert diagnosis.verdict.value == verdict
+    assert codes <= {finding.code for finding in diagnosis.findings}
+    assert diagnosis.run.steps == scenario.steps
+    assert diagnosis.run.clean_end
+    return diagnosis
 
 
 def train(scenario, environment):
@@ -202,27 +206,33 @@ def train(scenario, environment):
 
 
 @pytest.mark.slow_starts
-def test_the_demo_prints_the_report_and_says_where_the_run_is(tmp_path, environment):
-    words = ["demo", "--no-dashboard", "--scenario", "forward-overflow", "--dir", tmp_path / "d"]
-    code, out, err = finish(start(words, environment))
+def test_the_demo_trains_prints_the_report_and_says_where_the_run_is(tmp_path, environment):
+    [scenario] = [one for one in SCENARIOS if one.name == "forward-overflow"]
+    words = ["demo", "--no-dashboard", "--scenario", scenario.name, "--dir", tmp_path / "d"]
+    code, out, err = finish(start(words, children.forking(environment)))
     assert code == 0
     assert "FAILING" in out
     assert "blocks.1.act" in out
-    assert "ampwatch report" in err
+    path = tmp_path / "d" / "demo-forward-overflow"
+    assert f"ampwatch report {path}" in " ".join(err.split())
+    shown(open_run(path), scenario, "failing", {"AMP203", "AMP103"})
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("lr-too-high", marks=pytest.mark.slow_starts),
-        pytest.param("one-bad-rank", marks=pytest.mark.slow_ranks),
+    ("name", "fresh"),
+    [  # one in the processes that a user's command starts
+        pytest.param("lr-too-high", True, marks=pytest.mark.slow_starts),
+        pytest.param("one-bad-rank", False, marks=pytest.mark.slow_ranks),
     ],
 )
-def test_ctrl_c_in_the_demo_ends_the_training_too_and_keeps_the_run(tmp_path, environment, name):
+def test_ctrl_c_in_the_demo_ends_the_training_too_and_keeps_the_run(
+    tmp_path, environment, name, fresh
+):
+    environment = environment if fresh else children.forking(environment)
     before = set(psutil.Process().children(recursive=True))
     words = ["demo", "--scenario", name, "--no-dashboard", "--dir", str(tmp_path / "d")]
     child = subprocess.Popen(
-        [sys.executable, "-m", "ampwatch", *words],
+        [children.python(environment), "-m", "ampwatch", *words],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
+import os
 
+import children
 import pytest
-from run_parts import script, the_run, watched, watched_within
+from run_parts import script, the_run, watched_as_forks, watched_within
 
 import ampwatch
 
@@ -105,9 +106,10 @@ def test_a_shell_script_starts_a_training_whose_scaler_nobody_uses(tmp_path):
         assert subprocess.run(child, capture_output=True).stderr == b""
     """)  # fmt: skip
     shell = tmp_path / "go.sh"
-    shell.write_text(f"#!/bin/sh\nexec {sys.executable} {path.name}\n")
+    python = children.python(children.forking(os.environ))
+    shell.write_text(f"#!/bin/sh\nexec {python} {path.name}\n")
     shell.chmod(0o755)
-    under = watched(tmp_path, "go.sh")
+    under = watched_as_forks(tmp_path, "go.sh")
     assert under.returncode == 0, under.stderr
     run = the_run(tmp_path)
     assert run.steps["loss"].to_pylist() == [float(line) for line in under.stdout.split()]

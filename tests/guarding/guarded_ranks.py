@@ -97,7 +97,10 @@ def local(state):
 
 def main(world, meet, folder, case):
     told = (int(world), meet, Path(folder), case)
-    several = multiprocessing.spawn(_with_environment, told, nprocs=int(world), join=False)
+    several = multiprocessing.start_processes(
+        _with_environment, told, nprocs=int(world), join=False,
+        start_method="fork" if sys.platform == "linux" else "spawn",  # loading torch takes longer
+    )  # fmt: skip
     for process in several.processes:
         process.join()
     sys.exit(sum(process.exitcode not in {0, -signal.SIGKILL} for process in several.processes))

@@ -54,7 +54,10 @@ def train(rank, world, meet, folder, deaf):
 
 def main(world, meet, folder, deaf):
     told = (int(world), meet, Path(folder), int(deaf))
-    multiprocessing.spawn(_with_environment, told, nprocs=int(world))
+    multiprocessing.start_processes(
+        _with_environment, told, nprocs=int(world),
+        start_method="fork" if sys.platform == "linux" else "spawn",  # loading torch takes longer
+    )  # fmt: skip
 
 
 def _with_environment(rank, world, meet, folder, deaf):

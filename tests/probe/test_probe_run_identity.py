@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import string
-import subprocess
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -138,20 +137,21 @@ dist.destroy_process_group()
 # --- real launchers -------------------------------------------------------------------------
 
 
-def torchrun(script: Path, out: Path, *flags: str, wrapper: str | None = None) -> list[list]:
+def torchrun(
+    out: Path, *words: object, env: dict[str, str] | None = None, fresh: bool = False
+) -> list[list]:
+    """What two ranks say who end with the folder among their arguments."""
     out.mkdir()
-    program = ["--no-python", wrapper] if wrapper else [str(script)]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *flags]
-    subprocess.run(
-        [*command, *program, str(out)],
-        check=True, env=child_environment(), capture_output=True, timeout=120,
-    )  # fmt: skip
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", *words, out]
+    done = children.run(*command, env=env or child_environment(), fresh=fresh)
+    assert done.returncode == 0, done.stderr
     return said(out)
 
 
 @pytest.mark.slow_ranks
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows who launched a process")
 def test_plain_torchrun_twice_on_one_port_gives_two_runs_with_both_ranks_in_each(tmp_path):
+    """The ranks are fresh processes: who launched a fork is not to be seen. So is one torchrun."""
     script = tmp_path / "train.py"
     script.write_text(SAY_WHO)
     shell = tmp_path / "wrapper.sh"
@@ -160,8 +160,8 @@ def test_plain_torchrun_twice_on_one_port_gives_two_runs_with_both_ranks_in_each
     shell.chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = f"--master-port={held.getsockname()[1]}"
-    first = torchrun(script, tmp_path / "first", port)
-    second = torchrun(script, tmp_path / "second", port, wrapper=str(shell))
+    first = torchrun(tmp_path / "first", port, script, fresh=True)
+    second = torchrun(tmp_path / "second", port, "--no-python", shell)
     for ranks in (first, second):
         assert [r[2:] for r in ranks] == [[0, 2], [1, 2]]
         assert ranks[0][:2] == ranks[1][:2]
@@ -174,7 +174,8 @@ def test_plain_torchrun_twice_on_one_port_gives_two_runs_with_both_ranks_in_each
 def test_standalone_torchrun_gives_all_ranks_its_own_id(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SAY_WHO + "\nprint(os.environ['TORCHELASTIC_RUN_ID'])\n")
-    first = torchrun(script, tmp_path / "first", "--standalone")
+    forks = children.forking(child_environment())
+    first = torchrun(tmp_path / "first", "--standalone", script, env=forks)
     assert [r[2:] for r in first] == [[0, 2], [1, 2]]
     assert first[0][:2] == first[1][:2]
 
@@ -185,7 +186,7 @@ def test_spawned_processes_meet_in_the_store_of_torch_distributed(tmp_path):
     script.write_text(
         """
 import sys, torch.distributed as dist, torch.multiprocessing as mp
-def work(rank, folder, rendezvous):
+def work(rank, folder, rendezvous, _):
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     exec(SAY_WHO)
     dist.barrier()
@@ -193,13 +194,14 @@ def work(rank, folder, rendezvous):
 """
         f"SAY_WHO = {SAY_WHO!r}\n"
         "if __name__ == '__main__':\n"
-        "    mp.spawn(work, args=tuple(sys.argv[1:3]), nprocs=2)\n"
+        "    mp.start_processes(work, tuple(sys.argv[1:]), 2, start_method=sys.argv[3])\n"
     )
     out = tmp_path / "out"
     out.mkdir()
-    for attempt in ("a", "b"):
+    methods = ("spawn", "fork" if sys.platform == "linux" else "spawn")  # which loads no torch
+    for attempt, method in enumerate(methods):
         rendezvous = tmp_path / f"rendezvous-{attempt}"
-        done = children.run(script, out, rendezvous, env=child_environment())
+        done = children.run(script, out, rendezvous, method, env=child_environment())
         assert done.returncode == 0, done.stderr
     everybody = said(out)
     assert [r[2] for r in everybody] == [0, 0, 1, 1]

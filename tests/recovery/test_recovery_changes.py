@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import children
 import pytest
 
 import ampwatch
@@ -26,10 +25,8 @@ def facts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("changes")
     script = Path(__file__).with_name("changed_trainings.py")
     root = str(Path(ampwatch.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder)], capture_output=True, text=True, timeout=170,
-        env=os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    done = children.run(script, folder, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

@@ -7,9 +7,9 @@ import os
 import re
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
+import children
 import pytest
 from written_runs import write_run
 
@@ -228,13 +228,13 @@ def test_the_command_prints_json_and_exits_with_the_plans_code(tmp_path, capsys)
     assert cli.run(["plan", str(tmp_path / "nothing")]) == 2
 
 
-def programs(folder):
+def programs(folder, python):
     """A folder with the programs that the page's loops call, as this checkout has them."""
     bin_ = folder / "bin"
     bin_.mkdir()
     names = {"ampwatch": "-m ampwatch", "python": "", "torchrun": "-m torch.distributed.run"}
     for name, words in names.items():
-        (bin_ / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        (bin_ / name).write_text(f'#!/bin/sh\nexec "{python}" {words} "$@"\n')
         (bin_ / name).chmod(stat.S_IRWXU)
     return bin_
 
@@ -245,8 +245,8 @@ def loop_done(folder, mark, arguments):
     assert loop is not None
     script = Path(__file__).with_name("restarted_training.py")
     root = str(Path(ampwatch.__file__).parents[1])
-    told = {**os.environ, "PATH": f"{programs(folder)}:{os.environ['PATH']}", "PYTHONPATH": root,
-            "OMP_NUM_THREADS": "1"}  # fmt: skip
+    told = children.forking({**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"})
+    told["PATH"] = f"{programs(folder, children.python(told))}:{os.environ['PATH']}"
     told.pop("AMPWATCH_DIR", None)
     text = loop[1].replace("train.py", f"{script} {arguments}")
     done = subprocess.run(

@@ -185,7 +185,7 @@ def ampwatch_run(drive):
     command = ["-m", "ampwatch", "run", "--run", "r", "--log-dir", drive.folder]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     if drive.watched:
-        done = children.run(*command, *words, env=environment, fresh=True)
+        done = children.run(*command, *words, env=children.forking(environment))
     else:
         done = children.run(*words, env=environment)
     assert done.returncode == 0, done.stderr

@@ -58,7 +58,9 @@ def test_two_machines_without_a_shared_disk_are_one_run_and_a_recorder_has_all_o
             started(
                 "-m", "torch.distributed.run", "--nproc-per-node=1", *address,
                 f"--node-rank={node}", "--", SCRIPT, STEPS,
-                env=environment(tmp_path / f"node-{node}", AMPWATCH_ENDPOINT=recorder.endpoint),
+                env=children.forking(
+                    environment(tmp_path / f"node-{node}", AMPWATCH_ENDPOINT=recorder.endpoint)
+                ),
             )
             for node in (0, 1)
         ))  # fmt: skip
