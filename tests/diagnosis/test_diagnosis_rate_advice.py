@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from rate_shapes import action, course, diverging, falling, look
 
-from ampwatch.diagnosis.learning_rate import Group, RateState, Setup, fold, judge_rate, rows_of
+from ampwatch.diagnosis.learning_rate import (
+    Group,
+    RateState,
+    Setup,
+    advise,
+    fold,
+    judge_rate,
+    rows_of,
+)
 from ampwatch.diagnosis.learning_rate.signs import TABLE
 from ampwatch.diagnosis.learning_rate.update_alignment import alignment_after
 from ampwatch.diagnosis.several_runs import advise_together
@@ -217,7 +225,8 @@ def test_no_interval_and_no_advice_holds_a_rate_that_failed(shape, told):
         rows = diverging(good, ratio=ratio, lr=rate, base=base, collapse=collapse)
         for setup in (ADAM, Setup()):
             state = fold(RateState(), rows, setup)
-            advice, onset = look(rows, setup), judge_rate(state).onset
+            judgement = judge_rate(state)
+            advice, onset = advise(state, judgement), judgement.onset
             if advice.action.value != "lower":
                 continue
             lowered += 1

@@ -103,7 +103,7 @@ def test_of_many_flipped_bits_none_alters_a_record_of_wandb(name: str) -> None:
     whole, notes = records_of(data)
     assert whole
     assert notes == []
-    said, tried = 0, examples(200)
+    said, tried = 0, examples(100)
     for _ in tried:
         found, notes = records_of(flipped(data, chance, after=7))
         assert is_subsequence(found, whole)

@@ -312,6 +312,6 @@ def test_hundreds_of_random_tables_give_the_rows_that_one_by_one_would(seed, mon
     monkeypatch.setattr(run_builder, "_WORTH_A_PLAN", 3)
     monkeypatch.setattr(bulk_rows, "_SHORT", 1)
     chance = random.Random(seed)
-    for _ in range(40):
+    for _ in examples(20):
         rows = course_of(chance, chance.randrange(3, 40))
         assert by_columns(chance, rows) == one_by_one(rows)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-POISONED = (60, 61, 130)
+POISONED = (60, 61, 100)
 
 
 class Attach(Protocol):
@@ -210,7 +210,7 @@ def new_scale(steps: int, attach: Attach) -> Outcome:
             scaler.update(torch.tensor(2048.0))
         else:
             scaler.update()
-        if step == 100:
+        if step == 82:
             scaler.set_growth_factor(4.0)
             scaler.set_backoff_factor(0.25)
             scaler.set_growth_interval(10)
@@ -336,7 +336,7 @@ def saved_and_loaded(steps: int, attach: Attach) -> Outcome:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     attach(scaler, model)
     for step, (inputs, labels) in enumerate(batches(steps)):
-        if step % 70 == 69:
+        if step % 50 == 49:
             for part in (model, optimizer, scaler):
                 part.load_state_dict(part.state_dict())
         optimizer.zero_grad()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 import ampwatch
 
-STEPS = 150
+STEPS = 100
 EXACT = ("scale", "scale_after", "growth_tracker", "found_inf", "skipped", "loss", "lr",
          "grad_norm", "grad_norm_applied", "micro_batches")  # fmt: skip
 # What a strided slice of at most 1 % can say of the whole update, as measured.
@@ -140,10 +141,27 @@ def same(logged: Any, by_hand: Any) -> bool:
     return logged == by_hand
 
 
+Logged = tuple[list[Line], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Logged]:
+    """Each loop is run once: by hand, and as ampwatch has it."""
+
+    @cache
+    def made(name: str) -> Logged:
+        folder = tmp_path_factory.mktemp("logged")
+        lines = train_and_log(LOOPS[name], folder)
+        return lines, ampwatch.open_run(folder / "run").steps.sort_by("step").to_pylist()
+
+    return made
+
+
 @pytest.mark.parametrize("name", LOOPS)
-def test_every_figure_equals_the_hand_written_loggers(name: str, tmp_path: Path) -> None:
-    lines = train_and_log(LOOPS[name], tmp_path)
-    rows = ampwatch.open_run(tmp_path / "run").steps.sort_by("step").to_pylist()
+def test_every_figure_equals_the_hand_written_loggers(
+    name: str, logged: Callable[[str], Logged]
+) -> None:
+    lines, rows = logged(name)
     assert [row["step"] for row in rows] == list(range(STEPS))
     assert 5 < sum(line.skipped for line in lines) < STEPS / 2
     for column in EXACT:
@@ -156,9 +174,10 @@ def test_every_figure_equals_the_hand_written_loggers(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["sgd", "foreach adamw", "fused adamw"])
-def test_update_and_weight_norms_are_close_to_full_copies(name: str, tmp_path: Path) -> None:
-    lines = train_and_log(LOOPS[name], tmp_path)
-    rows = ampwatch.open_run(tmp_path / "run").steps.sort_by("step").to_pylist()
+def test_update_and_weight_norms_are_close_to_full_copies(
+    name: str, logged: Callable[[str], Logged]
+) -> None:
+    lines, rows = logged(name)
     assert_norms_agree(rows, lines)
 
 

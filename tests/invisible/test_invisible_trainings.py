@@ -16,7 +16,7 @@ import ampwatch
 # The first step is skipped, and torch's schedulers warn about that.
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
 
-STEPS = 200
+STEPS = 120
 WITHOUT_A_SCALE = {"disabled scaler", "bfloat16 without scaler"}
 LAYER_EVERY = 7  # many sampled steps and many that are not
 

@@ -8,6 +8,7 @@ import shutil
 import struct
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from drawn_examples import examples
 from store_samples import event, info, steps, write_run
@@ -66,7 +67,7 @@ def test_of_many_flipped_bits_none_gives_silently_other_data(tmp_path, compacted
     whole = rows_of(open_run(run))
     chance = random.Random(7)
     verdicts = set()
-    for number in examples(300):
+    for number in examples(120):
         copy = tmp_path / "copies" / str(number)
         shutil.copytree(run, copy)
         victim = chance.choice(files_of(copy))
@@ -85,7 +86,7 @@ def test_a_log_cut_at_any_byte_opens_to_its_last_good_batch(tmp_path, compacted:
         compact(run)
     whole = rows_of(open_run(run))
     chance = random.Random(11)
-    for number in examples(120):
+    for number in examples(60):
         copy = tmp_path / "copies" / str(number)
         shutil.copytree(run, copy)
         victim = chance.choice(files_of(copy))
@@ -109,15 +110,22 @@ def test_a_file_that_is_missing_is_said_or_refused(tmp_path: Path) -> None:
             assert verdict != "whole" or victim.name.startswith((*joined, "index")), victim.name
 
 
-@pytest.mark.parametrize("byte", range(HEADER_BYTES + RECORD_BYTES))
-def test_an_index_damaged_before_its_first_batch_is_said_and_its_rows_are_not_deleted(
-    tmp_path: Path, byte: int
-) -> None:
-    run = write_run(tmp_path, 3)
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
+    """A compacted run that was gone on with, and its steps before."""
+    run = write_run(tmp_path_factory.mktemp("continued"), 3)
     compact(run)
     kept = open_run(run).steps
     with contextlib.closing(RankWriter(run, 0)) as writer:
         writer.append(steps(3, 2))
+    return run, kept
+
+
+@pytest.mark.parametrize("byte", range(HEADER_BYTES + RECORD_BYTES))
+def test_an_index_damaged_before_its_first_batch_is_said_and_its_rows_are_not_deleted(
+    continued: tuple[Path, pa.Table], byte: int
+) -> None:
+    run, kept = continued
     assert open_run(run).notes == ()
     flip(run / "rank-0" / "index", 8 * byte + 3)
     found = open_run(run)

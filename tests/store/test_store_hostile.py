@@ -51,7 +51,7 @@ def test_of_many_hostile_runs_none_gets_an_exception_out_that_is_not_ours(
 ) -> None:
     """`python tests/store/hostile_runs.py` tries many more."""
     verdicts = set()
-    for number in examples(80):
+    for number in examples(50):
         place = tmp_path / "place" / "run"
         mutate(good[number % len(good)], place, f"suite {part} {number}")
         verdicts.add(use(place, thoroughly=number % 8 == 0))
