@@ -1,6 +1,6 @@
 """Does a guard help spiking bf16 trainings, and leave healthy ones alone? Drawn from one number.
 
-    python benchmarks/guard.py --seed N [--runs N] [--misses FILE]
+    python benchmarks/guard.py --seed N [--runs N] [--from N] [--misses FILE]
     python benchmarks/guard.py --draw --first-look      a number nobody has seen
     python benchmarks/guard.py --cost                   of a dry run, beside a watch
 
@@ -358,22 +358,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(cost())
         return 0
     seed = secrets.randbelow(10**8) if options.draw else options.seed
-    if options.first_look and (known := variety.looked_at(variety.FIRST_LOOKS, seed)):
+    name = f"{seed}, from case {options.first}" if options.first else str(seed)
+    if options.first_look and (known := variety.looked_at(variety.FIRST_LOOKS, name)):
         print(known)
         return 2
     warnings.filterwarnings("ignore")
     logging.getLogger("ampwatch.guard").setLevel(logging.ERROR)
-    began, outcomes, done = variety.began(), [], 0
+    began, outcomes, next_one = variety.began(), [], options.first
     until = time.monotonic() + 60 * options.minutes
-    while done < options.runs and time.monotonic() < until:
-        made = perform(drawn(seed, done))
+    while next_one < options.runs and time.monotonic() < until:
+        made = perform(drawn(seed, next_one))
         outcomes += [] if made is None else [made]
-        done += 1
-        print(f"{done} of {options.runs}", file=sys.stderr, flush=True)
+        next_one += 1
+        print(f"{next_one} of {options.runs}", file=sys.stderr, flush=True)
+    done = next_one - options.first
     about = f"{began}: {done} spiking bf16 trainings under `ampwatch.guard` "
     about += f"(`benchmarks/guard.py`); {done - len(outcomes)} of them learnt at no rate. "
     about += options.note
-    text = f"## Number {seed}\n\n{about.strip()}\n\n{table(outcomes)}\n"
+    text = f"## Number {name}\n\n{about.strip()}\n\n{table(outcomes)}\n"
     print(text)
     if options.first_look:
         variety.write_down(variety.FIRST_LOOKS, text)
@@ -394,7 +396,8 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     which.add_argument("--seed", type=int)
     which.add_argument("--draw", action="store_true", help="a number nobody has seen")
     which.add_argument("--cost", action="store_true", help="what a guard costs, and no more")
-    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=200, help="as many, from case 0 on")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="leave out those before")
     parser.add_argument("--minutes", type=float, default=math.inf, help="at most so long")
     parser.add_argument("--first-look", action="store_true", help="write it down")
     parser.add_argument("--misses", type=Path)

@@ -103,8 +103,8 @@ def _commit() -> str:
     )
 
 
-def looked_at(book: Path, seed: int) -> str | None:
-    """When this number was looked at, if it was."""
+def looked_at(book: Path, seed: int | str) -> str | None:
+    """When this number, or this part of one, was looked at, if it was."""
     if not book.exists():
         return None
     found = re.search(rf"^## Number {seed}\n\n([^,]*),", book.read_text("utf-8"), re.MULTILINE)

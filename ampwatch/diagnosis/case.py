@@ -127,7 +127,7 @@ class Case:
             if one.metadata == _OWN:
                 setattr(self, one.name, getattr(self, one.name).fold(block))
         rows = learning_rate.rows_of_block(block, forward)
-        self.batches = self.batches.fold(self.rate.tail, rows, block.start)
+        self.batches = self.batches.fold(self.rate.tail, rows, block.start, block.guarded)
         self.restarts = self.restarts.fold(self.rate, rows, block)
         self.rate = learning_rate.fold(self.rate, rows)
 

@@ -31,6 +31,7 @@ COLUMNS = (
     "lr",
     "step",
     "skipped",
+    "guarded",
     "micro_batches",
     "position",
 )
@@ -80,6 +81,7 @@ class LossRise:
     out_height: int = 0  # the sum of their heights in 1/1024, each at most TELLING
     strength: float = -math.inf  # of one that is judged: its height, or that of its entries' mean
     skips: int = 0
+    left_out: int = 0  # of the entries out of the band: those that a guard left out
     last_step: int = 0
     last_position: int = 0
     next_step: int = 0  # of the first entry that is back, else the last one
@@ -103,6 +105,7 @@ class LossRise:
             out_height=self.out_height
             + int((1024 * heights[out].clip(max=TELLING)).astype(int).sum()),
             skips=self.skips + int(rows[:, _AT["skipped"]].sum()),
+            left_out=self.left_out + int(rows[out, _AT["guarded"]].sum()),
         )
         if not len(out):
             return made if self.back else replace(made, next_step=int(steps[0]))

@@ -58,6 +58,7 @@ class SpikeOctave:
     grown: int = 0  # with which gradients or updates grew
     idle_steps: int = 0  # of those with which neither did, though recorded
     sure: int = 0  # that chance does not make
+    left_out: int = 0  # of which a guard left out every step
     first: LossRise | None = None
     last: tuple[LossRise, ...] = ()
 
@@ -66,7 +67,8 @@ class SpikeOctave:
         """A single spike as an octave of its own."""
         kept = replace(rise, past=NO_ROWS, first=NO_ROWS)
         idle = rise.steps * (rise.grew is False)
-        return cls(1, rise.steps, int(rise.grew is True), idle, int(rise.is_sure), kept, (kept,))
+        grown, left_out = int(rise.grew is True), int(rise.left_out == rise.out)
+        return cls(1, rise.steps, grown, idle, int(rise.is_sure), left_out, kept, (kept,))
 
     def __add__(self, other: SpikeOctave) -> SpikeOctave:
         if not self.count or not other.count:
@@ -78,6 +80,7 @@ class SpikeOctave:
             self.grown + other.grown,
             self.idle_steps + other.idle_steps,
             self.sure + other.sure,
+            self.left_out + other.left_out,
             min(firsts, key=lambda rise: rise.first_step, default=None),
             tuple(sorted((*self.last, *other.last), key=lambda rise: rise.last_position)[-_KEPT:]),
         )
@@ -248,6 +251,7 @@ class LossSpikes:
         columns = block.columns
         position = np.arange(block.start, block.start + len(block))
         told = {**columns, "step": block.step, "skipped": block.skipped, "position": position}
+        told["guarded"] = block.guarded
         rows = np.empty((len(block), len(COLUMNS)))
         for at, name in enumerate(COLUMNS):
             rows[:, at] = told[name]

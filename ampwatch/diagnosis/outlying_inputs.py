@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis import policy
-from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.column_arrays import Floats, Mask
 from ampwatch.diagnosis.learning_rate import RateRows
 from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.times import Times
@@ -49,32 +49,43 @@ class OutlyingInputs:
     times: Times = field(default_factory=Times)
     first: OutlyingInput | None = None
     crowded: int = 0  # of them, how many came close upon two others
+    left_out: int = 0  # of them, how many a guard left out
     last_two: tuple[int, ...] = ()  # positions
+    unjudged: tuple[bool, ...] = ()  # of the rows that are judged next: whether a guard left it out
 
     @property
     def are_crowded(self) -> bool:
         """Whether outlying inputs come in swarms: then they are no single batches."""
         return 2 * self.crowded >= self.times.count > 0
 
-    def fold(self, before: RateRows, rows: RateRows, start: int) -> OutlyingInputs:
+    @property
+    def are_left_out(self) -> bool:
+        """Whether a guard left out every one of them."""
+        return self.left_out == self.times.count
+
+    def fold(self, before: RateRows, rows: RateRows, start: int, guarded: Mask) -> OutlyingInputs:
         """The history with one more block; `before` are the rows before the block.
 
         A batch is judged when the rows after it have shown whether it was isolated, so the last
-        few rows of a block are judged with the next one.
+        few rows of a block are judged with the next one. `guarded` marks the rows that a guard left
+        out.
         """
         recent, history = before.part(-_WINDOW - _AFTER), self
         both = RateRows(np.concatenate([recent.values, rows.values]))
+        marks = (*self.unjudged, *guarded.tolist())
         for at, outlier in _outliers(both, max(0, len(recent) - _AFTER)):
-            history = history._with(outlier, start + at - len(recent))
-        return history
+            is_left_out = marks[at - len(both)]
+            history = history._with(outlier, start + at - len(recent), left_out=is_left_out)
+        return replace(history, unjudged=marks[-_AFTER:])
 
-    def _with(self, outlier: OutlyingInput, position: int) -> OutlyingInputs:
+    def _with(self, outlier: OutlyingInput, position: int, *, left_out: bool) -> OutlyingInputs:
         third = len(self.last_two) == 2 and position - self.last_two[0] < APART_STEPS
         return replace(
             self,
             times=self.times.and_at(outlier.step, position),
             first=self.first or outlier,
             crowded=self.crowded + third,
+            left_out=self.left_out + left_out,
             last_two=(*self.last_two, position)[-2:],
         )
 

@@ -64,6 +64,7 @@ class StepGuard:
         self._rate = RateActions(self)
         self._on_stop: Callable[[], object] | None = None
         self._is_ended = self._has_said_failure = self._has_said_wait = False
+        self._has_said_late_loss = False
         self._ends: dict[int, Handle] = {}
         self._begin = hook_step_begin(partial(any_step_begins, weakref.ref(self)))
         weakref.finalize(self, self._begin.leave)
@@ -158,6 +159,8 @@ class StepGuard:
         record = self.loop.current.record
         if norms is None or norms.unseen or record is None or view.number in self._unfit:
             return
+        if record.logged_loss_is_late:
+            self._say_late_loss()
         scaler = self.loop.current.scaler() if self.loop.current.enabled else None
         part = self._part(optimizer, view, turn, norms, record)
         if part.pack.pending is None:
@@ -206,6 +209,14 @@ class StepGuard:
             told = "Before each step the guard waits for one copy from the device; a fused "
             told += "optimizer without a scaler, alone, without on_action and stop, needs no wait."
             self._event({"decided": "nothing", "why": "wait", "told": told})
+
+    def _say_late_loss(self) -> None:
+        if not self._has_said_late_loss:
+            self._has_said_late_loss = True
+            told = "The loss is logged after its step, so that no step is judged by it: call "
+            told += "watch.log(loss=...) before optimizer.step()."
+            self._event({"decided": "nothing", "why": "late-loss", "told": told})
+            _log.warning("%s", told)
 
     def _needs_no_word(self) -> bool:
         """Whether a step may be left out before the host, the user or other ranks know of it."""

@@ -139,9 +139,12 @@ def rate_of(optimizer: Any, view: OptimizerView, turn: Turn, usual: UsualSteps) 
 
 
 def own_places(record: StepRecord, turn: Turn) -> dict[str, Sequence[int]]:
-    """Where this rank's losses and largest inputs stand in the step's pack."""
+    """Where this rank's losses and largest inputs stand in the step's pack.
+
+    A loss that was logged late is the step before's: a good step would be left out for a bad one.
+    """
     losses = [loss.at for loss in turn.losses if loss.pack is record.pack]
-    if record.logged_loss_at is not None:
+    if record.logged_loss_at is not None and not record.logged_loss_is_late:
         losses = [record.logged_loss_at]
     return {"loss": losses, "largest_input": record.input_at}
 

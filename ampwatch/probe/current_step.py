@@ -213,7 +213,8 @@ class CurrentStep:
         A loss that comes between a step's end and the next forward pass is the ended step's.
         """
         forwards = self.forwards
-        if may_be_late and "loss" in values and forwards.seen_before and not forwards.count:
+        is_late = may_be_late and forwards.seen_before and not forwards.count
+        if is_late and "loss" in values:
             self._warn(
                 "",
                 "log(loss=...) came after its step had ended, and counts for the next one: call it "
@@ -226,7 +227,7 @@ class CurrentStep:
                 kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
                 self._warn(name, f"log({name}=...) is no number ({kind}) and is not recorded.")
             elif name == "loss":
-                record.logged_loss_at = at
+                record.logged_loss_at, record.logged_loss_is_late = at, is_late
             else:
                 record.scalars = (*record.scalars, (name, at))
 

@@ -185,6 +185,7 @@ class StepRecord:
     local: LocalCapture | None = None  # only where several ranks join their gradients
     scalars: Sequence[tuple[str, int]] = ()  # the user's own
     logged_loss_at: int | None = None
+    logged_loss_is_late = False  # told after its own step: it is the step before's
 
     def __init__(self, step: int, pack: Pack) -> None:
         self.step = step

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hand_built import HandBuiltRun, event_table, step_table
 
 from ampwatch.diagnosis import diagnose
+from ampwatch.diagnosis.engine import Engine
 
 STEPS = 400
 
@@ -106,3 +108,50 @@ def test_a_guard_that_only_began_is_no_finding():
 @pytest.mark.parametrize("detail", [{}, {"done": 1, "action": []}, {"let_pass": "x", "why": {}}])
 def test_a_detail_may_be_anything(detail):
     diagnose(guarded([(5, "guard", detail), capped(6, "many"), capped(7, -3)]))
+
+
+def with_bad_batches(bad, *, inputs=False, left_out=None, norm=50.0):
+    """Batches whose loss, or also whose input, is far above those before; a guard saw them."""
+    chance = np.random.default_rng(0)
+    factors = 1.0 + 0.02 * chance.standard_normal(STEPS)
+    run = guarded(map(left, bad if left_out is None else left_out), bad=set(bad), norm=norm)
+    run.steps = step_table(
+        **{name: run.steps[name].to_pylist() for name in run.steps.schema.names if name != "loss"}
+        | {
+            "loss": [2.0 * f * (100.0 if s in bad else 1.0) for s, f in enumerate(factors)],
+            "input_amax": [300.0 if inputs and s in bad else 3.0 for s in range(STEPS)],
+        }
+    )
+    return run
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+def test_of_bad_batches_that_the_guard_left_out_nothing_is_left_to_clip(inputs):
+    found = findings(with_bad_batches([100, 200, 300], inputs=inputs))["AMP206"]
+    assert found.severity.value == "info"
+    assert found.summary == "3 batches stood out from those before."
+    assert found.action.startswith("Left out by the guard")
+
+
+@pytest.mark.parametrize(
+    ("bad", "of"),
+    [
+        ([100, 200, 300], {"inputs": False}),
+        ([100, 200], {"inputs": True, "norm": 1.0}),  # of which the loss alone would not warn
+    ],
+)
+@pytest.mark.parametrize("is_one_left_out", [True, False])
+def test_one_that_was_taken_is_to_be_clipped_as_without_a_guard(bad, of, is_one_left_out):
+    left_out = bad[:is_one_left_out]
+    found = findings(with_bad_batches(bad, left_out=left_out, **of))["AMP206"]
+    assert found.severity.value == "warning"
+    assert "Clip or filter the input" in found.action
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+def test_what_a_guard_left_out_is_known_in_whatever_portions_the_rows_came(inputs):
+    run = with_bad_batches([100, 200, 300], inputs=inputs)
+    told = [
+        Engine(block_rows=rows, settled_rows=8).feed(run).look().findings for rows in (3, 7, 5000)
+    ]
+    assert told[0] == told[1] == told[2]

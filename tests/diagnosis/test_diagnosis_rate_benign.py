@@ -68,6 +68,14 @@ def test_signed_losses_around_zero_keep_their_rate(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_loss_that_is_zero_for_most_batches_keeps_its_rate(seed):
+    margin = falling(900, 1.0, -0.3) + 0.3 * np.random.default_rng(seed).standard_normal(900)
+    assert action(course(np.maximum(margin, 0.0), seed=seed, ratio=0.02)) == "keep"
+    later = np.concatenate([falling(100, 1.0, 0.0), np.maximum(margin[:-901:-1], 0.0) / 4])
+    assert action(course(later, seed=seed, ratio=0.02)) == "keep"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_one_half_of_an_adversarial_pair_may_rise(seed):
     rising = np.linspace(0.7, 4.0, 800)
     setup = Setup(several_optimizers=True)

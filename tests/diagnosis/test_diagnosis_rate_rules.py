@@ -96,6 +96,21 @@ def test_no_rate_is_kept_beside_a_collapse_that_it_may_have_brought_about():
     assert 2700 < advice.restart_from_step < 2900
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("least", [0.0, 1e-6])
+def test_a_batch_of_which_nothing_is_left_of_the_loss_hides_no_divergence(seed, least):
+    """As a bilinear net at sixteen times its limit: too noisy to be told by its recent past."""
+    level = np.concatenate(
+        [np.geomspace(1.9, 0.4, 10), np.geomspace(0.4, 3.3, 50), np.full(70, 3.3)]
+    )
+    loss = level * np.exp(np.random.default_rng(seed).standard_normal(130))
+    loss[0], loss[[9, 30, 100, 120]] = 1.9, least
+    rows = course(loss, seed=seed, ratio=np.geomspace(0.35, 0.03, 130))
+    diagnosis = diagnose(run_of(rows_with(rows, param_norm=np.linspace(5, 80, 130))))
+    assert diagnosis.headline.code == "AMP301"
+    assert diagnosis.learning_rate.action.value == "lower"
+
+
 def test_a_run_that_still_learns_a_little_is_warned_of_its_rate():
     ratio, grown = np.where(np.arange(160) < 5, 0.5, 0.01), np.geomspace(10, 50, 160)
     rows = course(falling(160, 2.3, 1.5, speed=2), noise=0.03, ratio=ratio)

@@ -77,3 +77,18 @@ def test_a_loss_that_nobody_tells_is_no_sign_and_breaks_nothing(tmp_path):
     folder = watch.run_folder
     watch.close()
     assert [one["decided"] for _, one in guard_events(ampwatch.open_run(folder))] == ["begin"]
+
+
+def test_a_loss_logged_after_its_step_is_no_sign_and_the_guard_says_what_to_do(tmp_path, recwarn):
+    guarded = Classes("labels").attach(tmp_path, dry_run=False)
+    watch, guarded.watch = guarded.watch, None
+    for step in range(140):
+        guarded.steps(1, bad={0} if step in BAD else ())
+        watch.log(loss=2.0 if step not in BAD else 200.0)
+    assert same(guarded.state(), Classes("labels").steps(140, BAD).state())
+    folder = watch.run_folder
+    watch.close()
+    begun, late = [one for _, one in guard_events(ampwatch.open_run(folder))]
+    assert (begun["decided"], late["why"]) == ("begin", "late-loss")
+    assert "before optimizer.step()" in late["told"]
+    assert "before optimizer.step()" in str(recwarn.pop().message)

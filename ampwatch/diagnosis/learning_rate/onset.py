@@ -157,7 +157,7 @@ def _beyond_weights(rows: RateRows) -> Iterator[tuple[int, OnsetSign]]:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """The first losses, all positive, with which an onset compares later ones."""
+    """The first losses, none negative, with which an onset compares later ones."""
 
     at: Integers  # rows
     smooth: Floats
@@ -178,11 +178,20 @@ class _Start:
         return median(self.everything[-constants.FINAL_STEPS :])
 
 
+def has_a_first(loss: Floats) -> bool:
+    """Whether an onset may be told by the first loss: multiples of it mean something.
+
+    They mean nothing of losses that may be negative. A loss of exactly zero is a positive one: that
+    of a batch of which the network is so sure that nothing is left in its format.
+    """
+    return bool(len(loss) and loss[0] > 0 and loss.min() >= 0)
+
+
 @lru_cache(maxsize=4)  # from look to look the first rows are the same
 def _start(rows: RateRows) -> _Start | None:
     everything = known_of(rows.of("loss"))
     at = np.flatnonzero(np.isfinite(rows.part(0, constants.SCRATCH_STEPS).of("loss")))
-    if len(at) < constants.POINT_STEPS // 2 or float(everything.min()) <= 0:
+    if len(at) < constants.POINT_STEPS // 2 or not has_a_first(everything):
         return None
     wide = constants.ROBUST_DEVIATIONS * MEDIAN_NOISE * calmest_noise(everything)
     return _Start(at, trailing_medians(everything[: len(at)]), everything, wide)

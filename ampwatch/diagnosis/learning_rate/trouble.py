@@ -13,7 +13,7 @@ from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds, estimate
 from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians, upper_edge
-from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign, find_onset
+from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign, find_onset, has_a_first
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.rows import LR_LEAP
@@ -84,9 +84,9 @@ class Trouble:
 
     @cached_property
     def first_loss(self) -> float | None:
-        """The first loss of the run; None if it is unknown or not all losses are positive."""
+        """The first loss of the run; None if it is unknown or losses may be negative."""
         known = known_of(self.state.head.of("loss"))
-        return float(known[0]) if len(known) and float(known.min()) > 0 else None
+        return float(known[0]) if has_a_first(known) else None
 
     @cached_property
     def estimate(self) -> Estimate | None:

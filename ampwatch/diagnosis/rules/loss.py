@@ -47,6 +47,11 @@ LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.008, 3, 2, policy.ESTABLIS
 # are this many.
 _EACH_SHARE, _DATA_SHARE, _DATA_SPIKES = 1 / 15, 1 / 10, 16
 
+_LEFT_OUT = (
+    "Left out by the guard, so no weight moved: look where such a batch comes from (outliers, a "
+    "corrupt file, a missing normalisation)."
+)
+
 
 @rule(
     "AMP206",
@@ -59,7 +64,8 @@ _EACH_SHARE, _DATA_SHARE, _DATA_SPIKES = 1 / 15, 1 / 10, 16
         f"{INPUT_TIMES:.0f} times its recent median, after an ordinary update. Or steps "
         f"whose loss jumps {TELLING:.0f} deviations or more above its recent band and is "
         f"back at the next step, and which stand out from the noise: a warning from {LEAPS} "
-        f"on, from {GROWN_LEAPS} if gradients or updates jumped with them.",
+        f"on, from {GROWN_LEAPS} if gradients or updates jumped with them. Information if "
+        "a guard (AMP904) left them all out.",
         not_to_confuse="AMP102, an overflow just after the scale grew; AMP301, where updates "
         f"grow first; AMP303, which is about the recovery. Several in {APART_STEPS} steps "
         "are AMP105 or AMP203.",
@@ -78,11 +84,13 @@ def bad_batch(case: Case) -> Iterator[Seen]:
     if leaps is not None and (first is None or leaps.severity is Severity.WARNING):
         yield leaps
     elif first is not None:
+        harmless = inputs.are_crowded or inputs.are_left_out
+        what = ", several close together" if inputs.are_crowded else ""
         yield Seen(
-            severity=Severity.INFO if inputs.are_crowded else Severity.WARNING,
+            severity=Severity.INFO if harmless else Severity.WARNING,
             at=inputs.times,
-            summary=f"{_batches(inputs.times.count)} stood out from those before"
-            + (", several close together." if inputs.are_crowded else "."),
+            summary=f"{_batches(inputs.times.count)} stood out from those before{what}.",
+            action=_LEFT_OUT if inputs.are_left_out else None,
             cause=f"At step {first.step} the largest input was {first.value:,.4g}, "
             f"{first.times:,.0f} times its recent median, after an ordinary update.",
             evidence=(
@@ -99,14 +107,16 @@ def _leaps(case: Case) -> Seen | None:
         return None
     # A batch that leaves gradients and updates as they were is hard, but does no harm.
     repeated = leaps.count >= (GROWN_LEAPS if grown else LEAPS)
-    repeated &= 2 * leaps.idle_steps <= leaps.count
+    are_left_out = leaps.left_out == leaps.count
+    repeated &= 2 * leaps.idle_steps <= leaps.count and not are_left_out
     also = ", and gradients or updates rose with it" if first.grew else ""
     return Seen(
         severity=Severity.WARNING if repeated else Severity.INFO,
         first_step=first.first_step,
         last_step=leaps.last[-1].last_step,
         summary=f"{_batches(leaps.count)} stood out from those before"
-        + ("." if repeated else ", and the run recovered."),
+        + ("." if repeated or are_left_out else ", and the run recovered."),
+        action=_LEFT_OUT if are_left_out else None,
         cause=f"At step {first.first_step} the loss was {first.peak:,.4g}, after "
         f"{first.level:,.4g}: {first.height:,.0f} deviations above its recent band{also}; at "
         "the next step it was back.",
