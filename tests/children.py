@@ -173,8 +173,8 @@ class Child:
 
 def _stream(place: int, wanted: int | None) -> tuple[int, IO[str] | None]:
     """The child's end of a standard stream, and ours."""
-    if wanted is None:
-        return os.dup(place), None
+    if wanted is None or wanted >= 0:
+        return os.dup(place if wanted is None else wanted), None
     if wanted == subprocess.DEVNULL:
         return os.open(os.devnull, os.O_RDWR), None
     assert wanted == PIPE

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
+import children
 import pytest
 from pyarrow import parquet
 from written_runs import more, write_run
@@ -256,14 +256,12 @@ def test_ctrl_c_keeps_what_was_judged(tmp_path):
     place = str(tmp_path / "place")
     publish(tmp_path / "runs", place)
     command = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from ampwatch.fleet import judging, judging_worker; judging._STORED_RUNS = 1;"
+        "import sys; from ampwatch.fleet import judging, judging_worker; judging._STORED_RUNS = 1;"
         "judging_worker._RUNS = 2; from ampwatch import cli; cli.main(sys.argv[1:])"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", command, "fleet", place, "--workers", "2"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    child = children.start(
+        "-c", command, "fleet", place, "--workers", "2",
+        stdout=PIPE, stderr=STDOUT, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     deadline = time.monotonic() + 100
     while not read_verdicts(place) and time.monotonic() < deadline:

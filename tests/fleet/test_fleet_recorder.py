@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import deltalake
 import pyarrow as pa
 import pytest
@@ -68,9 +68,9 @@ def test_a_recorder_receives_while_the_place_is_away_and_publishes_when_it_is_ba
     relay.cut()
     environment = {**os.environ, **s3_server.environment(relay.port), "PYTHONPATH": str(ROOT)}
     words = ["record", "--bind", f"ipc://{tmp_path}/feed", "--dir", str(tmp_path / "filed")]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ampwatch", *words, "--publish", s3_place],
-        stderr=subprocess.PIPE, text=True, env=environment,
+    child = children.start(
+        "-m", "ampwatch", *words, "--publish", s3_place,
+        stderr=PIPE, env=children.forking(environment),
     )  # fmt: skip
     assert child.stderr is not None
     try:
