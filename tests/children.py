@@ -75,6 +75,11 @@ def forking(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "AMPWATCH_FORKED_PYTHON": str(_nursery().python)} if CAN_FORK else dict(env)
 
 
+def python() -> str:
+    """What starts a Python as a fork, for a test that starts by `sys.executable` itself."""
+    return str(_nursery().python) if CAN_FORK else sys.executable
+
+
 class Child:
     """A forked process, to be used like a `subprocess.Popen` with text streams."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import children
+import eager_publisher
 import numpy as np
 import psutil
 import pytest
@@ -49,7 +50,7 @@ def recorder(
     with Path(f"{folder}.said").open("w") as said:
         told = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
         child = children.start(
-            "-m", "ampwatch", *words, stdout=said.fileno(), stderr=said.fileno(),
+            eager_publisher.__file__, *words, stdout=said.fileno(), stderr=said.fileno(),
             env=told if fresh else children.forking(told), fresh=fresh,
         )  # fmt: skip
     try:
