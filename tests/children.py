@@ -75,9 +75,9 @@ def forking(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "AMPWATCH_FORKED_PYTHON": str(_nursery().python)} if CAN_FORK else dict(env)
 
 
-def python(env: Mapping[str, str]) -> str:
-    """What a shell, or a test itself, starts as Python in this environment, forked or fresh."""
-    return env.get("AMPWATCH_FORKED_PYTHON", sys.executable)
+def python(env: Mapping[str, str] | None = None) -> str:
+    """What a shell, or a test itself, starts as Python: forked, or as this environment has it."""
+    return (forking({}) if env is None else env).get("AMPWATCH_FORKED_PYTHON", sys.executable)
 
 
 class Child:
@@ -178,8 +178,8 @@ class Child:
 
 def _stream(place: int, wanted: int | None) -> tuple[int, IO[str] | None]:
     """The child's end of a standard stream, and ours."""
-    if wanted is None:
-        return os.dup(place), None
+    if wanted is None or wanted >= 0:
+        return os.dup(place if wanted is None else wanted), None
     if wanted == subprocess.DEVNULL:
         return os.open(os.devnull, os.O_RDWR), None
     assert wanted == PIPE

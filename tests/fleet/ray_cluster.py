@@ -45,20 +45,15 @@ class Node:
         for process in [*self.processes(), psutil.Process(self.child.pid)]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        self.child.wait(WAIT_S)
+        self.child.communicate(timeout=WAIT_S)
 
 
 @dataclass
 class Cluster:
     address: str  # of the cluster itself
     client: str  # ray://...
-    nodes: list[Node]
-
-    def add_node(self) -> Node:
-        node = _started("--address", self.address)
-        self.nodes.append(node)
-        _wait_until(lambda: len(_alive(self.address)) == len(self.nodes))
-        return node
+    head: Node
+    second: Node
 
 
 @contextlib.contextmanager
@@ -67,14 +62,16 @@ def cluster() -> Iterator[Cluster]:
     folder = tempfile.mkdtemp(prefix="ray-")  # short: its sockets' paths have a limit
     port, client = free_port(), free_port()
     head = ["--head", "--port", str(port), "--ray-client-server-port", str(client),
-            "--include-dashboard", "false", "--temp-dir", folder]  # fmt: skip
-    made = Cluster(f"127.0.0.1:{port}", f"ray://127.0.0.1:{client}", [_started(*head)])
+            "--include-dashboard", "false", "--no-monitor", "--temp-dir", folder]  # fmt: skip
+    nodes = []
     try:
-        _wait_until(lambda: _answers(client))
-        made.add_node()
-        yield made
+        for arguments in (head, ["--address", f"127.0.0.1:{port}"]):
+            nodes.append(_started(*arguments))
+            _wait_until_it_takes_part(nodes[-1])
+        _wait_until_it_answers(client)
+        yield Cluster(f"127.0.0.1:{port}", f"ray://127.0.0.1:{client}", *nodes)
     finally:
-        for node in reversed(made.nodes):
+        for node in reversed(nodes):
             with contextlib.suppress(psutil.Error):
                 node.kill()
         shutil.rmtree(folder, ignore_errors=True)
@@ -97,41 +94,35 @@ def _started(*arguments: str) -> Node:
         "--node-ip-address", "127.0.0.1", "--object-store-memory", str(100 << 20),
         # Ports that are free, for another cluster may be at work beside this one.
         "--min-worker-port", "0", "--max-worker-port", "0",
-        "--dashboard-agent-listen-port", str(free_port()), "--disable-usage-stats", *arguments,
+        "--dashboard-agent-listen-port", str(free_port()), "--disable-usage-stats",
+        "--include-log-monitor", "false",  # a process that would send logs to nobody
+        *arguments,
     ]  # fmt: skip
     return Node(
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     )
 
 
-def _alive(address: str) -> list[str]:
-    """The nodes that the head knows of, asked by a process of its own."""
-    asked = (
-        "import ray, sys; ray.init(address=sys.argv[1], logging_level='ERROR', "
-        "log_to_driver=False); print(*[n['NodeID'] for n in ray.nodes() if n['Alive']])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", asked, address],
-        capture_output=True, text=True, timeout=WAIT_S, check=False,
-    )  # fmt: skip
-    return done.stdout.split()
+def _wait_until_it_takes_part(node: Node) -> None:
+    """Ray says so once the head knows of the node."""
+    said = []
+    for line in node.child.stdout:
+        said.append(line)
+        if "Ray runtime started" in line:
+            return
+    raise AssertionError(f"a node did not start: {''.join(said)}")
+
+
+def _wait_until_it_answers(port: int) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        assert time.monotonic() < deadline, "the server of ray:// does not answer"
+        time.sleep(0.1)
 
 
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
-
-
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
-        return True
-    return False
-
-
-def _wait_until(is_so) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the cluster did not start")
-        time.sleep(0.1)

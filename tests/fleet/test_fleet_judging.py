@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
+import children
 import pytest
 from pyarrow import parquet
+from stuck_run import StuckRun
 from written_runs import more, write_run
 
 import ampwatch
@@ -54,9 +55,17 @@ def report_of(path, capsys):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow_starts)])
-def test_it_says_of_each_run_what_its_report_says(place, folder, capsys, workers, monkeypatch):
+def test_it_says_of_each_run_what_its_report_says(place, folder, capsys):
+    assert_said_as_reported(place, folder, capsys, workers=1)
+
+
+@pytest.mark.slow_starts
+def test_processes_say_of_each_run_what_its_report_says(s3_place, folder, capsys, monkeypatch):
     monkeypatch.setattr(judging_worker, "_LEAST_RUNS", 1)
+    assert_said_as_reported(s3_place, folder, capsys, workers=2)
+
+
+def assert_said_as_reported(place, folder, capsys, workers):
     publish(folder, place)
     found = said(capsys, place, "--workers", workers)
     assert [run["name"] for run in found["runs"]] == [f"run-{number}" for number in range(6)]
@@ -250,20 +259,18 @@ def test_two_who_judge_at_once_store_each_run_once(place, folder):
 
 
 @pytest.mark.slow_kills
-def test_ctrl_c_keeps_what_was_judged(tmp_path):
-    for number in range(60):
-        write_run(tmp_path / "runs", f"run-{number:02}", accepted=3000)
+def test_ctrl_c_keeps_what_was_judged(tmp_path, folder):
     place = str(tmp_path / "place")
-    publish(tmp_path / "runs", place)
+    publish(folder, place)
+    stuck = StuckRun(write_run(tmp_path / "runs", "stuck"), place)
     command = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from ampwatch.fleet import judging, judging_worker; judging._STORED_RUNS = 1;"
-        "judging_worker._RUNS = 2; from ampwatch import cli; cli.main(sys.argv[1:])"
+        "import sys; from ampwatch.fleet import judging, judging_worker; judging._STORED_RUNS = 1;"
+        "judging_worker._RUNS = judging_worker._LEAST_RUNS = 1; from ampwatch import cli;"
+        "cli.main(sys.argv[1:])"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", command, "fleet", place, "--workers", "2"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    child = children.start(
+        "-c", command, "fleet", place, "--workers", "2",
+        stdout=PIPE, stderr=STDOUT, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     deadline = time.monotonic() + 100
     while not read_verdicts(place) and time.monotonic() < deadline:
@@ -274,5 +281,6 @@ def test_ctrl_c_keeps_what_was_judged(tmp_path):
     assert child.returncode == 130
     assert "Traceback" not in shown
     kept = len(read_verdicts(place))
-    assert f"Stopped when {kept} of 60 runs were judged; the same command goes on." in shown
-    assert judge_place(place, choice_of(), LocalWorkers(1)).judged == 60 - kept
+    assert f"Stopped when {kept} of 7 runs were judged; the same command goes on." in shown
+    stuck.come_loose()
+    assert judge_place(place, choice_of(), LocalWorkers(1)).judged == 7 - kept

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import children
+import eager_publisher
 import numpy as np
 import psutil
 import pytest
@@ -40,14 +41,17 @@ def until(condition) -> None:
 
 
 @contextlib.contextmanager
-def recorder(folder: Path, place: str, environment: dict[str, str]) -> Iterator[subprocess.Popen]:
+def recorder(
+    folder: Path, place: str, environment: dict[str, str], *, fresh: bool = False
+) -> Iterator[children.Running]:
     """A node's recorder, which publishes to the place; what it says is in FOLDER.said."""
     endpoint = f"ipc://{folder}.feed"
     words = ["record", "--bind", endpoint, "--dir", str(folder), "--publish", place]
     with Path(f"{folder}.said").open("w") as said:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "ampwatch", *words], stdout=said, stderr=said,
-            env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+        told = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
+        child = children.start(
+            eager_publisher.__file__, *words, stdout=said.fileno(), stderr=said.fileno(),
+            env=told if fresh else children.forking(told), fresh=fresh,
         )  # fmt: skip
     try:
         until(lambda: "Recording from" in Path(f"{folder}.said").read_text() or child.poll())
@@ -123,7 +127,7 @@ def test_recorders_of_several_nodes_publish_all_ranks_of_one_run(s3, s3_place, t
     assert to_json(ampwatch.diagnose(run)) == to_json(ampwatch.diagnose(own))
 
 
-def commands_of(child: subprocess.Popen) -> str:
+def commands_of(child: children.Running) -> str:
     family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
     return "\n".join(" ".join(one.cmdline()) for one in family)
 
@@ -147,8 +151,8 @@ def test_a_recorder_that_publishes_writes_its_credentials_nowhere(s3, s3_place, 
     told = s3_server.environment(s3.port) | loud
     well, failing = tmp_path / "well", tmp_path / "failing"
     with (
-        recorder(well, s3_place, told) as first,
-        recorder(failing, "s3://nobodys-bucket/runs", told) as second,
+        recorder(well, s3_place, told, fresh=True) as first,
+        recorder(failing, "s3://nobodys-bucket/runs", told, fresh=True) as second,
     ):
         train(tmp_path, [f"ipc://{well}.feed"])
         train(tmp_path / "again", [f"ipc://{failing}.feed"])
@@ -165,19 +169,30 @@ def test_a_recorder_that_publishes_writes_its_credentials_nowhere(s3, s3_place, 
     assert not [data for data in (*written, *stored) if SECRET.encode() in data]
 
 
-@pytest.mark.parametrize(
-    ("place", "environment"),
-    [
-        (f"s3://me:{SECRET}@team/runs", {}),
-        (f"s3://team/runs?secret_access_key={SECRET}", {}),
-        ("s3://team/runs", {"AWS_ENDPOINT_URL": f"http://me:{SECRET}@127.0.0.1:9"}),
-        ("az://team/runs", {"AZURE_STORAGE_ENDPOINT": f"https://127.0.0.1:9?sig={SECRET}"}),
-    ],
-)
-def test_credentials_in_an_address_are_refused_and_not_repeated(place, environment, tmp_path):
-    environment |= {"RUST_LOG": "trace"}
-    with recorder(tmp_path / "node", place, environment) as child:
-        assert child.wait(PATIENCE_S) == 2
-    said = Path(f"{tmp_path / 'node'}.said").read_text()
-    assert "was given with credentials in it" in " ".join(said.split())
-    assert SECRET not in said
+WITH_CREDENTIALS = [
+    (f"s3://me:{SECRET}@team/runs", {}),
+    (f"s3://team/runs?secret_access_key={SECRET}", {}),
+    ("s3://team/runs", {"AWS_ENDPOINT_URL": f"http://me:{SECRET}@127.0.0.1:9"}),
+    ("az://team/runs", {"AZURE_STORAGE_ENDPOINT": f"https://127.0.0.1:9?sig={SECRET}"}),
+]
+REFUSED = """
+import json, os, sys
+from ampwatch import cli
+for place, environment in json.loads(sys.argv[1]):
+    os.environ.update(environment)
+    words = ["--bind", "ipc://node.feed", "--dir", "node", "--publish", place]
+    print(cli.run(["record", *words]))
+    for name in environment:
+        del os.environ[name]
+"""
+
+
+def test_credentials_in_an_address_are_refused_and_not_repeated(tmp_path):
+    told = {**os.environ, "PYTHONPATH": str(ROOT), "RUST_LOG": "trace"}
+    done = children.run(
+        "-c", REFUSED, json.dumps(WITH_CREDENTIALS), env=told, cwd=tmp_path, fresh=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == 4 * ["2"]
+    assert " ".join(done.stderr.split()).count("was given with credentials in it") == 4
+    assert SECRET not in done.stdout + done.stderr

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-import subprocess
-import sys
 import time
+from subprocess import PIPE
 
+import children
 import pytest
 
 pytest.importorskip("ray", reason="no Ray here: pip install 'ampwatch[fleet-ray]'")
 
+import fleet_page
 import ray_cluster
 from written_runs import write_run
 
@@ -50,8 +52,8 @@ def expected(folder):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _home(tmp_path_factory):
-    """Ray keeps its secret in the user's home, or here."""
+def _home(tmp_path_factory, s3):
+    """Ray keeps its secret in the user's home, or here; the nodes reach the bucket as this does."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ray_cluster.environment(tmp_path_factory.mktemp("home")).items():
             patch.setenv(name, value)
@@ -72,17 +74,21 @@ def told(found):
     }
 
 
-def judged_on(address, place, runs_a_share=4):
-    """What the command says, in a process of its own, which a cluster's loss cannot harm."""
+def started(script, *arguments, **environment):
+    """A process of its own, which a cluster's loss cannot harm."""
+    told = {**os.environ, **environment}
+    return children.start("-c", script, *arguments, env=told, stdout=PIPE, stderr=PIPE)
+
+
+def judged_on(address, place, *options, before="", **environment):
+    """What the command says, where a share is of four runs."""
     script = (
-        "import sys; from ampwatch.fleet import judging_worker as s; s._RUNS = s._LEAST_RUNS = "
-        f"{runs_a_share}; from ampwatch import cli; cli.main(sys.argv[1:])"
+        f"import sys; {before}from ampwatch.fleet import judging_worker as s; s._RUNS = "
+        "s._LEAST_RUNS = 4; from ampwatch import cli; cli.main(sys.argv[1:])"
     )
-    arguments = ["fleet", place, "--engine", "ray"] + (["--address", address] if address else [])
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    where = ["--address", address] if address else []
+    arguments = ["fleet", place, "--engine", "ray", *where, *options]
+    return started(script, *arguments, **environment)
 
 
 def assert_done(child, place, expected):
@@ -94,71 +100,73 @@ def assert_done(child, place, expected):
     assert told(found) == expected
 
 
-@pytest.mark.parametrize("how", ["address", "client"])
-def test_a_cluster_says_what_this_machine_says(cluster, place, expected, how):
-    assert_done(judged_on(getattr(cluster, how), place), place, expected)
+def assert_refused(child):
+    """It ends with a sentence."""
+    _, trouble = child.communicate(timeout=150)
+    assert child.returncode == 2
+    assert "Traceback" not in trouble
+    return " ".join(trouble.split())
+
+
+def test_a_cluster_says_what_this_machine_says(cluster, place, expected):
+    assert_done(judged_on(cluster.client, place), place, expected)
 
 
 def test_without_an_address_ray_works_on_this_machine(place, expected):
-    assert_done(judged_on(None, place), place, expected)
+    assert_done(judged_on(None, place, "--workers", "1"), place, expected)
 
 
-def test_a_worker_that_is_killed_is_replaced(cluster, place, expected):
-    child = judged_on(cluster.address, place)
-    wait_for_a_worker(cluster.nodes).kill()
-    assert_done(child, place, expected)
-
-
-def test_a_node_that_is_lost_is_done_without(cluster, place, expected):
-    third = cluster.add_node()
-    child = judged_on(cluster.address, place)
-    wait_for_a_worker([third])
-    third.kill()
-    assert_done(child, place, expected)
-
-
-def test_nodes_by_other_rules_are_refused(cluster, place, tmp_path):
+def test_nodes_by_other_rules_are_refused(cluster, place):
     """Two versions of ampwatch would judge differently."""
-    script = (
-        "import sys, ampwatch; ampwatch.__version__ = '99.0'; from ampwatch import cli; "
-        "cli.main(sys.argv[1:])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, "fleet", place, "--engine", "ray",
-         "--address", cluster.address],
-        capture_output=True, text=True, timeout=150, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    said = " ".join(done.stderr.split())
+    other = "import ampwatch; ampwatch.__version__ = '99.0'; "
+    said = assert_refused(judged_on(cluster.address, place, before=other))
     assert re.search(r"A worker judges by the rules \S+ and this machine by 99\.0\+", said)
     assert "install the same ampwatch on both" in said
-    assert "Traceback" not in said
 
 
 def test_a_cluster_that_is_not_there_is_said(place):
-    child = judged_on(f"ray://127.0.0.1:{ray_cluster.free_port()}", place)
-    _, trouble = child.communicate(timeout=150)
-    assert child.returncode == 2
-    assert "Ray's cluster at ray://127.0.0.1" in " ".join(trouble.split())
-    assert "cannot be used" in " ".join(trouble.split())
-    assert "Traceback" not in trouble
+    once = {
+        "RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "1",
+        "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "1",
+    }
+    address = f"ray://127.0.0.1:{ray_cluster.free_port()}"
+    said = assert_refused(judged_on(address, place, **once))
+    assert "Ray's cluster at ray://127.0.0.1" in said
+    assert "cannot be used" in said
 
 
-def wait_for_a_worker(nodes):
-    """The first process of these that is judging."""
+def test_who_does_not_know_the_secret_is_told(cluster, place):
+    wrong = {"RAY_AUTH_TOKEN": "0" * 64, "RAY_NUM_REDIS_GET_RETRIES": "1"}
+    assert "cannot be used" in assert_refused(judged_on(cluster.address, place, **wrong))
+
+
+def test_the_program_of_the_page_counts_what_a_run_skipped(cluster, tmp_path, s3_place):
+    places = [str(tmp_path / "place"), s3_place]
+    for number, place in enumerate(places):
+        runs = tmp_path / f"runs-{number}"
+        fleet_page.written(runs)
+        fleet_page.published_again(runs, place)
+    script = f"for PLACE in {places}:\n    exec({fleet_page.snippet('ray')!r})"
+    child = started(script, RAY_ADDRESS=cluster.address)
+    said, trouble = child.communicate(timeout=150)
+    assert child.returncode == 0, trouble
+    assert sorted(said.splitlines()) == sorted(2 * ["train-1204 8", "train-1205 0", "resumed 5"])
+
+
+def test_a_worker_and_a_node_that_are_lost_are_done_without(cluster, place, expected):
+    """The last of the cluster's tests: of its nodes the head is left."""
+    child = judged_on(cluster.address, place)
+    wait_for_a_worker(cluster.second)
+    cluster.second.kill()
+    wait_for_a_worker(cluster.head).kill()
+    assert_done(child, place, expected)
+
+
+def wait_for_a_worker(node):
+    """The process of this node that is judging."""
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
-        for node in nodes:
-            for worker in node.workers("judge_share"):
-                return worker
+        for worker in node.workers("judge_share"):
+            return worker
         time.sleep(0.01)
     raise TimeoutError("nobody judged")
-
-
-def test_who_does_not_know_the_secret_is_told(cluster, place, monkeypatch):
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
-    child = judged_on(cluster.address, place)
-    _, trouble = child.communicate(timeout=150)
-    assert child.returncode == 2
-    assert "cannot be used" in " ".join(trouble.split())
-    assert "Traceback" not in trouble

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import children
 import deltalake
 import numpy as np
 import pytest
@@ -179,8 +180,7 @@ def test_a_script_without_a_guard_is_run_once_though_workers_publish(runs, tmp_p
         "publishing._SHARE_RUNS = 15\n"
         f"print(len(publish({str(runs)!r}, {str(tmp_path / 'place')!r}, workers=2).published))\n"
     )
-    command = [sys.executable, script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    done = children.run(script, env=os.environ)
     said = done.stdout.split()
     assert said[0] == "run", done.stderr
     assert len(said) == 2

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import deltalake
+import eager_publisher
 import pyarrow as pa
 import pytest
 import s3_server
@@ -19,7 +21,7 @@ from written_runs import event_columns, fresh_id, more, step_columns, write_run
 
 import ampwatch
 from ampwatch import cli, codec, feed, open_run, store
-from ampwatch.fleet import Place, list_published, publish
+from ampwatch.fleet import Place, background_publisher, list_published, publish
 from ampwatch.fleet.background_publisher import BackgroundPublisher, PublisherOrders
 from ampwatch.fleet.background_publisher_child import BackgroundRounds
 from ampwatch.fleet.run_details import read_detail
@@ -68,9 +70,9 @@ def test_a_recorder_receives_while_the_place_is_away_and_publishes_when_it_is_ba
     relay.cut()
     environment = {**os.environ, **s3_server.environment(relay.port), "PYTHONPATH": str(ROOT)}
     words = ["record", "--bind", f"ipc://{tmp_path}/feed", "--dir", str(tmp_path / "filed")]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ampwatch", *words, "--publish", s3_place],
-        stderr=subprocess.PIPE, text=True, env=environment,
+    child = children.start(
+        eager_publisher.__file__, *words, "--publish", s3_place,
+        stderr=PIPE, env=children.forking(environment),
     )  # fmt: skip
     assert child.stderr is not None
     try:
@@ -95,7 +97,10 @@ def test_a_recorder_receives_while_the_place_is_away_and_publishes_when_it_is_ba
         assert open_run(f"{s3_place}#{name}").steps.num_rows == 50
 
 
-def test_a_publisher_that_is_killed_is_started_again_and_loses_nothing(tmp_path):
+def test_a_publisher_that_is_killed_is_started_again_and_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", children.python())
+    monkeypatch.setattr(background_publisher, "_PROGRAM", eager_publisher.PROGRAM)
+    monkeypatch.setattr(background_publisher, "_FIRST_PAUSE_S", 0.05)
     write_run(tmp_path / "runs", "early")
     place, said = str(tmp_path / "place"), []
     publisher = BackgroundPublisher(tmp_path / "runs", place, on_note=said.append)

@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from subprocess import PIPE
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where it is run as a program
+
+import children
 import pytest
 from store_samples import create_run, info
 
@@ -40,18 +44,13 @@ while True:
 
 def kill_once(run: Path, first_step: int, delay_s: float) -> int:
     """Write from `first_step` on until killed; return the first step not acknowledged."""
-    here = str(Path(__file__).parent)
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, here, str(run), str(first_step)], stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"ready\n"
+    here = Path(__file__).parent
+    child = children.start("-c", CHILD, here, run, first_step, env=os.environ, stdout=PIPE)
+    assert child.stdout.readline() == "ready\n"
     time.sleep(delay_s)
     child.kill()
-    printed = child.stdout.read()
-    child.stdout.close()
-    child.wait()
-    whole_lines = printed[: printed.rfind(b"\n") + 1].split()
+    printed, _ = child.communicate()
+    whole_lines = printed[: printed.rfind("\n") + 1].split()
     return int(whole_lines[-1]) if whole_lines else first_step
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
+import os
 from pathlib import Path
+from subprocess import PIPE
 
+import children
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,23 +91,20 @@ print(folder.name)
 
 @pytest.mark.slow_starts
 def test_processes_that_start_at_once_agree_on_the_folders(tmp_path: Path) -> None:
-    here = str(Path(__file__).parent)
+    here = Path(__file__).parent
     identities = [ID, OTHER_ID] * 4
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", CREATE, here, str(tmp_path), identity, str(rank)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+    creators = [
+        children.start(
+            "-c", CREATE, here, tmp_path, identity, rank, env=os.environ, stdin=PIPE, stdout=PIPE
         )
         for rank, identity in enumerate(identities)
     ]
-    for child in children:
-        assert child.stdout.readline() == "ready\n"
-    for child in children:
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    names = [child.communicate()[0].strip() for child in children]
+    for creator in creators:
+        assert creator.stdout.readline() == "ready\n"
+    for creator in creators:
+        creator.stdin.write("go\n")
+        creator.stdin.flush()
+    names = [creator.communicate()[0].strip() for creator in creators]
     by_identity = {identity: set() for identity in identities}
     for identity, name in zip(identities, names, strict=True):
         by_identity[identity].add(name)
