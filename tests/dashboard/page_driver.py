@@ -18,7 +18,9 @@ from streamlit.testing.v1 import app_test
 import ampwatch
 
 CHROMIUM = shutil.which("chromium")
+# One process draws all pages of a site, which has Streamlit's scripts compiled after the first.
 ARGUMENTS = [
+    "--process-per-site",
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
@@ -126,15 +128,42 @@ def browser() -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         one = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        stays = one.new_context().new_page()  # and with it the process that draws the site
+        stays.route("**/*", lambda route: route.fulfill(body=""))
+        stays.goto("http://localhost/")
         yield one
         one.close()
 
 
 @contextmanager
-def tab(one: Any, scheme: str = "light", size: tuple[int, int] = (1400, 1000)) -> Iterator[Tab]:
-    page = one.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
-    yield Tab(page)
-    page.close()
+def tab(
+    one: Any, scheme: str = "light", size: tuple[int, int] = (1400, 1000), *, stranger: bool = False
+) -> Iterator[Tab]:
+    """A new page; a stranger's is of a browser that has seen none before.
+
+    The others share what the browser has loaded and compiled, and no more: after each, what pages
+    have kept and were allowed is forgotten.
+    """
+    context = one.new_context() if stranger else one.contexts[0]
+    page = context.new_page()
+    try:
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.emulate_media(color_scheme=scheme)
+        yield Tab(page)
+    finally:
+        page.close()
+        _forget(context)
+        if stranger:
+            context.close()
+
+
+def _forget(context: Any) -> None:
+    context.clear_cookies()
+    context.clear_permissions()
+    for page in context.pages[:1]:
+        session = context.new_cdp_session(page)
+        session.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"})
+        session.detach()
 
 
 @contextmanager
