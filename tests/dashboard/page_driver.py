@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,14 @@ PAGES = {
     "Fleet": ("fleet", ".aw-strip, .stCode"),
     "Alerts": ("alerts", ".aw-receiver"),
 }
+
+# Colours change slowly.
+WEARS = """scheme => {
+    const { color } = getComputedStyle(document.querySelector('.stApp'));
+    const [red, green, blue] = color.match(/\\d+/g).map(Number);
+    const isChanging = document.getAnimations().some((one) => one instanceof CSSTransition);
+    return (red + green + blue > 380) === (scheme === 'dark') && !isChanging;
+}"""
 
 # Streamlit itself looks for its health address under a page's own path first, and is told 404.
 _STREAMLITS_OWN = ("404 (Not Found)",)
@@ -111,6 +119,29 @@ class Tab:
     def axis(self) -> list[float]:
         """The steps in view."""
         return self.page.evaluate("() => document.querySelector('.aw-plot').drawn.span")
+
+    def faults(
+        self, schemes: Sequence[str] = ("light", "dark")
+    ) -> list[tuple[str, str, list[str]]]:
+        """What some readers cannot use here: the scheme of colours, the rule, the elements."""
+        from axe_playwright_python.sync_playwright import Axe
+
+        found = []
+        for scheme in schemes:
+            self.wear(scheme)
+            told = Axe().run(self.page, options={"resultTypes": ["violations"]}).response
+            assert len(told["passes"]) > 10
+            found += [
+                (scheme, rule["id"], *(node["html"] for node in rule["nodes"]))
+                for rule in told["violations"]
+                if rule["impact"] in {"serious", "critical"}
+            ]
+        return found
+
+    def wear(self, scheme: str) -> None:
+        """Have the reader's system light or dark, and wait until the page is."""
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.wait_for_function(WEARS, arg=scheme)
 
     def numbers(self) -> dict[str, str]:
         """The strip of current numbers."""
