@@ -39,8 +39,8 @@ class Nursery(NamedTuple):
 
 
 @functools.cache
-def _nursery() -> Nursery:
-    """The program that forks, which lives until the tests end."""
+def _nursery(kind: str = "training") -> Nursery:
+    """The program that forks children of this kind, which lives until the tests end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     folder = Path(tempfile.mkdtemp())
@@ -53,7 +53,7 @@ def _nursery() -> Nursery:
     paths = {"PYTHONPATH": str(HERE.parent), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     with theirs, door:
         program = subprocess.Popen(
-            [sys.executable, HERE / "nursery.py", str(theirs.fileno()), str(door.fileno())],
+            [sys.executable, HERE / "nursery.py", str(theirs.fileno()), str(door.fileno()), kind],
             pass_fds=[theirs.fileno(), door.fileno()], env={**os.environ, **paths}, cwd=HERE,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
@@ -65,6 +65,11 @@ def _nursery() -> Nursery:
 
     atexit.register(end)
     return Nursery(ours, python)
+
+
+def dashboard_python() -> str:
+    """The Python of a dashboard's server: a fork of what has Streamlit and the pages loaded."""
+    return str(_nursery("dashboard").python) if CAN_FORK else sys.executable
 
 
 def forking(env: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""The program that has torch loaded and forks the tests' children; started by `children`.
+"""The program that forks the tests' children, with what they load loaded; started by `children`.
+
+There are two kinds: of what trains and reads runs, with torch; of the dashboard's servers, without.
 
 Each message on the socket is one child to be: what to run, where, with which environment, and its
 three standard streams beside a pipe that learns its process id and how it ended. The fork becomes
@@ -39,26 +41,37 @@ def leave() -> None:
         os._exit(_exit_code[0])
 
 
-import torch  # noqa: E402
-
-import ampwatch.probe  # noqa: E402, F401
-
-# What a training, a report and a publisher load, and what those load at their first call.
-LOADED_BEFORE = (
-    "ampwatch.cli", "ampwatch.diagnosis", "ampwatch.fleet", "ampwatch.recovery", "ampwatch.report",
-    "deltalake", "obstore", "pandas", "pyarrow.compute", "pyarrow.parquet", "rich.console",
-    "rich.live", "rich.progress", "rich.table",
-)  # fmt: skip
+# What a training, a report and a publisher load, and what those load at their first call; and what
+# a server does.
+LOADED_BEFORE = {
+    "training": (
+        "torch", "ampwatch.probe",
+        "ampwatch.cli", "ampwatch.diagnosis", "ampwatch.fleet", "ampwatch.recovery",
+        "ampwatch.report", "deltalake", "obstore", "pandas", "pyarrow.compute", "pyarrow.parquet",
+        "rich.console", "rich.live", "rich.progress", "rich.table",
+    ),
+    "dashboard": (
+        "streamlit.web.bootstrap", "streamlit.web.cli", "alerts_page", "compare_page",
+        "findings_page", "fleet_page", "layers_page", "memory_page", "overview_page",
+        "received_runs", "runs_page", "settings_page", "sidebar", "timeline_page",
+        "pandas", "pyarrow.compute", "pyarrow.parquet", "tsdownsample",
+    ),
+}  # fmt: skip
 
 FORKED_PYTHON = "AMPWATCH_FORKED_PYTHON"
 RUN_PROCESS = "AMPWATCH_RUN_PROCESS"  # holds the process that `ampwatch run` became
 _MESSAGE_BYTES = 1 << 20
 _OWN_PATHS = 2  # this folder and PYTHONPATH's one entry, which a child has anew
 
-for name in LOADED_BEFORE:
+_orders_fd, _door_fd, _kind = sys.argv[1:]
+_dashboard = str(Path(__file__).parent.parent / "dashboard")
+sys.path.append(_dashboard)
+for name in LOADED_BEFORE[_kind]:
     with contextlib.suppress(ModuleNotFoundError):  # some are of extras
         importlib.import_module(name)
-torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer loads as much again
+sys.path.remove(_dashboard)
+if torch := sys.modules.get("torch"):
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer loads as much again
 gc.collect()
 if "triton" not in sys.modules:  # whose classes say on stderr that they were not freed
     gc.freeze()  # else the forks copy all of it, to look in it for what to free
@@ -189,8 +202,8 @@ def become(words: list[str]) -> None:
 
 
 with (
-    socket.socket(fileno=int(sys.argv[1])) as _orders,
-    socket.socket(fileno=int(sys.argv[2])) as _door,
+    socket.socket(fileno=int(_orders_fd)) as _orders,
+    socket.socket(fileno=int(_door_fd)) as _door,
 ):
     _order = Nursery(_orders, _door).work()
 if _order is None:

@@ -21,6 +21,21 @@ def _components_sought_once():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forked_servers():
+    """Dashboards are forks of a process that has their pages loaded (`children`)."""
+    import children
+
+    from ampwatch.cli import dashboard
+
+    line = dashboard.command_line
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            dashboard, "command_line", lambda port: [children.dashboard_python(), *line(port)[1:]]
+        )
+        yield
+
+
 @pytest.fixture(scope="package")
 def one():
     """A browser."""

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from streamlit.testing.v1 import app_test
 import ampwatch
 
 CHROMIUM = shutil.which("chromium")
+# One process draws all pages of a site, which has Streamlit's scripts compiled after the first.
 ARGUMENTS = [
+    "--process-per-site",
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
@@ -43,6 +45,14 @@ PAGES = {
     "Fleet": ("fleet", ".aw-strip, .stCode"),
     "Alerts": ("alerts", ".aw-receiver"),
 }
+
+# Colours change slowly.
+WEARS = """scheme => {
+    const { color } = getComputedStyle(document.querySelector('.stApp'));
+    const [red, green, blue] = color.match(/\\d+/g).map(Number);
+    const isChanging = document.getAnimations().some((one) => one instanceof CSSTransition);
+    return (red + green + blue > 380) === (scheme === 'dark') && !isChanging;
+}"""
 
 # Streamlit itself looks for its health address under a page's own path first, and is told 404.
 _STREAMLITS_OWN = ("404 (Not Found)",)
@@ -110,6 +120,29 @@ class Tab:
         """The steps in view."""
         return self.page.evaluate("() => document.querySelector('.aw-plot').drawn.span")
 
+    def faults(
+        self, schemes: Sequence[str] = ("light", "dark")
+    ) -> list[tuple[str, str, list[str]]]:
+        """What some readers cannot use here: the scheme of colours, the rule, the elements."""
+        from axe_playwright_python.sync_playwright import Axe
+
+        found = []
+        for scheme in schemes:
+            self.wear(scheme)
+            told = Axe().run(self.page, options={"resultTypes": ["violations"]}).response
+            assert len(told["passes"]) > 10
+            found += [
+                (scheme, rule["id"], *(node["html"] for node in rule["nodes"]))
+                for rule in told["violations"]
+                if rule["impact"] in {"serious", "critical"}
+            ]
+        return found
+
+    def wear(self, scheme: str) -> None:
+        """Have the reader's system light or dark, and wait until the page is."""
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.wait_for_function(WEARS, arg=scheme)
+
     def numbers(self) -> dict[str, str]:
         """The strip of current numbers."""
         cells = self.page.locator(".aw-number").all()
@@ -126,15 +159,42 @@ def browser() -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         one = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        stays = one.new_context().new_page()  # and with it the process that draws the site
+        stays.route("**/*", lambda route: route.fulfill(body=""))
+        stays.goto("http://localhost/")
         yield one
         one.close()
 
 
 @contextmanager
-def tab(one: Any, scheme: str = "light", size: tuple[int, int] = (1400, 1000)) -> Iterator[Tab]:
-    page = one.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
-    yield Tab(page)
-    page.close()
+def tab(
+    one: Any, scheme: str = "light", size: tuple[int, int] = (1400, 1000), *, stranger: bool = False
+) -> Iterator[Tab]:
+    """A new page; a stranger's is of a browser that has seen none before.
+
+    The others share what the browser has loaded and compiled, and no more: after each, what pages
+    have kept and were allowed is forgotten.
+    """
+    context = one.new_context() if stranger else one.contexts[0]
+    page = context.new_page()
+    try:
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.emulate_media(color_scheme=scheme)
+        yield Tab(page)
+    finally:
+        page.close()
+        _forget(context)
+        if stranger:
+            context.close()
+
+
+def _forget(context: Any) -> None:
+    context.clear_cookies()
+    context.clear_permissions()
+    for page in context.pages[:1]:
+        session = context.new_cdp_session(page)
+        session.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"})
+        session.detach()
 
 
 @contextmanager

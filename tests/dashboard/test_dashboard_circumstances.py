@@ -64,7 +64,7 @@ def test_of_four_hundred_values_with_hard_names_each_is_offered_and_none_is_drop
 
 
 def test_on_a_slow_line_a_phone_shows_the_verdict_and_keeps_what_its_reader_chose(one, server):
-    with tab(one, size=(420, 900)) as page:
+    with tab(one, size=(420, 900), stranger=True) as page:
         page.page.context.new_cdp_session(page.page).send(
             "Network.emulateNetworkConditions", SLOW_LINE
         )
@@ -97,7 +97,7 @@ def test_a_run_that_is_deleted_while_it_is_shown_is_said_and_the_others_are_ther
 
 
 def test_two_people_who_tag_one_run_keep_what_both_wrote(one, server, place):
-    with tab(one) as first, tab(one) as second:
+    with tab(one) as first, tab(one, stranger=True) as second:
         for person in (first, second):  # both have the dialog open before either saves
             person.open(f"{server.url}/runs?runs=tagged&list=find%3Dtagged")
             person.says("1 chosen")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import children
 import pytest
 import torch
 from page_driver import needs_browser, tab
@@ -35,15 +34,13 @@ def folders(tmp_path, monkeypatch):
 
 
 @contextmanager
-def steered(folder, control, environment=None):
-    command = [sys.executable, str(PROGRAM), "steered", control]
-    told = {**os.environ, "AMPWATCH_DIR": str(folder / "runs"), **(environment or {})}
-    with subprocess.Popen(command, cwd=folder, env=told) as child:
+def steered(folder, control):
+    told = {**os.environ, "AMPWATCH_DIR": str(folder / "runs")}
+    with children.start(PROGRAM, "steered", control, cwd=folder, env=told) as child:
         try:
             yield child
         finally:
-            if child.poll() is None:
-                child.kill()
+            child.kill()
 
 
 def test_the_rate_is_set_a_checkpoint_saved_and_the_training_stopped(one, folders):

@@ -75,7 +75,8 @@ def steps_of(run):
 
 def test_a_tab_that_nobody_sees_asks_for_nothing_until_it_is_looked_at_again(one, folders):
     runs = folders / "runs"
-    with Server([runs]) as server, tab(one) as page, training(runs, "trains", 10_000, 0.02):
+    page_and_clock = tab(one, stranger=True)  # the clock is of all the browser's tabs
+    with Server([runs]) as server, page_and_clock as page, training(runs, "trains", 10_000, 0.02):
         frames = []
         page.page.on(
             "websocket",

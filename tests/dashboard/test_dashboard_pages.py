@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
-from page_driver import PAGES, needs_browser, tab, training
+from page_driver import PAGES, needs_browser, training
 from written_runs import write_run
 
 import ampwatch
@@ -36,23 +34,6 @@ def place(folder):
 @pytest.fixture(scope="module")
 def run(place):
     return store.open_run(place / "falls")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_opens_and_is_kept_as_a_picture(one, server, tmp_path, scheme):
-    shots = Path(os.environ.get("AMPWATCH_SCREENSHOTS", tmp_path))
-    shots.mkdir(exist_ok=True)
-    with tab(one, scheme) as page:
-        page.open(f"{server.url}/?run=falls")
-        page.drawn(160)
-        for name in PAGES:
-            page.go(name)
-            page.settled()
-            assert page.page.locator("[data-testid=stException], .aw-problem").count() == 0
-            page.page.screenshot(path=shots / f"{name.split()[0].lower()}-{scheme}.png")
-        shade = page.page.evaluate("() => getComputedStyle(document.querySelector('.stApp')).color")
-        assert (sum(map(int, shade[4:-1].split(","))) > 380) == (scheme == "dark")
-        assert page.troubles == []
 
 
 def test_a_run_is_found_by_search_and_opened_by_a_click(page, server):
@@ -105,7 +86,7 @@ def test_a_link_brings_a_colleague_to_the_same_span_and_step(page, server):
     assert page.page.get_by_text("step 121").count() > 0
 
 
-def test_the_findings_say_what_the_report_says_and_can_be_copied(page, server, run):
+def test_the_findings_say_what_the_report_says_are_copied_and_downloaded(page, server, run):
     diagnosis = ampwatch.diagnose(run)
     page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.open(f"{server.url}/findings?run=falls")
@@ -116,28 +97,22 @@ def test_the_findings_say_what_the_report_says_and_can_be_copied(page, server, r
     copied = page.page.evaluate("() => navigator.clipboard.readText()")
     words, lines = words_and_lines(diagnosis.findings[0].action)
     assert copied == (lines or words)
-
-
-def test_the_report_is_downloaded_as_one_file_that_holds_the_same_words(page, server, run):
-    page.open(f"{server.url}/findings?run=falls")
     with page.page.expect_download() as download:
         page.page.get_by_role("button", name="Download HTML report").click()
     taken = download.value.path().read_text("utf-8")
     assert download.value.suggested_filename == "falls.html"
-    for finding in ampwatch.diagnose(run).findings:
+    for finding in diagnosis.findings:
         assert finding.code in taken
 
 
-def test_the_layer_at_fault_is_shown_before_any_is_chosen(page, server, run):
+def test_the_layer_at_fault_is_shown_and_the_map_tells_step_and_layer_under_the_mouse(
+    page, server, run
+):
     details = [json.loads(row) for row in run.events.column("detail").to_pylist() if row]
     named = next(detail["layer"] for detail in details if detail.get("layer"))
     page.open(f"{server.url}/layers?run=falls")
     page.page.locator("p.aw-title").wait_for()
     assert page.page.locator("p.aw-title").inner_text() == named
-
-
-def test_the_heatmap_tells_the_step_and_layer_under_the_mouse(page, server, run):
-    page.open(f"{server.url}/layers?run=falls")
     canvas = page.page.locator(".aw-map-body canvas")
     canvas.wait_for()
     page.settled()
@@ -170,21 +145,16 @@ def test_the_chart_is_opened_in_plotly(page, server):
     page.page.locator("[role=dialog] .js-plotly-plot").wait_for()
 
 
-def test_two_runs_lie_over_one_another(page, server):
-    page.open(f"{server.url}/compare?run=falls&runs=falls,well")
-    page.drawn()
-    names = page.page.locator(".aw-runs td:first-child").all_inner_texts()
-    losses = page.lines()[: len(names)]
-    assert len(names) == 2
-    assert all(len(line["x"]) > 50 for line in losses)
-
-
-def test_the_runs_compared_are_kept_when_another_appears_and_on_reload(page, server, place):
+def test_runs_lie_over_one_another_and_are_kept_when_another_appears_and_on_reload(
+    page, server, place
+):
     def compared():
         return page.page.locator(".aw-runs td:first-child").all_inner_texts()
 
     page.open(f"{server.url}/compare?run=falls&runs=falls,well")
     page.drawn()
+    assert len(compared()) == 2
+    assert all(len(line["x"]) > 50 for line in page.lines()[:2])  # the losses
     box = page.page.get_by_label("Runs to compare").last
     box.click()
     page.page.get_by_role("option", name="onerror").click()
@@ -209,32 +179,24 @@ def test_the_runs_compared_are_kept_when_another_appears_and_on_reload(page, ser
         shutil.rmtree(place / "newcomer", ignore_errors=True)
 
 
-def test_the_page_fits_a_narrow_screen(one, server):
-    with tab(one, size=(420, 900)) as page:
-        page.open(f"{server.url}/?run=falls")
-        page.drawn(160)
-        width = page.page.evaluate("() => document.querySelector('.stMain').scrollWidth")
-        assert width <= 420
-        assert page.troubles == []
-
-
 TICKS = """async ([root, first, last, count, ends, pixels]) => {
     const { ticks } = await import(`${root}/component/browser_component.painter/skips.js`);
     return ticks({ first, last, count }, [], ends, pixels).map(({ step, count }) => [step, count]);
 }"""
 
 
-@pytest.mark.parametrize("ends", [(0, 999_999), (250_000, 251_000), (400_000, 700_123)])
-def test_the_browser_leaves_no_column_of_pixels_without_its_skip(page, server, ends):
+def columns(steps, ends):
+    """The columns of pixels in which they lie."""
+    return {int((step - ends[0]) / (ends[1] - ends[0]) * 913) for step in steps}
+
+
+def test_the_browser_leaves_no_column_of_pixels_without_its_skip(page, server):
     skips = np.unique(np.random.default_rng(3).integers(0, 1_000_000, 20_000))
-    rug = merged(skips[(skips >= ends[0]) & (skips <= ends[1])], *ends)
     page.open(server.url)
-    cells = [part.tolist() for part in (rug.first, rug.last, rug.count)]
-    drawn = page.page.evaluate(TICKS, [server.url, *cells, list(ends), 913])
-
-    def columns(steps):
-        return {int((step - ends[0]) / (ends[1] - ends[0]) * 913) for step in steps}
-
-    inside = [step for step in skips.tolist() if ends[0] <= step <= ends[1]]
-    assert columns(step for step, _ in drawn) == columns(inside)
-    assert sum(count for _, count in drawn) == len(inside)
+    for ends in ((0, 999_999), (250_000, 251_000), (400_000, 700_123)):
+        rug = merged(skips[(skips >= ends[0]) & (skips <= ends[1])], *ends)
+        cells = [part.tolist() for part in (rug.first, rug.last, rug.count)]
+        drawn = page.page.evaluate(TICKS, [server.url, *cells, list(ends), 913])
+        inside = [step for step in skips.tolist() if ends[0] <= step <= ends[1]]
+        assert columns((step for step, _ in drawn), ends) == columns(inside, ends), ends
+        assert sum(count for _, count in drawn) == len(inside), ends

@@ -47,7 +47,7 @@ def test_tabs_slow_down_as_others_open_and_speed_up_as_they_close(one, server):
     with tab(one) as first:
         first.open(f"{server.url}/?run=goes")
         first.drawn()
-        others = [one.new_page() for _ in range(REFRESHES_A_SECOND)]
+        others = [first.page.context.new_page() for _ in range(REFRESHES_A_SECOND)]
         for other in others:
             other.goto(f"{server.url}/?run=goes")
         first.says(words)

@@ -31,6 +31,11 @@ STREAMLITS_ADVICE = "Is Streamlit still running?"
 
 
 @pytest.fixture(scope="module")
+def forked_servers():
+    """None: a server's own process is frozen and killed here."""
+
+
+@pytest.fixture(scope="module")
 def place(folder):
     with training(folder, "goes", 100_000, 0.05):
         yield folder
