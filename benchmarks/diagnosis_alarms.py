@@ -71,7 +71,7 @@ def _watched(stream: Stream, run: Any) -> Watched:
     steps = run.read(Table.STEPS, columns=["step"]).num_rows
     engine, alarms = Engine(), set()
     for look in range(1, LOOKS + 1):
-        diagnosis = engine.feed(_Beginning(run, steps * look // LOOKS)).look()
+        diagnosis = engine.feed(_Beginning(run, steps * look // LOOKS)).diagnosis()
         alarms |= {
             (finding.code, finding.severity.value)
             for finding in diagnosis.findings

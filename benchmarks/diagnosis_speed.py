@@ -123,7 +123,7 @@ def live(run: MadeUpRun, steps: int, every: int) -> Callable[[], None]:
     def work() -> None:
         engine = Engine()
         for part in parts:
-            engine.feed(part).look()
+            engine.feed(part).diagnosis()
 
     return work
 

@@ -130,7 +130,7 @@ def healthy(only: str, lengths: tuple[int, ...], seeds: range) -> None:
             for look in range(1, LOOKS + 1):
                 record.rows = whole * look // LOOKS
                 record.clean_end = look == LOOKS
-                told = alarms(engine.feed(record).look())
+                told = alarms(engine.feed(record).diagnosis())
                 seen |= {code: (how, record.rows) for code, how in told.items() if code not in seen}
             steps += whole
             said += [how for how, _ in seen.values()]

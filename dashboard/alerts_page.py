@@ -10,7 +10,7 @@ from pathlib import Path
 import address
 import run_list
 import streamlit as st
-from formatting import age_text, said
+from html_text import age_text, said
 from problems import guarded, show_problem
 
 from ampwatch.alerts import (

@@ -160,9 +160,9 @@ def _load_run(choice: ListedRun) -> tuple[Follower | None, LoadedRun]:
     version = _version(choice)
     try:
         follower = follow(choice.path)
-        look = follower.look()
+        followed = follower.update()
         run = open_run(choice.path)
-        outline = outline_as(run, look.diagnosis, look.for_several)
+        outline = outline_as(run, followed.diagnosis, followed.for_several)
         curves = StepCurvesReader().read(run)
         lines = {k.removeprefix("base."): v for k, v in thinned_lines(curves).items()}
         own, own_odd = _user_value_lines(follower)

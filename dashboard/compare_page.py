@@ -17,10 +17,10 @@ import run_list
 import streamlit as st
 import user_value_panels
 from compare_loader import MOST, MOST_VALUES, OWN, CompareLoader, LoadedRun
-from formatting import said, shortened
+from html_text import said, shortened
 from problems import guarded
 
-from ampwatch.diagnosis.words import count_text, list_text
+from ampwatch.diagnosis.value_text import count_text, list_text
 from ampwatch.errors import RunError
 from ampwatch.report.compared_run import Outline
 from ampwatch.report.comparison import Asked, Comparison, compared

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 import address
-from formatting import said, shortened
+from html_text import said, shortened
 
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 from ampwatch.printable_text import printable
 from ampwatch.report.comparison import BEST, END, Comparison
 from ampwatch.report.comparison_text import grouped_partings, parting_parts, parting_sentences

@@ -10,7 +10,7 @@ import time
 import received_runs
 import streamlit as st
 from control_answers import AllowedControls, ControlAnswer
-from formatting import rate_text, said
+from html_text import rate_text, said
 from open_runs import RunSnapshot
 
 from ampwatch.errors import FrameError

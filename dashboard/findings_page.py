@@ -12,7 +12,7 @@ import open_runs
 import refresh_pace
 import small_charts
 import streamlit as st
-from formatting import rate_text, said, said_lines
+from html_text import rate_text, said, said_lines
 from open_runs import RunSnapshot
 from problems import guarded
 from step_curves import SCALE
@@ -30,7 +30,7 @@ from ampwatch.diagnosis import (
 )
 from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, words_and_lines
 from ampwatch.diagnosis.earlier_runs import with_lesson
-from ampwatch.diagnosis.words import list_text
+from ampwatch.diagnosis.value_text import list_text
 from ampwatch.follow import as_it_stands, lesson_for
 from ampwatch.recovery.proof import kept_proof
 from ampwatch.recovery.proved_advice import with_proof

@@ -17,12 +17,12 @@ import server_options
 import streamlit as st
 from address import FLEET_GROUPS, FLEET_SINCE, WEEK, fleet_view_in
 from fleet_tables import Fleet
-from formatting import said
+from html_text import said
 from problems import guarded
 from published_places import PlaceState
 from run_list import Origin
 
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 from ampwatch.fleet.summary import setting_names
 from ampwatch.fleet.verdicts import RunVerdict
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import address
 from address import WEEK, FleetView
-from formatting import age_text, rate_text, said, shortened
+from html_text import age_text, rate_text, said, shortened
 
 from ampwatch.diagnosis import RULES
-from ampwatch.diagnosis.words import duration_text
+from ampwatch.diagnosis.value_text import duration_text
 from ampwatch.fleet.summary import (
     UNKNOWN,
     Tally,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from formatting import said, short_dtype, shortened
+from html_text import said, short_dtype, shortened
 from open_runs import RunSnapshot
 
 from ampwatch.report.format_losses import formats_text

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from formatting import said
+from html_text import said
 from open_runs import RunSnapshot
 
-from ampwatch.diagnosis.words import percent_text
+from ampwatch.diagnosis.value_text import percent_text
 from ampwatch.report.format_losses import FORMAT_NAMES, ROLES, WhatIfLayer, what_if_layers
 
 

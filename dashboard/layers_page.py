@@ -22,7 +22,7 @@ import small_charts
 import streamlit as st
 from chart_points import thinned_lines
 from findings_page import finding_html
-from formatting import said, shortened
+from html_text import said, shortened
 from layer_chart_data import ExponentHistogram, HeatmapGrid
 from layer_choices import ShownQuantity, draw_choices, shown_quantity
 from layer_dtypes import dtypes_html, is_within

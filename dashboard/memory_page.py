@@ -11,12 +11,12 @@ import open_runs
 import refresh_pace
 import streamlit as st
 from chart_points import thinned_lines
-from formatting import said
+from html_text import said
 from open_runs import RunSnapshot
 from problems import guarded, show_problem
 from step_curves import StepCurves
 
-from ampwatch.diagnosis.words import bytes_text, bytes_unit
+from ampwatch.diagnosis.value_text import bytes_text, bytes_unit
 from ampwatch.report.overview_chart import column_panel
 from ampwatch.report.painter.message import Arrays, Guide, Panel, Picture, Stroke
 from ampwatch.rows import Table, column

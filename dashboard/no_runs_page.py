@@ -8,7 +8,7 @@ import sys
 import run_list
 import server_options
 import streamlit as st
-from formatting import said
+from html_text import said
 
 _DEMO = "demo"
 

@@ -28,8 +28,8 @@ from user_value_curves import UserValues
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.diagnosis.earlier_runs import LessonOfEarlierRuns, with_lesson
 from ampwatch.errors import AmpwatchError
+from ampwatch.follow import FollowedRun as Verdict
 from ampwatch.follow import Follower, State, follow, lesson_for
-from ampwatch.follow import Look as Verdict
 from ampwatch.recovery.proof import Proof, kept_proof
 from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report.attempts import Attempt, attempts_of
@@ -364,4 +364,4 @@ class _Diagnoser:
 
     def _diagnose(self, after_s: float = 0.0) -> None:
         time.sleep(after_s)
-        self.verdict = self._follower.look()
+        self.verdict = self._follower.update()

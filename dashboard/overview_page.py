@@ -17,13 +17,19 @@ import open_runs
 import refresh_pace
 import streamlit as st
 import user_value_panels
-from formatting import rate_text, said, short_dtype
+from html_text import rate_text, said, short_dtype
 from open_runs import RunSnapshot
 from problems import guarded
 from rank_curves import rank_column
 from verdict_band import verdict_band
 
-from ampwatch.diagnosis.words import bytes_text, duration_text, scale_text, share_text, time_text
+from ampwatch.diagnosis.value_text import (
+    bytes_text,
+    duration_text,
+    scale_text,
+    share_text,
+    time_text,
+)
 from ampwatch.report.facts import age_text
 from ampwatch.rows import Table, column
 from ampwatch.store import open_run

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import ParamSpec
 
 import streamlit as st
-from formatting import said
+from html_text import said
 
 from ampwatch.errors import AmpwatchError
 

@@ -14,7 +14,7 @@ from threading import Lock
 import published_places
 import server_options
 import streamlit as st
-from formatting import shortened
+from html_text import shortened
 from received_runs import server_feed
 
 from ampwatch import store

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import small_charts
-from formatting import age_text, rate_text, said, shortened
+from html_text import age_text, rate_text, said, shortened
 from run_list import ListedRun, Origin
 from runs_entries import MadeEntry
 
-from ampwatch.diagnosis.words import scale_text, share_text
+from ampwatch.diagnosis.value_text import scale_text, share_text
 from ampwatch.follow import ListEntry
 from ampwatch.report.painter import VERDICT_COLOR
 from ampwatch.store import OWN_SOURCE

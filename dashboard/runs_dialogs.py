@@ -11,10 +11,10 @@ import received_runs
 import run_list
 import server_options
 import streamlit as st
-from formatting import said, shortened
+from html_text import said, shortened
 from run_list import ListedRun, Origin
 
-from ampwatch.diagnosis.words import bytes_text
+from ampwatch.diagnosis.value_text import bytes_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.store import delete_run, edit_tags, size_of_run
 

@@ -118,9 +118,9 @@ def _make_entry(choice: ListedRun) -> MadeEntry:
     began_s = time.monotonic()
     try:
         follower, run = follow(choice.path), open_run(choice.path)
-        look = follower.look()
-        # Of a run that is over, the first look of a follower may take it for one that is quiet.
-        judged = look.diagnosis if choice.live else as_it_stands(run, look.judged)
+        followed = follower.update()
+        # Of a run that is over, the first update of a follower may take it for one that is quiet.
+        judged = followed.diagnosis if choice.live else as_it_stands(run, followed.judged)
         entry = entry_of(run, judged)
     except (AmpwatchError, OSError) as problem:
         return MadeEntry(choice.run.stamp, began_s, _NOTHING, str(problem))

@@ -14,7 +14,7 @@ import runs_dialogs
 import runs_table
 import streamlit as st
 from address import RUNS_GROUPS, runs_view_in
-from formatting import said
+from html_text import said
 from log_upload import draw_log_upload
 from problems import guarded
 from run_list import ListedRun

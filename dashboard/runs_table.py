@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import address
 from address import RUNS_GROUPS, RunsView
-from formatting import said
+from html_text import said
 from run_list import ListedRun, Origin, RunList
 from runs_columns import BY_KEY, COLUMNS, RunRow, groups_of, in_order
 from runs_entries import all_entries

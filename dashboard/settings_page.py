@@ -15,12 +15,12 @@ import open_runs
 import refresh_pace
 import run_list
 import streamlit as st
-from formatting import exact_html, said
+from html_text import exact_html, said
 from open_runs import RunSnapshot
 from previous_runs import PreviousRun, all_previous_runs
 from problems import guarded
 
-from ampwatch.diagnosis.words import count_text, duration_text, list_text
+from ampwatch.diagnosis.value_text import count_text, duration_text, list_text
 from ampwatch.printable_text import printable
 from ampwatch.report.attempts import Attempt
 from ampwatch.report.settings import Change, assumed_settings, changes

@@ -14,7 +14,7 @@ import refresh_pace
 import run_list
 import streamlit as st
 from address import runs_view_in
-from formatting import said
+from html_text import said
 from problems import guarded
 from run_list import Origin
 

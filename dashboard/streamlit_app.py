@@ -28,7 +28,7 @@ import settings_page
 import sidebar
 import streamlit as st
 import timeline_page
-from formatting import said, shortened
+from html_text import said, shortened
 from problems import guarded
 
 from ampwatch.printable_text import printable

@@ -13,12 +13,12 @@ import open_runs
 import refresh_pace
 import run_list
 import streamlit as st
-from formatting import said
+from html_text import said
 from open_runs import RunSnapshot
 from problems import guarded
 
 from ampwatch.diagnosis.column_arrays import steps_of
-from ampwatch.diagnosis.words import duration_text
+from ampwatch.diagnosis.value_text import duration_text
 from ampwatch.report.thinning import Rug
 from ampwatch.report.timeline import Entry, Kind, Timeline, timeline_of
 from ampwatch.rows import Table

@@ -11,7 +11,7 @@ from open_runs import RunSnapshot
 from step_curves import TIME
 from user_value_curves import UserValue, group_names
 
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 from ampwatch.printable_text import printable
 from ampwatch.report.painter.message import Arrays, Axis, Panel, Stroke, odd_arrays
 

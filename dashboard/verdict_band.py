@@ -10,12 +10,12 @@ from pathlib import Path
 
 import address
 import numpy as np
-from formatting import age_text, rate_text, said, ticking_age
+from html_text import age_text, rate_text, said, ticking_age
 from open_runs import RunSnapshot
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.code_to_paste import words_and_lines
-from ampwatch.diagnosis.words import go_back_text, limit_text, restart_text, time_text
+from ampwatch.diagnosis.value_text import go_back_text, limit_text, restart_text, time_text
 from ampwatch.follow import State
 from ampwatch.recovery.proof import sentence_of
 from ampwatch.report.overview_chart import is_change

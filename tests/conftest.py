@@ -33,7 +33,7 @@ QUICK = [
     "cli/test_cli_import.py",
     "dashboard/test_dashboard_step_curves.py",
     "dashboard/test_dashboard_rank_curves.py",
-    "dashboard/test_dashboard_formatting.py",
+    "dashboard/test_dashboard_html_text.py",
     "diagnosis/*",
     "examples/test_gallery_scoring.py",
     "feed/test_feed_endpoint.py",

@@ -22,7 +22,7 @@ from ampwatch.alerts.sent_alerts import RunClaim, note_outcome, unfinished_runs
 from ampwatch.alerts.session import LOOK_EVERY_S, RunAlerts
 from ampwatch.errors import AlertError, AmpwatchError, NotARunError
 from ampwatch.files import version_of
-from ampwatch.follow import Follower, FollowThread, Look, State
+from ampwatch.follow import FollowedRun, Follower, FollowThread, State
 
 SETTINGS_EVERY_S = 2.0
 _NEWS_S = 86400.0  # a run that has been silent for longer and is over is no news
@@ -148,15 +148,15 @@ class AlertSender:
         claim = self._claim(folder, follower)
         if claim is None:
             return follower.state() is not State.LIVE
-        look = follower.look()
-        if not look.is_over:
+        followed = follower.update()
+        if not followed.is_over:
             claim.is_live()
-        if not look.is_over or look.silent_s < _NEWS_S:
+        if not followed.is_over or followed.silent_s < _NEWS_S:
             for receiver in receivers:
-                receiver.tell(folder, look, claim)
-        if look.is_over:
+                receiver.tell(folder, followed, claim)
+        if followed.is_over:
             self._end(follower.run_id)
-        return look.is_over
+        return followed.is_over
 
     def _claim(self, folder: Path, follower: Follower) -> RunClaim | None:
         with self._lock:
@@ -205,10 +205,10 @@ class _Receiver:
     delivery: Delivery
     runs: dict[str, RunAlerts] = field(default_factory=dict)
 
-    def tell(self, folder: Path, look: Look, claim: RunClaim) -> None:
-        known = self.runs.get(look.info.id)
+    def tell(self, folder: Path, followed: FollowedRun, claim: RunClaim) -> None:
+        known = self.runs.get(followed.info.id)
         if known is None:
             known = RunAlerts(folder, self.setting, claim.told(self.setting.id))
-            self.runs[look.info.id] = known
-        for alert in known.of(look):
+            self.runs[followed.info.id] = known
+        for alert in known.of(followed):
             self.delivery.put(alert)

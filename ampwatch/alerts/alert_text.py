@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ampwatch.diagnosis import Diagnosis, Finding, Severity
 from ampwatch.diagnosis.code_to_paste import words_and_lines
-from ampwatch.diagnosis.words import count_text, list_text
+from ampwatch.diagnosis.value_text import count_text, list_text
 from ampwatch.printable_text import cut, printable
 
 _MOST_ALERTS = 6  # findings described in full in one message

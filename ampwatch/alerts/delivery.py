@@ -21,7 +21,7 @@ from ampwatch.alerts.alert_settings import AlertSetting, masked_address
 from ampwatch.alerts.alert_text import Alert, bundle
 from ampwatch.alerts.sent_alerts import note_outcome
 from ampwatch.diagnosis import Severity
-from ampwatch.diagnosis.words import count_text, time_text
+from ampwatch.diagnosis.value_text import count_text, time_text
 from ampwatch.errors import AlertError
 from ampwatch.retry import Retry
 

@@ -12,7 +12,7 @@ from ampwatch.alerts.alert_text import LOST, Alert, alert_of, lost_alert
 from ampwatch.alerts.delivery import Delivery
 from ampwatch.diagnosis import Finding, Severity
 from ampwatch.errors import AmpwatchError, NotARunError, warn
-from ampwatch.follow import Follower, FollowThread, Look, NewFindings, follow
+from ampwatch.follow import FollowedRun, Follower, FollowThread, NewFindings, follow
 
 if TYPE_CHECKING:
     from ampwatch.probe import NoWatch, Watch
@@ -80,10 +80,10 @@ class RunWatch:
         self.close()
 
     def _look(self, _folder: Path, follower: Follower) -> bool:
-        look = follower.look()
-        for finding in self._new.of(look.diagnosis):
+        followed = follower.update()
+        for finding in self._new.of(followed.diagnosis):
             self._call(finding)
-        return look.is_over
+        return followed.is_over
 
     def _call(self, finding: Finding) -> None:
         try:
@@ -116,9 +116,9 @@ class RunAlerts:
         self._new = NewFindings(least=least, reported=told)
         self._was_over = LOST in (told or {})
 
-    def of(self, look: Look) -> list[Alert]:
+    def of(self, followed: FollowedRun) -> list[Alert]:
         """New findings, and once, that the run ended without an end mark."""
-        name, diagnosis = look.info.name, look.diagnosis
+        name, diagnosis = followed.info.name, followed.diagnosis
         if self._setting is not None:
             if not self._setting.wants_run(name):
                 return []
@@ -131,9 +131,9 @@ class RunAlerts:
             if finding.code != _UNCLEAN_END or finding.severity is not Severity.INFO
         ]
         alerts = [alert_of(name, self._place, diagnosis, fresh)] if fresh else []
-        was_over, self._was_over = self._was_over, look.is_over
+        was_over, self._was_over = self._was_over, followed.is_over
         ended_badly = any(finding.code == _UNCLEAN_END for finding in diagnosis.findings)
-        if look.is_over and not was_over and ended_badly:
+        if followed.is_over and not was_over and ended_badly:
             alerts.append(lost_alert(name, self._place, diagnosis))
         return alerts
 
@@ -143,10 +143,10 @@ def alert_session(delivery: Delivery, on_note: Callable[[str], None]) -> FollowT
     known: dict[Path, RunAlerts] = {}  # by folder; a run that is over may be resumed
 
     def look_at(folder: Path, follower: Follower) -> bool:
-        look = follower.look()
-        for alert in known.setdefault(folder, RunAlerts(folder)).of(look):
+        followed = follower.update()
+        for alert in known.setdefault(folder, RunAlerts(folder)).of(followed):
             delivery.put(alert)
-        return look.is_over
+        return followed.is_over
 
     def say(folder: Path, problem: AmpwatchError) -> None:
         on_note(f"No alerts of {folder.name}: {problem}")

@@ -20,7 +20,7 @@ def command(run: str = RUN_ARGUMENT) -> None:
     """Compact a finished run."""
     from rich.progress import Progress
 
-    from ampwatch.diagnosis.words import bytes_text
+    from ampwatch.diagnosis.value_text import bytes_text
     from ampwatch.store import compact
 
     folder = find_run(run)

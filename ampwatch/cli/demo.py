@@ -199,7 +199,7 @@ def _follow(child: subprocess.Popen[bytes], path: Path, scenario: Scenario) -> N
 
 
 def _scale_of(run: RunSummary) -> str:
-    from ampwatch.diagnosis.words import scale_text
+    from ampwatch.diagnosis.value_text import scale_text
     from ampwatch.report import powers
 
     text = "" if run.final_scale is None else f"scale {scale_text(run.final_scale)}"

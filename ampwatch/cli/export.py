@@ -68,7 +68,7 @@ def command(
 
 
 def _write_events(run: Run, out: Path) -> None:
-    from ampwatch.diagnosis.words import bytes_text
+    from ampwatch.diagnosis.value_text import bytes_text
     from ampwatch.follow import diagnose
     from ampwatch.report import write_event_files
 

@@ -44,7 +44,7 @@ def print_fleet(fleet: FleetVerdicts, alike: Run | None = None) -> None:
 
 
 def _sums(fleet: FleetVerdicts) -> str:
-    from ampwatch.diagnosis.words import count_text, percent_text
+    from ampwatch.diagnosis.value_text import count_text, percent_text
     from ampwatch.fleet.summary import total
 
     sums = total(fleet.runs)
@@ -125,6 +125,6 @@ def _short(text: str, letters: int) -> str:
 
 
 def _time(hours: float) -> str:
-    from ampwatch.diagnosis.words import duration_text
+    from ampwatch.diagnosis.value_text import duration_text
 
     return duration_text(hours * 3.6e6) if hours else ""

@@ -72,7 +72,7 @@ def _folder(text: str) -> Path:
 
 
 def _tell(outcome: Outcome, place: str) -> None:
-    from ampwatch.diagnosis.words import bytes_text
+    from ampwatch.diagnosis.value_text import bytes_text
 
     for name, reason in list(outcome.skipped.items())[:_SAID]:
         say(f"Not published: {name}: {reason}")

@@ -175,7 +175,7 @@ def refuse_no_file(path: Path) -> None:
 
 def write_page(path: Path, page: str) -> None:
     """Write a report's HTML, complete or not at all, and print its size."""
-    from ampwatch.diagnosis.words import bytes_text
+    from ampwatch.diagnosis.value_text import bytes_text
 
     with draft_of(path) as draft:
         draft.write_text(page, encoding="utf-8")

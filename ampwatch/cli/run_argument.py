@@ -66,7 +66,7 @@ def find_run(text: str) -> Path:
 
 def find_newest(say: Callable[[str], None]) -> Path:
     """The newest run, for a command without RUN, preferring one that goes on; `say` names it."""
-    from ampwatch.diagnosis.words import list_text
+    from ampwatch.diagnosis.value_text import list_text
     from ampwatch.store import is_written, list_runs
 
     found = [run for run in list_runs(usual_folder()) if run.problem is None]

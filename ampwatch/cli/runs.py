@@ -138,7 +138,7 @@ def _row(summary: RunSummary, folder: Path, kept: KeptEntries) -> dict[str, str 
         entry = _entry(summary, kept)
     except (AmpwatchError, OSError) as problem:  # its files may be deleted meanwhile
         return {"run": name, "verdict": Text(f"unreadable: {printable(str(problem))}", "red")}
-    from ampwatch.diagnosis.words import scale_text
+    from ampwatch.diagnosis.value_text import scale_text
     from ampwatch.report import STYLES
 
     return {

@@ -36,7 +36,7 @@ def command(
     dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would be deleted."),
 ) -> None:
     """Sweep a place and print what was deleted."""
-    from ampwatch.diagnosis.words import bytes_text
+    from ampwatch.diagnosis.value_text import bytes_text
     from ampwatch.fleet.sweeping import sweep
 
     match = re.fullmatch(r"(\d{1,5})([hd])", older_than)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from ampwatch.diagnosis import Diagnosis
-    from ampwatch.follow import Follower, Look
+    from ampwatch.follow import FollowedRun, Follower
     from ampwatch.store import Run
 
 NAME = "watch"
@@ -100,9 +100,9 @@ def _watch(path: Path, console: Console, asked: Asked) -> None:
         for worker in workers:
             worker.follow(path)
 
-        def tell(look: Look) -> None:
+        def tell(followed: FollowedRun) -> None:
             if delivery is not None:
-                for alert in alerts.of(look):
+                for alert in alerts.of(followed):
                     delivery.put(alert)
 
         show = _show_live if console.is_terminal else _show_plain
@@ -122,14 +122,14 @@ def _aside(console: Console) -> Callable[[str], None]:
     return lambda sentence: console.print(printable(sentence), style="dim", soft_wrap=True)
 
 
-def _looks(follower: Follower, every_s: float) -> Iterator[Look]:
-    """A look at the watched run after each pause until it is over; its end cuts a pause short."""
+def _updates(follower: Follower, every_s: float) -> Iterator[FollowedRun]:
+    """The watched run after each pause until it is over, whose end cuts a pause short."""
     from ampwatch.follow import State
 
     while True:
-        look = follower.look()
-        yield look
-        if look.is_over:
+        followed = follower.update()
+        yield followed
+        if followed.is_over:
             return
         until_s = time.monotonic() + every_s
         while (left_s := until_s - time.monotonic()) > 0 and follower.state() is State.LIVE:
@@ -137,75 +137,81 @@ def _looks(follower: Follower, every_s: float) -> Iterator[Look]:
 
 
 def _show_live(
-    console: Console, follower: Follower, every_s: float, tell: Callable[[Look], None]
+    console: Console, follower: Follower, every_s: float, tell: Callable[[FollowedRun], None]
 ) -> None:
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False) as live:
-        for look in _looks(follower, every_s):
+        for followed in _updates(follower, every_s):
             with follower.reading() as run:
-                view = _view(console, run, look)
+                view = _view(console, run, followed)
             live.update(view, refresh=True)
-            tell(look)
-    _say_how_it_ended(follower.path, look)
+            tell(followed)
+    _say_how_it_ended(follower.path, followed)
 
 
-def _view(console: Console, run: Run, look: Look) -> RenderableType:
+def _view(console: Console, run: Run, followed: FollowedRun) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     from ampwatch.report import report_text
 
-    status = Text(_status(look), "dim")
-    if not look.diagnosis.run.steps and not look.is_over:
+    status = Text(_status(followed), "dim")
+    if not followed.diagnosis.run.steps and not followed.is_over:
         return Group(Text(run.info.name, "bold"), status)
-    body = report_text(run.info.name, run, look.diagnosis, fancy="utf" in console.encoding.lower())
-    return body if look.is_over else Group(body, Text(), status)
+    body = report_text(
+        run.info.name, run, followed.diagnosis, fancy="utf" in console.encoding.lower()
+    )
+    return body if followed.is_over else Group(body, Text(), status)
 
 
-def _status(look: Look) -> str:
+def _status(followed: FollowedRun) -> str:
     """The watched run's state, for the last line of the view."""
     leave = "Press Ctrl-C to leave; the training goes on."
-    if not look.diagnosis.run.steps:
+    if not followed.diagnosis.run.steps:
         return f"The run has started; its first step is not finished yet. {leave}"
-    if look.silent_s < PAUSE_S:
+    if followed.silent_s < PAUSE_S:
         return f"Live. {leave}"
-    pause = f"{look.silent_s:.0f} s" if look.silent_s < 120 else f"{look.silent_s / 60:.0f} min"
+    pause = (
+        f"{followed.silent_s:.0f} s"
+        if followed.silent_s < 120
+        else f"{followed.silent_s / 60:.0f} min"
+    )
     return f"Nothing new for {pause}. {leave}"
 
 
 def _show_plain(
-    console: Console, follower: Follower, every_s: float, tell: Callable[[Look], None]
+    console: Console, follower: Follower, every_s: float, tell: Callable[[FollowedRun], None]
 ) -> None:
     said: set[tuple[str, str]] = set()
     rows = -1
-    for look in _looks(follower, max(every_s, PLAIN_EVERY_S)):
-        if look.rows != rows:
-            rows = look.rows
+    for followed in _updates(follower, max(every_s, PLAIN_EVERY_S)):
+        if followed.rows != rows:
+            rows = followed.rows
             with follower.reading() as run:
-                line = line_of(run, look.diagnosis)
+                line = line_of(run, followed.diagnosis)
             console.print(line, soft_wrap=True)
-        for finding in look.diagnosis.findings:
+        for finding in followed.diagnosis.findings:
             severity = finding.severity.value
             if (finding.code, severity) not in said:
                 said.add((finding.code, severity))
                 text = f"  {severity}: {finding.code} {finding.name}: {finding.summary}"
                 console.print(text, soft_wrap=True)
-        tell(look)
-    _say_how_it_ended(follower.path, look)
+        tell(followed)
+    _say_how_it_ended(follower.path, followed)
 
 
-def _say_how_it_ended(path: Path, look: Look) -> None:
-    if look.info.source != "ampwatch":
+def _say_how_it_ended(path: Path, followed: FollowedRun) -> None:
+    if followed.info.source != "ampwatch":
         say("The log has ended, or it is not read any more.")
-    elif not look.diagnosis.run.clean_end:
+    elif not followed.diagnosis.run.clean_end:
         say("The training process is gone, and the run has no end mark.")
     say(f"The run is over. `ampwatch report {path}` shows this again.")
 
 
 def line_of(run: Run, diagnosis: Diagnosis) -> str:
     """The watched run's state in one plain line, where no live view is possible."""
-    from ampwatch.diagnosis.words import scale_text
+    from ampwatch.diagnosis.value_text import scale_text
     from ampwatch.report import last_values
 
     facts = diagnosis.run

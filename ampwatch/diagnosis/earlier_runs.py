@@ -14,7 +14,7 @@ from ampwatch.diagnosis.findings import Diagnosis, Severity, Verdict
 from ampwatch.diagnosis.learning_rate.advice import Action
 from ampwatch.diagnosis.learning_rate.earlier_rates import TriedRate, bounded
 from ampwatch.diagnosis.signature import Signature
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 
 _CALM = frozenset((Verdict.HEALTHY.value, Verdict.CUT_OFF.value))
 _LEFT = frozenset((Action.KEEP.value, Action.RAISE.value))

@@ -137,14 +137,14 @@ class Engine:
                 self._recent = None
         return True
 
-    def look(self) -> Diagnosis:
+    def diagnosis(self) -> Diagnosis:
         """The diagnosis as the run stands now: what is wrong, since when, why, and what to do."""
         return conclude(self.case())
 
     def case(self) -> Case:
         """The case as the run stands now: what the rules are given."""
         if self._facts is None or self._settled is None:
-            raise RuntimeError("The engine has no run yet: call feed(run) before look().")
+            raise RuntimeError("The engine has no run yet: call feed(run) before diagnosis().")
         if self._case is None:
             if self._recent is None:
                 self._recent = self._settled.copy()
@@ -172,4 +172,4 @@ def _reader_of(run: Record, *, in_portions: bool = True) -> RecordRows:
 
 def diagnose(run: Record) -> Diagnosis:
     """Diagnose a run: what is wrong, since when, why, and what to do about it."""
-    return Engine().feed(run).look()
+    return Engine().feed(run).diagnosis()

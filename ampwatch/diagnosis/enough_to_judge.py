@@ -13,7 +13,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 
 # With fewer kinds of signals than this the first sentence names them: a reader of "healthy" should
 # know that only the loss was recorded.

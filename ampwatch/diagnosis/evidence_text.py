@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ampwatch.diagnosis.words import bytes_text, duration_text, scale_text
+from ampwatch.diagnosis.value_text import bytes_text, duration_text, scale_text
 from ampwatch.rows import Table, column
 
 

@@ -18,8 +18,8 @@ from ampwatch.diagnosis.learning_rate.estimate import Estimate, times_text
 from ampwatch.diagnosis.learning_rate.judgement import judge_rate
 from ampwatch.diagnosis.learning_rate.rate_history import RateState
 from ampwatch.diagnosis.record import Record
+from ampwatch.diagnosis.value_text import count_text
 from ampwatch.diagnosis.verdict import conclude
-from ampwatch.diagnosis.words import count_text
 from ampwatch.errors import DifferentModelsError
 
 

@@ -1,9 +1,10 @@
 """Follow live runs: one reader and one engine per run, however many consumers it has.
 
-    run's log -> Follower (state, engine) -> Look -> alerts, mirrors, `ampwatch watch`, dashboard
+    run's log -> Follower (state, engine) -> FollowedRun
+    FollowedRun -> alerts, mirrors, `ampwatch watch`, dashboard
 
-`follow(path)` gives the process's one `Follower` of a run. A `Look` says whether the run is live,
-ended or lost, and what is found in it so far. `FollowThread` checks runs repeatedly until they
+`follow(path)` gives the process's one `Follower` of a run. A `FollowedRun` says whether the run is
+live, ended or lost, and what is found in it so far. `FollowThread` checks runs repeatedly until they
 are over. Consumers that need rows read them through the follower, too. `lesson_for` says what
 earlier runs have shown.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from ampwatch.follow.current_diagnosis import as_it_stands, diagnose, diagnose_together
 from ampwatch.follow.follow_thread import FollowThread
-from ampwatch.follow.follower import Follower, Look, follow
+from ampwatch.follow.follower import FollowedRun, Follower, follow
 from ampwatch.follow.lessons import keep_for_later, lesson_for
 from ampwatch.follow.list_entry import KeptEntries, ListEntry, entry_of
 from ampwatch.follow.liveness import Liveness, State, at_a_glance
@@ -20,11 +21,11 @@ from ampwatch.follow.new_findings import NewFindings
 
 __all__ = [
     "FollowThread",
+    "FollowedRun",
     "Follower",
     "KeptEntries",
     "ListEntry",
     "Liveness",
-    "Look",
     "NewFindings",
     "State",
     "as_it_stands",

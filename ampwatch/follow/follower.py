@@ -20,7 +20,7 @@ from ampwatch.store import Run, RunInfo, open_run
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class FollowedRun:
     """A followed run as it stood at one moment, and what was found in it."""
 
     info: RunInfo
@@ -45,10 +45,10 @@ class Look:
 
 
 class Follower:
-    """Holds an open run and its engine; any thread may ask. A look costs what is new.
+    """Holds an open run and its engine; any thread may ask. An update costs what is new.
 
     Who reads the run's rows does not wait for who judges them. Of a run that is over only the last
-    look is kept; if it goes on one day, it is read anew.
+    update is kept; if it goes on one day, it is read anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,8 +58,8 @@ class Follower:
         self._run = open_run(path)
         self.run_id = self._run.info.id
         self._engine: Engine | None = None
-        self.last: Look | None = None
-        self._looked_s = 0.0
+        self.last: FollowedRun | None = None
+        self._updated_s = 0.0
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Run]:
@@ -78,17 +78,17 @@ class Follower:
         with run.lock:
             return self.liveness.refresh(run)
 
-    def look(self, max_age_s: float = 0.0) -> Look:
-        """The followed run and its diagnosis; another's look may be as old as `max_age_s`."""
+    def update(self, max_age_s: float = 0.0) -> FollowedRun:
+        """The followed run and its diagnosis; another's update may be as old as `max_age_s`."""
         with self._lock:
-            if self.last is None or time.monotonic() - self._looked_s >= max_age_s:
-                self.last = self._look(self.last)
-                self._looked_s = time.monotonic()
+            if self.last is None or time.monotonic() - self._updated_s >= max_age_s:
+                self.last = self._updated(self.last)
+                self._updated_s = time.monotonic()
             return self.last
 
     # --- within, under the lock ------------------------------------------------------------------
 
-    def _look(self, seen: Look | None) -> Look:
+    def _updated(self, seen: FollowedRun | None) -> FollowedRun:
         state, rows = self.refresh()
         silent_s = self.liveness.silent_s
         if seen is None or rows != seen.rows:
@@ -100,14 +100,14 @@ class Follower:
                 self._run = open_run(self.path)
         return seen
 
-    def _judge(self, state: State, rows: int, silent_s: float) -> Look:
+    def _judge(self, state: State, rows: int, silent_s: float) -> FollowedRun:
         self._engine = self._engine or Engine()
         run, case = self._run, self._engine.feed(self._run).case()
         scale, judged = case.scale.level, conclude(case)
         ended = ended_ranks(run, self.liveness.began_ns)
         pa.default_memory_pool().release_unused()  # what growing left behind; in days it adds up
         told = ForSeveralRuns.of(case, judged)
-        return Look(run.info, state, ended, rows, silent_s, judged, scale, run.notes, told)
+        return FollowedRun(run.info, state, ended, rows, silent_s, judged, scale, run.notes, told)
 
 
 _FOLLOWERS: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()

@@ -1,4 +1,4 @@
-"""The findings of a run that are new since the last look: each is reported once."""
+"""The findings of a run that are new since the last update: each is reported once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ampwatch.diagnosis import Diagnosis, Finding, Severity
 class NewFindings:
     """Remembers which of a run's findings were reported: each once, and again when it worsens.
 
-    A finding is known by its code: which layer leads may change from look to look. `reported` are
-    those that another process has reported.
+    A finding is known by its code: which layer leads may change from update to update. `reported`
+    are those that another process has reported.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 from ampwatch.errors import LogError
 from ampwatch.importers.formats import formats_for
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 from ampwatch.errors import AmpwatchError, MirrorError, warn
 from ampwatch.follow import Follower, FollowThread
 from ampwatch.mirrors.places import Mirror, active_places, open_mirrors, reason
@@ -90,7 +90,7 @@ class MirrorWorker:
         reader = self._readers.get(folder)
         if reader is None:
             reader = self._readers[folder] = UpdateReader(folder, Selection(self._thin))
-        reader.look(follower, 0.0 if self.thread.is_closing else self._every_s / 10)
+        reader.update(follower, 0.0 if self.thread.is_closing else self._every_s / 10)
         while (update := reader.next()) is not None:
             if not self._does(partial(self._mirror.take, update)):
                 return False

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ampwatch.alerts.alert_text import Alert, alert_of
 from ampwatch.codec.columns import integers, joined, raw, valid
 from ampwatch.diagnosis import Diagnosis, Finding
-from ampwatch.follow import Follower, Look, NewFindings, State
+from ampwatch.follow import FollowedRun, Follower, NewFindings, State
 from ampwatch.rows import Table
 from ampwatch.store import Run, RunInfo
 
@@ -240,35 +240,35 @@ class UpdateReader:
         self._place = str(folder)
         self._selection = selection
         self._follower: Follower | None = None
-        self._look: Look | None = None
+        self._followed: FollowedRun | None = None
         self._readers: dict[int, RankReader] = {}
         self._new = NewFindings()
         self._pending: Update | None = None
         self._shown: tuple[int, bool] | None = None  # the rows so far, and whether the run was over
 
-    def look(self, follower: Follower, max_age_s: float) -> None:
-        """Read what was logged since the last look; RunError if the run cannot be read."""
-        self._look, self._follower = follower.look(max_age_s), follower
+    def update(self, follower: Follower, max_age_s: float) -> None:
+        """Read what was logged since the last update; RunError if the run cannot be read."""
+        self._followed, self._follower = follower.update(max_age_s), follower
 
     def next(self) -> Update | None:
         """The next update; None if there is none."""
-        if self._pending is None and self._follower is not None and self._look is not None:
+        if self._pending is None and self._follower is not None and self._followed is not None:
             with self._follower.reading() as run:
-                self._pending = self._update(run, self._look)
+                self._pending = self._update(run, self._followed)
         return self._pending
 
     def taken(self) -> None:
         """Confirm that the update has arrived."""
         update, self._pending = self._pending, None
-        if update is not None and update.diagnosis is not None and self._look is not None:
-            self._shown = (self._look.rows, update.is_over)
+        if update is not None and update.diagnosis is not None and self._followed is not None:
+            self._shown = (self._followed.rows, update.is_over)
             if update.is_over:
                 self._follower = None
 
     @property
     def is_done(self) -> bool:
         """Whether the run is over and everything has arrived."""
-        return self._look is not None and self._shown == (self._look.rows, True)
+        return self._followed is not None and self._shown == (self._followed.rows, True)
 
     @property
     def is_behind(self) -> bool:
@@ -286,17 +286,17 @@ class UpdateReader:
 
     # --- within ----------------------------------------------------------------------------------
 
-    def _update(self, run: Run, look: Look) -> Update | None:
+    def _update(self, run: Run, followed: FollowedRun) -> Update | None:
         points = self._points(run)
         # Findings come separately, so that a failing one repeats no rows.
         if points or self._waiting(run):
             return Update(run.info, self._place, points)
         # If one rank is mirrored, it ends with that rank.
-        state = State.ENDED if self._selection.rank in look.ended_ranks else look.state
+        state = State.ENDED if self._selection.rank in followed.ended_ranks else followed.state
         is_over = state is not State.LIVE
-        if self._shown == (look.rows, is_over):
+        if self._shown == (followed.rows, is_over):
             return None
-        diagnosis = look.judged if is_over else look.diagnosis
+        diagnosis = followed.judged if is_over else followed.diagnosis
         if not (is_over or diagnosis.run.steps):
             return None  # it has just begun: that nothing can be judged yet is no news
         return Update(run.info, self._place, (), diagnosis, self._new.of(diagnosis), state)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampwatch.diagnosis import Action, Diagnosis
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import follow
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, ROOT, Value
@@ -80,27 +80,27 @@ def prove(
 
     `first` is a rate to try, whatever the cause; to bisect is to switch one thing at a time.
     """
-    look = follow(path).look()
+    followed = follow(path).update()
     with follow(path).reading() as run:
-        own, trouble = record_of(run), trouble_of(run, look.diagnosis)
-    of_rate = first is not None or (look.diagnosis.learning_rate.action is Action.LOWER)
+        own, trouble = record_of(run), trouble_of(run, followed.diagnosis)
+    of_rate = first is not None or (followed.diagnosis.learning_rate.action is Action.LOWER)
     changes = bisect_of(trouble) if bisects else cures_of(trouble)
     if bisects or not of_rate:
-        _refuse_what_nothing_helps(look.diagnosis, trouble, changes)
-    current = base_rate(look.diagnosis) if of_rate and not bisects else None
-    steps = budget.steps or steps_to_survive(look.diagnosis, reruns.from_step)
+        _refuse_what_nothing_helps(followed.diagnosis, trouble, changes)
+    current = base_rate(followed.diagnosis) if of_rate and not bisects else None
+    steps = budget.steps or steps_to_survive(followed.diagnosis, reruns.from_step)
     search = _Search(path, reruns, budget, Proof(str(path), None, steps, ()), own)
-    search.died_by = look.diagnosis.run.exception
+    search.died_by = followed.diagnosis.run.exception
     if current is not None:
         search.begin_rates(current, reruns.from_step)
-        advised = look.diagnosis.learning_rate.recommended
+        advised = followed.diagnosis.learning_rate.recommended
         return search.for_a_rate(first or advised or current * FIRST_GUESS)
     assert trouble.finding is not None
     search.trouble = trouble.finding.code
     proof = search.among(changes, all_of_them=bisects)
     if bisects or not search.may_be_the_rate():
         return proof
-    current = look.diagnosis.learning_rate.current or max(own.rates.values(), default=0.0)
+    current = followed.diagnosis.learning_rate.current or max(own.rates.values(), default=0.0)
     if not current > 0:
         return proof
     search.begin_rates(current, reruns.from_step)

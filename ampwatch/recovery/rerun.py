@@ -26,7 +26,7 @@ from ampwatch.rows import Table
 from ampwatch.store import Run, list_runs
 
 LOOK_EVERY_S = 0.3
-_LOOK_SHARE = 5  # a look waits at least so many times as long as the last one took
+_UPDATE_SHARE = 5  # an update waits at least so many times as long as the last one took
 _STEPS_TO_RECOVER = 50  # at least, and as many as it took to fail; of a rate see `Asked.ceiling`
 _WEIGHTS_LOST = "AMP207"  # not finite: nothing comes back
 _LEAVING_S = 10.0  # to end by itself once it was asked to
@@ -135,7 +135,7 @@ def _until_shown(
         follower = follower or _found(runs)
         began = time.monotonic()
         if follower is not None:
-            diagnosis = follower.look().diagnosis
+            diagnosis = follower.update().diagnosis
             steps = diagnosis.run.steps
             fails = diagnosis.verdict is Verdict.FAILING
             failing_at = (steps if failing_at is None else failing_at) if fails else None
@@ -143,7 +143,7 @@ def _until_shown(
                 return follower, diagnosis
         if is_over:
             return None
-        time.sleep(max(LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began)))
+        time.sleep(max(LOOK_EVERY_S, _UPDATE_SHARE * (time.monotonic() - began)))
 
 
 def _is_clear(

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ampwatch.diagnosis import Action, advise_on_all
 from ampwatch.diagnosis.findings import SCHEMA, json_value
 from ampwatch.diagnosis.learning_rate.advice import Advice
-from ampwatch.diagnosis.verdict import verdict_text
-from ampwatch.diagnosis.words import (
+from ampwatch.diagnosis.value_text import (
     bytes_text,
     count_text,
     list_text,
@@ -24,6 +23,7 @@ from ampwatch.diagnosis.words import (
     share_text,
     time_text,
 )
+from ampwatch.diagnosis.verdict import verdict_text
 from ampwatch.errors import DifferentModelsError, RunError
 from ampwatch.report.compared_run import LOSS, At, Course, Outline, outline_of
 from ampwatch.report.divergence import Divergence, divergence_of, step_rows

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ampwatch.diagnosis.words import count_text, list_text, scale_text
+from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 from ampwatch.errors import RunError
 from ampwatch.printable_text import printable
 from ampwatch.report.compared_run import LOSS

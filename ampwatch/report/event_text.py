@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ampwatch.diagnosis.event import Event
-from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.diagnosis.value_text import count_text, scale_text
 from ampwatch.rows import EventKind
 
 _MOST_RATES = 3

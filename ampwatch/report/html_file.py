@@ -25,7 +25,7 @@ from rich.text import Text
 
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.evidence_text import evidence_text
-from ampwatch.diagnosis.words import short_dtype, shortened, steps_text
+from ampwatch.diagnosis.value_text import short_dtype, shortened, steps_text
 from ampwatch.errors import ReportError
 from ampwatch.printable_text import cut, printable
 from ampwatch.report.comparison_text import comparison_text, letter

@@ -11,7 +11,7 @@ import numpy as np
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.column_arrays import flags, integers, known, numbers
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 from ampwatch.report.facts import rows_of_first_optimizer
 from ampwatch.report.painter import SEVERITY_COLOR, line_style
 from ampwatch.report.painter.message import (

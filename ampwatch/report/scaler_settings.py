@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ampwatch.diagnosis import Diagnosis, Record, Severity
 from ampwatch.diagnosis.column_arrays import Integers, flags, integers, numbers
-from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.diagnosis.value_text import count_text, scale_text
 from ampwatch.rows import Table
 
 DEFAULT_INTERVAL = 2000  # torch's own: growth costs one skip in 2,001 steps

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from ampwatch.codec import scalar
 from ampwatch.diagnosis.event import detail_of
-from ampwatch.diagnosis.words import bytes_text, count_text, list_text
+from ampwatch.diagnosis.value_text import bytes_text, count_text, list_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.printable_text import cut
 from ampwatch.rows import EventKind, Mark, Table

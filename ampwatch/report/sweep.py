@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ampwatch.diagnosis import Action, Verdict
-from ampwatch.diagnosis.words import count_text, list_text
+from ampwatch.diagnosis.value_text import count_text, list_text
 from ampwatch.report.compared_run import Outline
 
 RATE = "learning rate"

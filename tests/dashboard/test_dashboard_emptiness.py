@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from written_runs import event_columns, fresh_id, step_columns, write_run
 
 from ampwatch import codec, store
-from ampwatch.diagnosis.words import bytes_text
+from ampwatch.diagnosis.value_text import bytes_text
 from ampwatch.rows import Table
 
 PAGES = (

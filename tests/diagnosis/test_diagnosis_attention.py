@@ -84,7 +84,7 @@ def test_low_headroom_of_scores_is_the_consequence_of_their_growth():
 
 def test_whatever_the_blocks_the_drift_is_the_same():
     run = run_of(attn__q=line(14, 10), attn__k=line(14, 10, seed=1))
-    small = Engine(block_rows=100, settled_rows=16).feed(run).look()
+    small = Engine(block_rows=100, settled_rows=16).feed(run).diagnosis()
     (one,) = [f for f in small.findings if f.code == "AMP210"]
     other = found(run)["AMP210"]
     assert (one.first_step, one.last_step, one.layer) == (

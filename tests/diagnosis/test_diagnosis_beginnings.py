@@ -98,7 +98,7 @@ def test_a_leap_is_the_same_however_the_rows_come(size):
     lines = [15, 14, 13, 12, *[12] * 50]
     skipped = [True] * 4 + [False] * 50
     for run in (scaled([16, *lines] * 2), scaled(lines * 2, skipped * 2)):
-        assert Engine(block_rows=size, settled_rows=1).feed(run).look() == diagnose(run)
+        assert Engine(block_rows=size, settled_rows=1).feed(run).diagnosis() == diagnose(run)
 
 
 def rated(rate, *, steps=400, first=0, groups=(), **rest) -> HandBuiltRun:

@@ -163,7 +163,7 @@ def test_what_is_seen_of_scales_does_not_depend_on_how_rows_were_batched(rows):
     ]
     for run in runs:
         assert "AMP703" in found(run)
-        assert Engine(block_rows=rows).feed(run).look().findings == diagnose(run).findings
+        assert Engine(block_rows=rows).feed(run).diagnosis().findings == diagnose(run).findings
 
 
 # --- real trainings -------------------------------------------------------------------------------

@@ -166,9 +166,9 @@ def test_whatever_the_batches_the_engine_says_what_it_says_of_all_rows_at_once(s
     engine = Engine(**SMALL)
     for cut in [*cuts, len(arrivals)]:
         run = run_of(arrivals[:cut])
-        live = engine.feed(run).look()
-        assert same(live, Engine(**SMALL).feed(run).look())
-        assert same(live, engine.look())
+        live = engine.feed(run).diagnosis()
+        assert same(live, Engine(**SMALL).feed(run).diagnosis())
+        assert same(live, engine.diagnosis())
         json.dumps(live.to_json(), allow_nan=False)
 
 
@@ -176,7 +176,7 @@ def test_whatever_the_batches_the_engine_says_what_it_says_of_all_rows_at_once(s
 @given(streams())
 def test_where_blocks_end_makes_no_difference_to_the_findings(stream):
     run = run_of(stream[0])
-    small, large = (e.feed(run).look().findings for e in (Engine(**SMALL), Engine()))
+    small, large = (e.feed(run).diagnosis().findings for e in (Engine(**SMALL), Engine()))
     assert [(f.code, f.severity, f.first_step, f.last_step) for f in small] == [
         (f.code, f.severity, f.first_step, f.last_step) for f in large
     ]
@@ -190,7 +190,7 @@ def test_a_scale_that_only_the_next_row_tells_is_known_across_the_end_of_a_block
         scale=[None] * (count - 2) + [0.0, 1024.0], scale_after=[None] * count,
         skipped=[False] * accepted + [True] * 5 + [False],
     )  # fmt: skip
-    small, large = (Engine(**size).feed(HandBuiltRun(steps)).look() for size in (SMALL, {}))
+    small, large = (Engine(**size).feed(HandBuiltRun(steps)).diagnosis() for size in (SMALL, {}))
     assert found(small) == found(large)
 
 
@@ -201,8 +201,8 @@ def test_a_restart_that_repeats_steps_is_the_same_live_and_replayed():
     engine = Engine(**SMALL)
     for end in range(1, steps.num_rows + 1, 7):
         run = HandBuiltRun(steps.slice(0, end), info=first.info)
-        assert same(engine.feed(run).look(), Engine(**SMALL).feed(run).look())
-    assert engine.look().run.steps > 100
+        assert same(engine.feed(run).diagnosis(), Engine(**SMALL).feed(run).diagnosis())
+    assert engine.diagnosis().run.steps > 100
 
 
 def test_swarms_and_spikes_are_the_same_live_and_replayed_wherever_blocks_end():
@@ -221,8 +221,8 @@ def test_swarms_and_spikes_are_the_same_live_and_replayed_wherever_blocks_end():
     engine = Engine(**SMALL)
     for end in range(6, count + 1, 7):  # at every place in a block of 16, twice and more
         run = HandBuiltRun(steps.slice(0, end), info=info)
-        live = engine.feed(run).look()
-        assert same(live, Engine(**SMALL).feed(run).look())
+        live = engine.feed(run).diagnosis()
+        assert same(live, Engine(**SMALL).feed(run).diagnosis())
         assert found(live) == found(diagnose(run))
     assert {"AMP206", "AMP303"} <= {finding.code for finding in live.findings}
 
@@ -230,11 +230,11 @@ def test_swarms_and_spikes_are_the_same_live_and_replayed_wherever_blocks_end():
 def test_a_row_that_comes_long_after_its_step_still_counts():
     run = scaled_run([False] * 200)
     engine = Engine(**SMALL).feed(run)
-    assert engine.look().findings == ()
+    assert engine.diagnosis().findings == ()
     late = [{"step": 30, "layer": "up", "weight_finite": False}]
     told = dataclasses.replace(run, layers=layer_table(late))
-    assert engine.feed(told).look().headline.code == "AMP207"
-    assert same(engine.look(), diagnose(told))
+    assert engine.feed(told).diagnosis().headline.code == "AMP207"
+    assert same(engine.diagnosis(), diagnose(told))
 
 
 def test_a_rank_that_comes_late_still_counts():
@@ -242,7 +242,7 @@ def test_a_rank_that_comes_late_still_counts():
     engine = Engine(**SMALL).feed(run)
     steps = step_table(step=[10], rank=[1], skipped=[True], scale=[65536.0])
     joined = dataclasses.replace(run, steps=pa.concat_tables([run.steps, steps]))
-    assert engine.feed(joined).look().run.skipped == 1
+    assert engine.feed(joined).diagnosis().run.skipped == 1
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ def test_a_real_run_is_judged_live_as_it_is_judged_replayed(demo_run, scenario):
     steps = run.read(Table.STEPS).num_rows
     for end in [*range(7, steps, 43), steps]:
         part = Prefix(run, end)
-        assert same(engine.feed(part).look(), Engine(**SMALL).feed(part).look())
-    whole = Engine().feed(Prefix(run, steps)).look()
-    assert found(engine.look()) == found(whole)
+        assert same(engine.feed(part).diagnosis(), Engine(**SMALL).feed(part).diagnosis())
+    whole = Engine().feed(Prefix(run, steps)).diagnosis()
+    assert found(engine.diagnosis()) == found(whole)
 
 
 def found(diagnosis):
@@ -338,7 +338,7 @@ def test_numbers_without_end_are_no_reason_to_fail(number):
 
 def test_an_engine_without_a_run_says_what_to_do():
     with pytest.raises(RuntimeError, match="feed"):
-        Engine().look()
+        Engine().diagnosis()
 
 
 def test_a_rank_that_is_always_far_behind_costs_a_new_beginning_only_now_and_then(monkeypatch):

@@ -13,7 +13,7 @@ from ampwatch.diagnosis.findings import Finding, FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.rule import Seen
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.words import restart_text
+from ampwatch.diagnosis.value_text import restart_text
 
 CALM = HandBuiltRun(step_table(skipped=[False] * 40, scale=[2.0**16] * 40))
 

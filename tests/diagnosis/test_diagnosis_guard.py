@@ -152,6 +152,7 @@ def test_one_that_was_taken_is_to_be_clipped_as_without_a_guard(bad, of, is_one_
 def test_what_a_guard_left_out_is_known_in_whatever_portions_the_rows_came(inputs):
     run = with_bad_batches([100, 200, 300], inputs=inputs)
     told = [
-        Engine(block_rows=rows, settled_rows=8).feed(run).look().findings for rows in (3, 7, 5000)
+        Engine(block_rows=rows, settled_rows=8).feed(run).diagnosis().findings
+        for rows in (3, 7, 5000)
     ]
     assert told[0] == told[1] == told[2]

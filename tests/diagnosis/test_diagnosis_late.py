@@ -124,7 +124,7 @@ def test_a_search_after_a_reset_may_go_on_as_the_first_did():
 def test_a_search_that_goes_on_is_the_same_however_the_rows_came(block_rows):
     skipped = [step in {0, 1, 5, 6, 30, 31, 32, 100, 101, 260} for step in range(400)]
     run = scaled_run(skipped)
-    assert Engine(block_rows=block_rows).feed(run).look() == diagnose(run)
+    assert Engine(block_rows=block_rows).feed(run).diagnosis() == diagnose(run)
 
 
 @pytest.mark.parametrize("tells_before", [True, False])
@@ -236,7 +236,7 @@ def test_a_restart_is_judged_alike_however_the_rows_came():
     run = leaping(events=event_table([(1500, "state-loaded", {})]))
     whole = diagnose(run)
     for rows in (7, 64, 700):
-        assert Engine(block_rows=rows).feed(run).look() == whole
+        assert Engine(block_rows=rows).feed(run).diagnosis() == whole
 
 
 def test_a_norm_that_drifts_over_the_last_fifth_only_is_told():

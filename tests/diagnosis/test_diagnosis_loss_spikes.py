@@ -288,7 +288,7 @@ def test_what_is_told_does_not_hang_on_how_the_rows_came(rows):
     columns = spiked(200, 430, 640, count=700)
     columns["loss"][[100, 330, 550]] += 1.5
     run = attached(columns)
-    assert Engine(block_rows=rows).feed(run).look().findings == diagnose(run).findings
+    assert Engine(block_rows=rows).feed(run).diagnosis().findings == diagnose(run).findings
 
 
 # -- healthy twins ---------------------------------------------------------------------------------

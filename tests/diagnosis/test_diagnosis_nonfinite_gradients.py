@@ -141,7 +141,7 @@ def test_which_norms_of_inf_were_skipped_does_not_hang_on_how_the_rows_came(rows
     columns["grad_norm"][150] = NAN
     columns["grad_norm"][190:] = math.inf
     run = tabled(columns, tmp_path)
-    assert Engine(block_rows=rows).feed(run).look().findings == diagnose(run).findings
+    assert Engine(block_rows=rows).feed(run).diagnosis().findings == diagnose(run).findings
 
 
 def test_gradients_beside_a_scaler_are_the_scalers_to_skip():
@@ -217,7 +217,7 @@ def test_what_is_told_does_not_hang_on_how_the_rows_came(rows):
     columns["grad_norm"][150] = NAN
     run = attached(columns)
     engine = Engine(block_rows=rows)
-    assert engine.feed(run).look().findings == diagnose(run).findings
+    assert engine.feed(run).diagnosis().findings == diagnose(run).findings
 
 
 def _trained(folder, on_bad):

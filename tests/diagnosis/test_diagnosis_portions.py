@@ -87,9 +87,9 @@ def test_a_log_read_in_portions_says_what_all_its_rows_say(tmp_path, ranks, in_p
         writer.close()
     run = store.open_run(path)
     judge = Engine(block_rows=256, settled_rows=64)
-    said = judge.feed(run).look()
+    said = judge.feed(run).diagnosis()
     assert said.headline is not None
-    assert same(said, Engine(block_rows=256, settled_rows=64).feed(InMemory(run)).look())
+    assert same(said, Engine(block_rows=256, settled_rows=64).feed(InMemory(run)).diagnosis())
     assert rows_held(judge) < 0.25 * ranks * STEPS
 
 
@@ -105,7 +105,9 @@ def test_a_run_that_grows_holds_no_more_rows_at_its_end_than_before(tmp_path):
         held.append(rows_held(judge))
     writer.close()
     assert max(held) < 1200  # of 13,000
-    assert same(judge.look(), Engine(block_rows=256, settled_rows=64).feed(InMemory(run)).look())
+    assert same(
+        judge.diagnosis(), Engine(block_rows=256, settled_rows=64).feed(InMemory(run)).diagnosis()
+    )
 
 
 def test_tables_that_do_not_keep_step_are_read_at_once(tmp_path, in_portions):
@@ -116,4 +118,4 @@ def test_tables_that_do_not_keep_step_are_read_at_once(tmp_path, in_portions):
     writer.close()
     run = store.open_run(path)
     judge = Engine(block_rows=256, settled_rows=64)
-    assert same(judge.feed(run).look(), Engine().feed(InMemory(run)).look())
+    assert same(judge.feed(run).diagnosis(), Engine().feed(InMemory(run)).diagnosis())

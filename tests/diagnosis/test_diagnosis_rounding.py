@@ -102,7 +102,7 @@ def test_it_is_not_the_rate_and_nobody_is_told_to_raise_it():
 def test_what_it_says_does_not_depend_on_how_the_rows_were_cut():
     record = run(0.97, lambda step: 0.1 + step / 4000, lambda step: 0.05 + step / 8000)
     whole = diagnose(record)
-    cut = Engine(block_rows=37, settled_rows=11).feed(record).look()
+    cut = Engine(block_rows=37, settled_rows=11).feed(record).diagnosis()
     assert cut == whole
 
 

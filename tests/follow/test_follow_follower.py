@@ -82,17 +82,17 @@ def test_a_follower_that_nobody_holds_is_let_go(tmp_path):
     gc.collect()
     second = follow(path)
     assert second is follow(path)
-    assert id(second._run) != first or second.look().is_over
+    assert id(second._run) != first or second.update().is_over
 
 
 def test_a_look_is_what_the_run_says_and_costs_a_judgement_only_when_rows_came(tmp_path, engines):
     path = write_run(tmp_path, ended=False)
     follower = follow(path)
-    first = follower.look()
-    again = follower.look()
+    first = follower.update()
+    again = follower.update()
     assert again.judged is first.judged
     more(path, skipped=30)
-    grown = follower.look()
+    grown = follower.update()
     assert grown.rows > first.rows
     assert grown.judged == diagnose(open_run(path))
     assert len(engines) == 1
@@ -101,18 +101,18 @@ def test_a_look_is_what_the_run_says_and_costs_a_judgement_only_when_rows_came(t
 def test_a_look_of_somebody_else_will_do_if_it_is_young_enough(tmp_path):
     path = write_run(tmp_path, ended=False)
     follower = follow(path)
-    seen = follower.look()
+    seen = follower.update()
     more(path, skipped=30)
-    assert follower.look(max_age_s=3600.0) is seen
-    assert follower.look().rows > seen.rows
+    assert follower.update(max_age_s=3600.0) is seen
+    assert follower.update().rows > seen.rows
 
 
 def test_while_a_run_is_live_its_missing_end_mark_is_no_finding(tmp_path, monkeypatch):
     path = write_run(tmp_path, ended=False)
     follower = follow(path)
-    assert "AMP902" not in codes(follower.look())
+    assert "AMP902" not in codes(follower.update())
     monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
-    lost = follower.look()
+    lost = follower.update()
     assert (lost.state, "AMP902" in codes(lost)) == (State.LOST, True)
 
 
@@ -123,12 +123,12 @@ def codes(look):
 def test_of_a_run_that_is_over_the_last_look_is_kept_and_it_may_go_on(tmp_path, engines):
     path = write_run(tmp_path)
     follower = follow(path)
-    over = follower.look()
+    over = follower.update()
     assert over.is_over
     assert follower._engine is None
-    assert follower.look().judged is over.judged
+    assert follower.update().judged is over.judged
     more(path, skipped=30)
-    assert follower.look().judged == diagnose(open_run(path))
+    assert follower.update().judged == diagnose(open_run(path))
     assert len(engines) == 2
 
 
@@ -139,7 +139,7 @@ def test_a_run_that_cannot_be_read_now_is_said_once_and_tried_again(tmp_path):
         if len(looks) < 3:
             looks.append(None)
             raise RunError("not now", path=folder)
-        looks.append(follower.look())
+        looks.append(follower.update())
         return True
 
     thread = FollowThread(
@@ -156,7 +156,7 @@ def test_rows_that_come_while_a_run_is_given_up_bring_it_back(tmp_path):
     seen = []
 
     def visit(folder, follower):
-        seen.append(follower.look().rows)
+        seen.append(follower.update().rows)
         if len(seen) == 1:  # it was over as we looked, and goes on before we say so
             more(folder, accepted=3)
             thread.wake(folder)

@@ -109,7 +109,7 @@ def test_a_run_that_is_removed_is_said(tmp_path):
     follower = follow(path)
     (path / "run.json").unlink()
     with pytest.raises(ampwatch.errors.NotARunError, match="is gone"):
-        follower.look()
+        follower.update()
 
 
 def test_a_training_that_is_killed_ends_those_who_follow_it_from_elsewhere(tmp_path, monkeypatch):
@@ -124,7 +124,7 @@ def test_a_training_that_is_killed_ends_those_who_follow_it_from_elsewhere(tmp_p
 
     def visit(_folder, follower):
         visited.append(follower)
-        return follower.look().is_over
+        return follower.update().is_over
 
     watch = ampwatch.watch_run(path, found.append, every_s=0.1)
     mirror = ampwatch.mirror(path, to=f"tensorboard:{tmp_path / 'tb'}", every_s=0.1)

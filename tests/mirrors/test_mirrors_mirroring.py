@@ -40,7 +40,7 @@ def worker(notes):
 def whole(path, **options):
     """All that is handed on of a run as it stands."""
     reader, mirror = UpdateReader(path, Selection(**options)), Kept()
-    reader.look(follow(path), 0.0)
+    reader.update(follow(path), 0.0)
     while (update := reader.next()) is not None:
         mirror.take(update)
         reader.taken()

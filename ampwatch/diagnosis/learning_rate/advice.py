@@ -21,7 +21,7 @@ from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
 from ampwatch.diagnosis.learning_rate.signs import is_born_zero
 from ampwatch.diagnosis.learning_rate.trouble import LeapBefore, Trouble, Warmup
 from ampwatch.diagnosis.medians import known_of, median
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 
 # Late: what large runs did (x0.9 and x0.67 OPT, x0.5 BLOOM 104B, x0.89 icefall).
 LATE_FACTOR, LATE_LOW, LATE_HIGH = 0.7, 0.5, 0.9

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.constants import BELOW_FAILED, LEAST_OCTAVES
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 
 # Octaves. Another seed failed up to half an octave below a rate that held once: with that much less
 # the interval held the limit as often as without earlier runs.

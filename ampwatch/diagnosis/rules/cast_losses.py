@@ -10,7 +10,7 @@ from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, CastSamples
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.quantised_layers import leave_out
-from ampwatch.diagnosis.words import count_text, list_text
+from ampwatch.diagnosis.value_text import count_text, list_text
 
 # In most of a layer's last samples, and in at least so many: one batch may be an outlier.
 LEAST_SAMPLES = 3

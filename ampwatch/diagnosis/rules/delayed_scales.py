@@ -11,7 +11,7 @@ from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, CastScales
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.cast_losses import LEAST_SAMPLES, is_lasting
-from ampwatch.diagnosis.words import count_text, list_text
+from ampwatch.diagnosis.value_text import count_text, list_text
 
 # Maxima of healthy runs vary by a factor of two from batch to batch.
 STALE_FACTOR = 2.0

@@ -10,7 +10,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event, positive_number
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.words import bytes_text
+from ampwatch.diagnosis.value_text import bytes_text
 
 # Cached memory in pieces too small for any allocation: a tenth of the card is more than any one
 # layer needs.

@@ -8,7 +8,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.guard_history import GuardHistory
 from ampwatch.diagnosis.rule import NOT_FINITE, RATE, Page, Seen, Ties, rule
-from ampwatch.diagnosis.words import count_text, share_text
+from ampwatch.diagnosis.value_text import count_text, share_text
 
 # One bad batch in a hundred is a matter of the data; a single step is none, however short the run.
 _OFTEN_SHARE, _ALONE = 0.01, 1

@@ -9,7 +9,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import FLOAT16_PARAMETERS
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.words import count_text, list_text, scale_text
+from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 
 # Half of 2^-24: an eps below it is zero in float16.
 FLOAT16_TINY = 2.0**-25

@@ -9,7 +9,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.finiteness_history import DEAD_RATE
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 
 # A log whose rates are all next to zero: reported from three lines on, an error from twenty.
 DEAD_LINES, DEAD_MANY = 3, policy.NO_ACCIDENT_STEPS

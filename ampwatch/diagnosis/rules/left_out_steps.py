@@ -8,7 +8,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import NOT_FINITE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.words import count_text, share_text
+from ampwatch.diagnosis.value_text import count_text, share_text
 
 # Occasional bad batches cost one step in a hundred; more than that is wasted training. A single
 # step is no warning, however short the record.

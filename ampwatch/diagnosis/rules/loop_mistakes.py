@@ -14,7 +14,7 @@ from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Rule, Seen, Ties, always
 from ampwatch.diagnosis.rules.fatal_errors import is_about_dtypes
-from ampwatch.diagnosis.words import count_text, list_text, scale_text
+from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 
 Numbers = Callable[[Event], tuple[str, tuple[Evidence, ...]]]
 

@@ -23,7 +23,7 @@ from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.outlying_inputs import APART_STEPS, INPUT_TIMES
 from ampwatch.diagnosis.rule import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
-from ampwatch.diagnosis.words import count_text, share_text
+from ampwatch.diagnosis.value_text import count_text, share_text
 from ampwatch.rows import LR_LEAP
 
 # Jumps of one step: three are more than chance; two are, if the updates jumped with them.

@@ -14,7 +14,7 @@ from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.rule import NOT_FINITE, RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.scale_collapse import slow_fall, unknown_cause_text
 from ampwatch.diagnosis.rules.scale_search_and_resets import STARTUP_ERROR_SCALE
-from ampwatch.diagnosis.words import scale_text
+from ampwatch.diagnosis.value_text import scale_text
 
 
 @rule(

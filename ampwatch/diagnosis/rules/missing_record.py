@@ -9,7 +9,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
-from ampwatch.diagnosis.words import count_text, list_text
+from ampwatch.diagnosis.value_text import count_text, list_text
 from ampwatch.rows import EventKind
 
 

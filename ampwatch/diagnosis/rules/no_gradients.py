@@ -10,7 +10,7 @@ from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.findings import Evidence, Finding, Severity
 from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
 from ampwatch.diagnosis.rules.scale_growth import START_HIGHER
-from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # Gradients that are all exactly zero: one batch may give none, so many batches in a row do not. In
 # a log: five lines, if the loss does not change either.

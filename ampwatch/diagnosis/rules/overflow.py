@@ -25,7 +25,7 @@ from ampwatch.diagnosis.rule import (
 from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
 from ampwatch.diagnosis.rules.scale_growth import DEFAULT_SCALE, START_HIGHER
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.words import (
+from ampwatch.diagnosis.value_text import (
     alone_text,
     count_text,
     list_text,

@@ -19,7 +19,7 @@ from ampwatch.diagnosis.rule import (
     codes,
     rule,
 )
-from ampwatch.diagnosis.words import count_text, share_text
+from ampwatch.diagnosis.value_text import count_text, share_text
 
 # A storm that begins late shows in the last part of the record. Over eight growth intervals or
 # more, chance does not cause as many skips as growth does.

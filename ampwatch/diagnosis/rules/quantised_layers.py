@@ -11,7 +11,7 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.precision_history import LayerPrecision
 from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.rules.half_precision import PRECISION_SAMPLES
-from ampwatch.diagnosis.words import count_text, list_text
+from ampwatch.diagnosis.value_text import count_text, list_text
 
 # Names under which models keep the layer that makes the logits.
 _HEADS = frozenset(

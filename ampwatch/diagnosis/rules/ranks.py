@@ -11,7 +11,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.words import count_text, list_text, scale_text
+from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 
 # One step may be logged in the middle of an update; if two steps differ, the weights do.
 RANKS_DIFFER = 2

@@ -12,7 +12,7 @@ from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
 from ampwatch.diagnosis.learning_rate.onset import CLIMB, Onset
 from ampwatch.diagnosis.rule import FROM_THE_FIRST_SKIP, MIXED, Page, Seen, Ties, codes, rule
-from ampwatch.diagnosis.words import go_back_text, restart_text
+from ampwatch.diagnosis.value_text import go_back_text, restart_text
 
 
 @rule(

@@ -9,7 +9,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rounding_history import KeptUpdates, RoundingSample
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 
 # Most weights do not move, and most of the requested movement is lost. A smaller loss has the
 # effect of a lower rate.

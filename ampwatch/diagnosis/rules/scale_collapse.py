@@ -24,7 +24,7 @@ from ampwatch.diagnosis.rules.scale_search_and_resets import (
     no_scale_helps,
     startup_has_failed,
 )
-from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # A scale that falls as far as in a collapse, but over thousands of steps. Each growth interval
 # gives an octave back, so such a fall within twenty of them takes many more skips than growth

@@ -9,7 +9,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
-from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # Scale windows that do not overlap in most of at least so many judged samples.
 CONFLICT_SAMPLES = 5

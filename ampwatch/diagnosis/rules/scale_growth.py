@@ -9,7 +9,7 @@ from ampwatch.diagnosis import policy
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.words import count_text, scale_text, share_text
+from ampwatch.diagnosis.value_text import count_text, scale_text, share_text
 
 DEFAULT_SCALE = 2.0**16  # GradScaler's own
 # Where that is not enough either.

@@ -15,7 +15,7 @@ from ampwatch.diagnosis.rule import (
     rule,
 )
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.words import count_text, scale_text
+from ampwatch.diagnosis.value_text import count_text, scale_text
 from ampwatch.rows import EventKind
 
 # A search from 2^32 may halve twenty times and be healthy; beyond that something else is wrong.

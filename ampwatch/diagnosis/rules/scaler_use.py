@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 
 # One step without an update may be the end of the loop; two are a mistake.
 MISSING_UPDATES = 2

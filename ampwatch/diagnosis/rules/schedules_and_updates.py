@@ -10,7 +10,7 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.loop_history import STARVED
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.words import count_text, share_text
+from ampwatch.diagnosis.value_text import count_text, share_text
 
 # A scheduler that also advances on skipped steps does so every time; one change of the rate that
 # coincides with a skip is chance. From this many skips, and nearly all of them.

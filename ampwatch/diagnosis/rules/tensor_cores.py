@@ -9,7 +9,7 @@ from ampwatch.diagnosis.device_history import OneDeviceHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.precision_history import LayerPrecision
 from ampwatch.diagnosis.rule import Page, Seen, rule
-from ampwatch.diagnosis.words import list_text, percent_text
+from ampwatch.diagnosis.value_text import list_text, percent_text
 
 # Half-precision products are fastest where every side is a multiple of 8 (16 bytes; NVIDIA, "Matrix
 # Multiplication Background"). Below a tenth of the operations, as in a first layer of three

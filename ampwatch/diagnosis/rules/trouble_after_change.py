@@ -11,7 +11,7 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.rules.loss import rise_that_stands
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
-from ampwatch.diagnosis.words import count_text
+from ampwatch.diagnosis.value_text import count_text
 from ampwatch.rows import EventKind
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from formatting import age_text, rate_text, said, shortened
+from html_text import age_text, rate_text, said, shortened
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import time
 
-from ampwatch.diagnosis.words import short_dtype, shortened
+from ampwatch.diagnosis.value_text import short_dtype, shortened
 from ampwatch.printable_text import printable
 from ampwatch.report.html_file import said
 

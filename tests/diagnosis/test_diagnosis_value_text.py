@@ -6,7 +6,13 @@ import math
 
 import pytest
 
-from ampwatch.diagnosis.words import bytes_text, bytes_unit, percent_text, scale_text, share_text
+from ampwatch.diagnosis.value_text import (
+    bytes_text,
+    bytes_unit,
+    percent_text,
+    scale_text,
+    share_text,
+)
 
 
 @pytest.mark.parametrize(
