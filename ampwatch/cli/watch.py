@@ -170,13 +170,10 @@ def _status(followed: FollowedRun) -> str:
     leave = "Press Ctrl-C to leave; the training goes on."
     if not followed.diagnosis.run.steps:
         return f"The run has started; its first step is not finished yet. {leave}"
-    if followed.silent_s < PAUSE_S:
+    silent_s = followed.silent_s
+    if silent_s < PAUSE_S:
         return f"Live. {leave}"
-    pause = (
-        f"{followed.silent_s:.0f} s"
-        if followed.silent_s < 120
-        else f"{followed.silent_s / 60:.0f} min"
-    )
+    pause = f"{silent_s:.0f} s" if silent_s < 120 else f"{silent_s / 60:.0f} min"
     return f"Nothing new for {pause}. {leave}"
 
 

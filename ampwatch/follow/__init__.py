@@ -4,8 +4,8 @@
     FollowedRun -> alerts, mirrors, `ampwatch watch`, dashboard
 
 `follow(path)` gives the process's one `Follower` of a run. A `FollowedRun` says whether the run is
-live, ended or lost, and what is found in it so far. `FollowThread` checks runs repeatedly until they
-are over. Consumers that need rows read them through the follower, too. `lesson_for` says what
+live, ended or lost, and what is found in it so far. `FollowThread` checks runs repeatedly until
+they are over. Consumers that need rows read them through the follower, too. `lesson_for` says what
 earlier runs have shown.
 """
 
