@@ -37,6 +37,13 @@ def make_run_folder(path: Path) -> None:
     path.mkdir(mode=_UMASK_DECIDES if os.environ.get(_SHARED) == "1" else _PRIVATE)
 
 
+def make_private_folder(path: Path) -> None:
+    """Make a folder that only the user may enter; the files in it are as private."""
+    path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    if os.name != "nt" and path.stat().st_mode & 0o077:
+        path.chmod(_PRIVATE)
+
+
 def make_folder(path: Path) -> None:
     """Make a folder within a run, as private as the run's folder, unless it exists."""
     path.mkdir(mode=_permissions_of(path.parent), exist_ok=True)

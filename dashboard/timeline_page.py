@@ -205,7 +205,7 @@ def _mark(one: Entry, link: str, place: tuple[int, int], span: tuple[int, int]) 
 
 
 def _percent(step: int, span: tuple[int, int]) -> float:
-    """Where a step begins on the timeline's axis, in per cent."""
+    """Where a step begins on the page's axis, in per cent."""
     share = (step - span[0]) / (span[1] + 1 - span[0])
     return 100 * min(1.0, max(0.0, share))
 

@@ -10,7 +10,6 @@ that cannot be read is reported and left as it is.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from typing import Any
 from ampwatch.diagnosis import RULES, Severity
 from ampwatch.environment import state_folder
 from ampwatch.errors import AlertError, RunInUseError, reason_of
-from ampwatch.files import BAD_VALUES, read_at_most, replace_file
+from ampwatch.files import BAD_VALUES, make_private_folder, read_at_most, replace_file
 from ampwatch.printable_text import printable
 from ampwatch.store.locks import held
 
@@ -156,13 +155,6 @@ def alerts_folder() -> Path:
         raise AlertError(
             "There is no home folder to keep alerts in: set XDG_STATE_HOME."
         ) from error
-
-
-def make_private_folder(path: Path) -> None:
-    """Make a folder that only the user may enter; the files in it are as private."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.name != "nt" and path.stat().st_mode & 0o077:
-        path.chmod(0o700)
 
 
 # --- within ---------------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ampwatch.alerts.alert_settings import alerts_folder, make_private_folder
+from ampwatch.alerts.alert_settings import alerts_folder
 from ampwatch.alerts.alert_text import LOST
 from ampwatch.diagnosis import Severity
 from ampwatch.errors import RunInUseError
-from ampwatch.files import BAD_VALUES, read_at_most, replace_file
+from ampwatch.files import BAD_VALUES, make_private_folder, read_at_most, replace_file
 from ampwatch.store.locks import held, hold, is_held
 
 _MAX_BYTES = 1 << 20

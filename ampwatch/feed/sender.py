@@ -60,7 +60,7 @@ class SenderStats:
     refused: str | None = None  # the recorder's sentence, if it refuses us
 
 
-class Window:
+class SendWindow:
     """Counts the bytes that are sent and not yet acknowledged, and says whether more may be sent.
 
     ZeroMQ's own high-water mark counts messages, and a send to a dead peer succeeds; so what is not
@@ -177,7 +177,7 @@ class Sender:
         self._hello, self._hello_bytes = hello, hello.to_bytes()
         self._source = source
         self._clock = clock
-        self._window = Window()
+        self._window = SendWindow()
         self._request = Request()
         self._contact = _Contact()
         self._stats = SenderStats()

@@ -40,7 +40,7 @@ Stepping = tuple[OptimizerView, Turn]
 NO_CHECKS = "No inf checks were recorded prior to update"
 
 
-class Owner(Protocol):
+class LoopOwner(Protocol):
     """Whose loop this is; `watch.Watch`."""
 
     def adopt(self, scaler: Any) -> None:
@@ -76,7 +76,7 @@ class Loop:
         start_step: int = 0,
     ) -> None:
         # Who owns us must live as long as the scaler or the optimizer that calls us.
-        self.owner: Owner | None = None
+        self.owner: LoopOwner | None = None
         self.control: Control | None = None  # where a page may act
         self.actor: StepActor | None = None  # where a guard may
         self.forwards = Forwards(several_models=len(survey.roots) > 1)

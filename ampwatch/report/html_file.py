@@ -60,7 +60,7 @@ def html_report(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
     step = telling_step(diagnosis)
     tone = VERDICT_COLOR[diagnosis.verdict.value]
     layers = layers_table(run, step)
-    text = markup(report_text(run.info.name, run, diagnosis, fancy=True, curves=False))
+    text = report_as_html(report_text(run.info.name, run, diagnosis, fancy=True, curves=False))
     parts = (
         f'<section class="verdict" style="--tone:var(--aw-{tone})">{text}</section>',
         _course(run, diagnosis, level),
@@ -80,7 +80,7 @@ def html_comparison(runs: Sequence[Run], comparison: Comparison) -> str:
     Raises ReportError where tsdownsample is not installed.
     """
     _require_thinning()
-    tables = markup(comparison_text(comparison, lambda text: powers(printable(text))))
+    tables = report_as_html(comparison_text(comparison, lambda text: powers(printable(text))))
     title = " and ".join(comparison.names[:3])
     body = f'<section class="wide">{tables}</section>{_sweep(comparison)}{_courses(runs)}'
     return _document(title, body)
@@ -239,13 +239,13 @@ def said(text: str) -> str:
 # --- the terminal's text -------------------------------------------------------------------------
 
 
-def markup(shown: RenderableType) -> str:
+def report_as_html(shown: RenderableType) -> str:
     """The terminal's report (texts, insets, rows beside labels) as HTML, word for word."""
     if isinstance(shown, Group):
-        return "".join(markup(part) for part in shown.renderables)
+        return "".join(report_as_html(part) for part in shown.renderables)
     if isinstance(shown, Padding):
         inset = f'<div style="margin-left:{shown.left / 2}em">'
-        return f"{inset}{markup(shown.renderable)}</div>"
+        return f"{inset}{report_as_html(shown.renderable)}</div>"
     if isinstance(shown, Grid):
         return _table_rows(shown)
     assert isinstance(shown, Text), "the report is made of nothing else"

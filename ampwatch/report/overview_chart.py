@@ -247,7 +247,7 @@ def overview_of(
 
 
 def _skipped_steps(run: Record) -> Steps:
-    """The steps that any optimizer of any rank skipped."""
+    """The steps to mark in the overview: those that any optimizer of any rank skipped."""
     rows = run.read(Table.STEPS, columns=("step", "skipped"))
     return np.unique(integers(rows, "step")[flags(rows, "skipped") == 1])
 

@@ -205,7 +205,7 @@ def _windows(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Window]:
 
 
 def _innermost(windows: list[Window]) -> list[Window]:
-    """Without containers: the layers inside them are more specific."""
+    """The scale windows without those of containers: the layers inside are more specific."""
     names = {window.layer for window in windows}
     outer = {name.rpartition(".")[0] for name in names} | {"(root)"}
     outer |= {name.rsplit(".", deep)[0] for name in names for deep in range(1, name.count(".") + 1)}

@@ -97,7 +97,7 @@ def coarser(line: Line, most: int) -> Line:
 
 
 def merged(events: Steps, first: int, last: int) -> Rug:
-    """The events merged to ticks that an axis from first to last can show.
+    """The events thinned for a chart: merged to ticks that its axis from first to last can show.
 
     A cell is finer than a column of pixels, so it lies in one or two of them: drawn at its first
     and its last event, no column that holds an event stays empty.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ampwatch import feed
 from ampwatch.errors import AmpwatchError, FeedError
-from ampwatch.feed.sender import WINDOW_BYTES, Request, Window
+from ampwatch.feed.sender import WINDOW_BYTES, Request, SendWindow
 
 
 @pytest.fixture
@@ -219,18 +219,18 @@ def test_a_child_of_fork_ends_without_touching_the_parents_connection(log):
 
 
 def test_nothing_may_be_sent_before_the_recorder_gives_credit():
-    assert not Window().fits(1)
+    assert not SendWindow().fits(1)
 
 
 def test_credit_narrows_our_own_limit_and_never_widens_it():
-    window = Window()
+    window = SendWindow()
     window.allow(1 << 40)
     window.add(WINDOW_BYTES)
     assert not window.fits(1)
 
 
 def test_one_frame_larger_than_the_credit_may_go_alone():
-    window = Window()
+    window = SendWindow()
     window.allow(10)
     assert window.fits(100)
     window.add(100)
@@ -240,7 +240,7 @@ def test_one_frame_larger_than_the_credit_may_go_alone():
 
 
 def test_live_rows_have_room_when_the_log_has_filled_its_share():
-    window = Window()
+    window = SendWindow()
     window.allow(1000)
     window.add(800)
     assert window.room_bytes == 0
@@ -249,7 +249,7 @@ def test_live_rows_have_room_when_the_log_has_filled_its_share():
 
 @given(st.lists(st.integers(1, 100)), st.lists(st.integers(0, 50)))
 def test_what_is_held_is_what_was_sent_and_not_yet_counted_by_the_peer(sizes, counts):
-    window = Window()
+    window = SendWindow()
     window.allow(WINDOW_BYTES)
     for size in sizes:
         window.add(size)
