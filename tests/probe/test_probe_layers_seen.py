@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections import UserDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import children
 import pytest
 import torch
 from layers_harness import Strict, Watched, half_step
@@ -357,14 +357,13 @@ def test_a_saved_model_loads_where_ampwatch_is_not_installed(tmp_path: Path) -> 
     watched.observer.arm()
     torch.save(model, tmp_path / "model.pt")
     script = (
-        "import sys; sys.modules['ampwatch'] = None\n"
-        "import torch\n"
+        "import sys, torch\n"
+        "loaded = {name for name in sys.modules if name.partition('.')[0] == 'ampwatch'}\n"
+        "sys.modules.update(dict.fromkeys(loaded | {'ampwatch'}))  # none can be imported\n"
         "model = torch.load('model.pt', weights_only=False)\n"
         "print(model(torch.ones(2, 16)).sum().item())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = children.run("-c", script, cwd=tmp_path, env=os.environ)
     assert done.returncode == 0, done.stderr
     watched.observer.release()
     assert float(done.stdout) == pytest.approx(model(torch.ones(2, 16)).sum().item())
