@@ -57,3 +57,13 @@ def test_tabs_slow_down_as_others_open_and_speed_up_as_they_close(one, server):
         first.page.get_by_text(words).wait_for(state="detached")
         first.refreshes(2)
         assert first.troubles == []
+
+
+@pytest.mark.slow_browser
+@needs_browser
+def test_an_age_goes_on_by_itself_where_nothing_is_followed(page, server):
+    page.open(f"{server.url}/?run=goes&follow=off")
+    page.page.wait_for_function(
+        "() => { const age = document.querySelector('.aw-age');"
+        " return age && parseFloat(age.textContent) > Number(age.dataset.age) + 1; }"
+    )

@@ -64,16 +64,6 @@ def test_a_frozen_server_is_said_within_three_seconds_and_comes_back(one, own_se
         assert page.page.evaluate("() => window.stays")  # it was not loaded anew
 
 
-def test_an_age_goes_on_by_itself_where_nothing_is_followed(one, own_server):
-    with tab(one) as page:
-        page.open(f"{own_server.url}/?run=goes&follow=off")
-        page.page.wait_for_function(
-            "() => { const age = document.querySelector('.aw-age');"
-            " return age && parseFloat(age.textContent) > Number(age.dataset.age) + 1; }"
-        )
-        assert page.troubles == []
-
-
 def test_a_killed_server_is_said_with_the_command_that_starts_it_again(one, place):
     with tab(one) as page, Server([place]) as killed:
         page.page.add_init_script(FIVE_HOURS_SLOW)
