@@ -172,20 +172,21 @@ def test_every_run_is_reported_once(tmp_path, session):
 def test_a_run_whose_trainer_is_gone_is_reported_lost_once(tmp_path, session, monkeypatch):
     path = write_run(tmp_path, ended=False)
     session.hear(frozenset([store.open_run(path).info.id]))
-    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.1)
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.02)
     session.wake(path)
-    time.sleep(0.4)
+    time.sleep(0.2)
     assert session.titles == []  # it is heard of, rows or not
     session.hear(frozenset())
+    monkeypatch.setattr("ampwatch.follow.liveness._HEARD_S", 0.0)  # it was heard of long ago
     wait_for(lambda: session.titles)
-    time.sleep(0.3)
+    session.close()  # after a last look
     assert session.titles == ["ampwatch: one ended uncleanly after 100 steps"]
 
 
 def test_a_run_that_ended_well_is_not_reported(tmp_path, session, monkeypatch):
-    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.1)
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
     session.wake(write_run(tmp_path))
-    time.sleep(0.4)
+    session.close()  # after a last look
     assert session.titles == []
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 import children
+import impatient_cli
 import pytest
 from alert_parts import COLLAPSING, wait_for, web_hook
 from written_runs import write_run
@@ -74,7 +75,7 @@ def test_watching_tells_of_findings_and_of_a_trainer_that_was_killed(tmp_path, e
     assert trainer.stdout.readline() == "trained\n"
     with web_hook() as hook:
         environment["AMPWATCH_NOTIFY"] = hook.address
-        watching = start(["-m", "ampwatch", "watch", "--every", "0.1"], environment)
+        watching = start([impatient_cli.PROGRAM, "watch", "--every", "0.1"], environment)
         wait_for(lambda: hook.taken)
         trainer.kill()
         finish(trainer)

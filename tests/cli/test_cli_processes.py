@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import children
+import impatient_cli
 import psutil
 import pytest
 from written_runs import event_columns, step_columns, write_run
@@ -41,9 +42,9 @@ def environment(tmp_path):
     }
 
 
-def start(words, environment):
+def start(words, environment, program=("-m", "ampwatch")):
     return children.start(
-        "-m", "ampwatch", *words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        *program, *words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 
@@ -75,11 +76,11 @@ def test_a_recorder_ends_politely_when_asked(tmp_path, environment, number):
 def test_a_taken_port_is_an_error_that_names_the_flag_which_takes_another(tmp_path, environment):
     with Recorder("tcp://127.0.0.1:*", tmp_path / "first") as first:
         words = ["record", "--bind", first.endpoint, "--dir", tmp_path / "second"]
-        code, _, err = finish(start(words, environment))
+        code, _, err = finish(start(words, environment, [impatient_cli.PROGRAM]))
         assert code == 2
         assert err.startswith(f"ampwatch: {first.endpoint} is taken")
         assert "--fallback" in err
-        child = start([*words, "--fallback"], environment)
+        child = start([*words, "--fallback"], environment, [impatient_cli.PROGRAM])
         said = [child.stderr.readline(), child.stderr.readline()]
         child.send_signal(signal.SIGTERM)
         code, _, _ = finish(child)

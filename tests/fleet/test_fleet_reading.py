@@ -180,7 +180,7 @@ def test_a_script_without_a_guard_is_run_once_though_workers_publish(runs, tmp_p
         "publishing._SHARE_RUNS = 15\n"
         f"print(len(publish({str(runs)!r}, {str(tmp_path / 'place')!r}, workers=2).published))\n"
     )
-    done = children.run(script, env=os.environ)
+    done = children.run(script, env=os.environ, fresh=True)
     said = done.stdout.split()
     assert said[0] == "run", done.stderr
     assert len(said) == 2

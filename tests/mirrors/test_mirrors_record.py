@@ -11,6 +11,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 import children
+import impatient_cli
 import pytest
 from alert_parts import wait_for
 from mirror_parts import train
@@ -31,7 +32,7 @@ def free_port():
 def test_a_recorder_shows_the_runs_that_are_sent_to_it(tmp_path):
     port = free_port()
     words = [
-        "-m", "ampwatch", "record", "--bind", "tcp://127.0.0.1:0", "--insecure",
+        impatient_cli.PROGRAM, "record", "--bind", "tcp://127.0.0.1:0", "--insecure",
         "--dir", "copies", "--to", f"prometheus://127.0.0.1:{port}", "--to", "tensorboard:tb",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1])}

@@ -63,7 +63,8 @@ def test_what_is_acknowledged_is_in_the_files_when_the_recorder_stops(tmp_path, 
     assert set(range(acknowledged)) <= set(batches_in(copies / "run"))
 
 
-def test_a_taken_port_is_said(copies):
+def test_a_taken_port_is_said(copies, monkeypatch):
+    monkeypatch.setattr("ampwatch.recorder.recorder._PORT_WAIT_S", 0.05)
     with Here(copies) as first, pytest.raises(FeedError, match="is taken"):
         Recorder(first.endpoint, copies).start()
 
@@ -80,7 +81,10 @@ def test_a_process_that_finds_its_port_taken_ends_by_itself_though_its_starter_w
     assert "is taken" in said.sentence
 
 
-def test_a_free_port_is_taken_where_that_is_wanted_and_trainers_find_it(copies, tmp_path):
+def test_a_free_port_is_taken_where_that_is_wanted_and_trainers_find_it(
+    copies, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("ampwatch.recorder.recorder._PORT_WAIT_S", 0.05)
     with Here(copies) as first:
         with Recorder(first.endpoint, tmp_path / "second", fallback=True) as second:
             assert second.endpoint != first.endpoint
@@ -297,7 +301,8 @@ def test_ctrl_c_in_the_terminal_ends_the_command_politely_and_loses_nothing(tmp_
         _, said = command.communicate(timeout=60)
         trainer.sender.poll()
         acknowledged = trainer.sender.stats.acknowledged
-        trainer.close()
+        trainer.sender.close(timeout_s=0.0)  # to nobody
+        trainer.log.close()
     assert command.returncode == 0
     assert said.endswith(" rows of 1 run received; all of them are on disk.\n")
     assert "ended by itself" not in said
