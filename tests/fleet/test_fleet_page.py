@@ -64,6 +64,7 @@ def published_again(place: str) -> None:
     publish("ampwatch-runs", place)
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_the_query_counts_what_a_run_skipped(folder, place):
     pytest.importorskip("duckdb", reason="no DuckDB here to query with")
     publish("ampwatch-runs", place)
