@@ -32,7 +32,6 @@ _numbers = itertools.count()
 QUICK = [
     "alerts/test_alerts_delivery.py",
     "alerts/test_alerts_text.py",
-    "cli/test_cli_export.py",
     "cli/test_cli_import.py",
     "dashboard/test_dashboard_step_curves.py",
     "dashboard/test_dashboard_rank_curves.py",
@@ -40,7 +39,6 @@ QUICK = [
     "diagnosis/*",
     "examples/test_gallery_scoring.py",
     "feed/test_feed_endpoint.py",
-    "importers/test_importers_courses.py",
     "importers/test_importers_endings.py",
     "importers/test_importers_times.py",
     "integrations/test_integrations_models.py",
@@ -70,6 +68,7 @@ NOT_QUICK = [
     "diagnosis/*_loss_spikes.py",
     "diagnosis/*_nonfinite_gradients.py",
     "diagnosis/*_portions.py",
+    "diagnosis/*_quantised_layers.py",
     "diagnosis/*_rate_advice.py",
     "diagnosis/*_real.py",
     "diagnosis/*_rises.py",
