@@ -79,6 +79,7 @@ def samples() -> list[Batch]:
     return [small, layers, events]
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(rows_of())
 def test_what_is_encoded_is_what_pyarrow_makes_of_the_same_lists(sample) -> None:
     table, columns, count = sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -33,6 +33,7 @@ def scaler_arithmetic(limits, scale, interval):
     return skips
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(st.lists(st.integers(2, 12), min_size=1, max_size=25), st.integers(0, 14), st.integers(1, 9))
 def test_the_counted_skips_are_those_of_gradscaler(octaves, start, interval):
     limits = 2.0 ** np.array(octaves, float)

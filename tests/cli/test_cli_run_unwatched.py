@@ -8,7 +8,7 @@ from run_parts import script, watched, watched_within
 
 def test_a_script_that_trains_nothing_is_told_so(tmp_path):
     (tmp_path / "t.py").write_text("import torch\nprint(torch.ones(2).sum())\n")
-    under = watched(tmp_path, "t.py")
+    under = watched_within(tmp_path, "t.py")
     assert under.returncode == 0
     assert "nothing was watched" in under.stderr
     assert not (tmp_path / "ampwatch-runs").exists()

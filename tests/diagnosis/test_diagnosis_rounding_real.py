@@ -92,7 +92,7 @@ def diagnosed(
     *,
     dtype: torch.dtype = torch.bfloat16,
     model: nn.Module | None = None,
-    steps: int = 120,
+    steps: int = 75,
     every: int = 5,
     tokens: bool = False,
     grown: float = 1.0,
@@ -129,7 +129,7 @@ def finding(diagnosis: ampwatch.diagnosis.Diagnosis) -> ampwatch.diagnosis.Findi
 LOST = {
     "adamw at 1e-3 on large weights": (lambda p: torch.optim.AdamW(p, lr=1e-3), {"grown": 16.0}),
     "adamw at 1e-4": (lambda p: torch.optim.AdamW(p, lr=1e-4), {}),
-    "adamw at 1e-5": (lambda p: torch.optim.AdamW(p, lr=1e-5), {"steps": 160}),
+    "adamw at 1e-5": (lambda p: torch.optim.AdamW(p, lr=1e-5), {"steps": 100}),
     "adam, fused": (lambda p: torch.optim.Adam(p, lr=3e-5, fused=True), {}),
     "adam, foreach": (lambda p: torch.optim.Adam(p, lr=3e-5, foreach=True), {}),
     "sgd": (lambda p: torch.optim.SGD(p, lr=1e-2), {}),
@@ -137,7 +137,7 @@ LOST = {
     "rmsprop": (lambda p: torch.optim.RMSprop(p, lr=3e-5), {}),
     "adagrad": (lambda p: torch.optim.Adagrad(p, lr=3e-4), {}),
     "float16": (lambda p: torch.optim.SGD(p, lr=1e-3), {"dtype": torch.float16}),
-    "as attach samples": (lambda p: torch.optim.AdamW(p, lr=3e-5), {"steps": 210, "every": 50}),
+    "as attach samples": (lambda p: torch.optim.AdamW(p, lr=3e-5), {"steps": 160, "every": 50}),
 }
 
 
@@ -155,9 +155,9 @@ KEPT = {
     "a kahan sum": (lambda p: Kahan(p, 3e-5), {}),
     "a kahan sum that nobody sees": (lambda p: HiddenKahan(p, 3e-5), {}),
     "float32 masters": (lambda p: Masters(p, 3e-5), {}),
-    "float32 masters at a small rate": (lambda p: Masters(p, 1e-5), {"steps": 200}),
+    "float32 masters at a small rate": (lambda p: Masters(p, 1e-5), {"steps": 120}),
     "stochastic rounding": (lambda p: Stochastic(p, 3e-5), {}),
-    "stochastic rounding at a small rate": (lambda p: Stochastic(p, 1e-5), {"steps": 200}),
+    "stochastic rounding at a small rate": (lambda p: Stochastic(p, 1e-5), {"steps": 120}),
     "a large rate": (lambda p: torch.optim.SGD(p, lr=1.0), {}),
     "adam at a large rate": (lambda p: torch.optim.AdamW(p, lr=1e-2), {}),
     "float32": (lambda p: torch.optim.AdamW(p, lr=1e-6), {"dtype": torch.float32}),

@@ -204,6 +204,7 @@ def test_the_recipe_leaves_three_runs_side_by_side(watched: Callable[[str], Ran]
         assert megabytes > 0
 
 
+@pytest.mark.slow_frameworks
 def test_a_lightning_fit_is_logged_with_its_scale(watched: Callable[[str], Ran]) -> None:
     ran = watched("lightning_fit")
     run = the_run(ran.folder)
@@ -212,6 +213,7 @@ def test_a_lightning_fit_is_logged_with_its_scale(watched: Callable[[str], Ran])
     assert "net.0" in run.layers["layer"].to_pylist()
 
 
+@pytest.mark.slow_frameworks
 @pytest.mark.parametrize("name", ["transformers_trainer", "accelerate_loop"])
 def test_a_framework_without_a_scaler_is_logged_with_its_losses(
     name: str, watched: Callable[[str], Ran]

@@ -33,6 +33,7 @@ def there(tmp_path):
     return place
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_a_published_run_has_the_signature_of_its_folder(place, tmp_path):
     path = write_structured(tmp_path / "runs", "one", ranks=(0, 1), world_size=2)
     write_run(tmp_path / "runs", "bare")

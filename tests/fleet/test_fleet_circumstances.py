@@ -84,6 +84,7 @@ def test_a_service_that_refuses_this_machines_clock_is_said(tmp_path):
     assert "it refuses this machine's clock: set the clock" in said
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_runs_of_hosts_whose_clocks_are_years_apart_stand_side_by_side(place, tmp_path):
     folder = tmp_path / "runs"
     began = {
@@ -123,6 +124,7 @@ def test_a_publisher_whose_clock_is_off_loses_nothing_and_nothing_of_others(
 # --- half a file ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_a_run_that_was_cut_off_in_mid_write_is_published_as_far_as_it_is_good(place, tmp_path):
     path = write_run(tmp_path / "runs", "cut", ended=False)
     more(path, 40)
@@ -152,6 +154,7 @@ def test_half_a_file_that_a_publisher_left_is_seen_by_nobody(tmp_path):
 # --- versions -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_a_run_in_a_later_format_is_left_out_and_the_others_are_published(place, tmp_path):
     folder = tmp_path / "runs"
     later = write_run(folder, "later")

@@ -18,6 +18,7 @@ def folder(tmp_path):
     return tmp_path / "runs"
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_publish_says_how_many_were_published_and_how_many_were_there(place, folder, capsys):
     assert cli.run(["publish", str(folder), place]) == 0
     assert "2 runs published" in capsys.readouterr().out
@@ -69,6 +70,7 @@ def test_report_on_a_published_run_is_that_of_the_run(place, folder, capsys):
         assert json.loads(local)["verdict"]
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_compare_takes_published_runs(place, folder, capsys):
     publish(folder, place)
     assert cli.run(["compare", str(folder / "healthy"), str(folder / "broken")]) == 0
@@ -77,6 +79,7 @@ def test_compare_takes_published_runs(place, folder, capsys):
     assert capsys.readouterr().out == local
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_a_name_that_is_not_there_is_said(place, folder, capsys):
     publish(folder, place)
     assert cli.run(["report", f"{place}#nobody"]) == 2

@@ -44,6 +44,7 @@ def test_the_commands_run_one_after_the_other(folder, place, capsys):
     assert "train-1205" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_the_query_counts_what_a_run_skipped(folder, place):
     pytest.importorskip("duckdb", reason="no DuckDB here to query with")
     publish(RUNS, place)

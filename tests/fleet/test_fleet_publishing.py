@@ -63,6 +63,7 @@ def test_a_run_with_more_steps_replaces_what_was_published(place, tmp_path):
     assert ampwatch.open_run(f"{place}#grows").steps.num_rows == 150
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_a_copy_that_lacks_steps_replaces_nothing(place, tmp_path):
     path = write_run(tmp_path / "runs", "whole", accepted=100)
     shutil.copytree(path, tmp_path / "copies" / "whole")
@@ -72,6 +73,7 @@ def test_a_copy_that_lacks_steps_replaces_nothing(place, tmp_path):
     assert ampwatch.open_run(f"{place}#whole").steps.num_rows == 150
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_tags_that_came_later_are_published_and_a_copy_without_takes_none_away(place, tmp_path):
     path = write_run(tmp_path / "runs", "told", accepted=30)
     shutil.copytree(path, tmp_path / "copies" / "told")

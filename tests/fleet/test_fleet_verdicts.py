@@ -36,6 +36,7 @@ def judged(place):
     return [judge_run(found, row) for row in list_published(found)]
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_a_verdict_is_what_report_says_of_the_run(place, folder):
     publish(folder, place)
     store_verdicts(tables_of(Place(place)), judged(place))
@@ -51,6 +52,7 @@ def test_a_verdict_is_what_report_says_of_the_run(place, folder):
     assert found[1].headline == found[1].findings[0]["summary"]
 
 
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
 def test_findings_are_rows_for_who_asks_with_sql(place, folder):
     publish(folder, place)
     store_verdicts(tables_of(Place(place)), judged(place))

@@ -176,7 +176,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("log_dir", type=Path)
     parser.add_argument("--bare", action="store_true")
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--at", type=int, default=40)
     parser.add_argument("--way", choices=WAYS)

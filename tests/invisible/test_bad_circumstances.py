@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CHILD = Path(__file__).parent / "child_training.py"
-STEPS = 120
+STEPS = 80
 AT = 40
 KILLS = int(os.environ.get("AMPWATCH_KILLS", "5"))
 

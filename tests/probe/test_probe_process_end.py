@@ -227,7 +227,8 @@ if __name__ == "__main__":
     assert (said, code) == (["well"], 0), stderr
 
 
-def test_a_process_spawned_by_torch_tells_what_its_exit_hides(run):
+@has_fork
+def test_a_process_started_by_torch_tells_what_its_exit_hides(run):
     body = """
 import torch.multiprocessing as mp
 def work(rank):
@@ -235,7 +236,7 @@ def work(rank):
     train()
 if __name__ == "__main__":
     try:
-        mp.spawn(work, nprocs=1)
+        mp.start_processes(work, nprocs=1, start_method="fork")
     except mp.ProcessRaisedException:
         sys.exit(7)
 """

@@ -21,7 +21,7 @@ from ampwatch.probe import courier
 
 STEPS, SPOILT = 6, 4
 BATCHES = 4
-RATE_STEPS = 40  # in which a rate that is too high shows
+RATE_STEPS = 28  # in which a rate that is too high shows
 
 
 class Gain(nn.Module):
