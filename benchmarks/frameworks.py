@@ -8,8 +8,10 @@ its own: the one by itself, the other with a contender. As a step begins they gi
 other, every ten steps, so that whatever else the machine does befalls both; after a warm-up they
 are timed. Contenders: nothing (what the method itself cannot tell apart), the framework's own
 TensorBoard logger given eight ready-made numbers a step (for Transformers the same calls from a
-callback: its own logs three), and ampwatch. Blocks of such twins come in shuffled order, and a
-contender's cost is the median over rounds. The main thread is the one that trains.
+callback: its own logs three), and ampwatch. Pairs of such twins come in shuffled order. A
+contender's cost is the median over blocks of fifty steps, as many as from one sampled step to the
+next, of what it took beyond its twin: a block in which the machine did something else counts for
+no more than any other. The main thread is the one that trains.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ import torch
 from frameworks_loops import BARE, CONTENDERS, DEFAULT, LOGGER, LOOPS, SCALER, Loop
 from overhead import Block, Cost, clocks, cpu_model, installed, keep_to, progress
 
-WARM_UP, TIMED, TURN = 100, 250, 10  # steps: the first after attach are sampled
+WARM_UP, TIMED, BLOCK, TURN = 100, 300, 50, 10  # steps: the first after attach are sampled
 LIMITS = {SCALER: 0.10, DEFAULT: 1.00}  # of the logger's main-thread time
 PACKAGES = ("torch", "lightning", "accelerate", "transformers", "tensorboard")
 NEEDS = {"Lightning": "lightning", "Lightning Fabric": "lightning", "Accelerate": "accelerate",
          "Transformers Trainer": "transformers"}  # fmt: skip
 
-Costs = dict[str, list[Block]]  # by contender, a round each
+Costs = dict[str, list[Block]]  # by contender, several a round
 
 
 class Turn:
@@ -46,7 +48,7 @@ class Turn:
     def __init__(self) -> None:
         self.may_run = threading.Event()
         self.partner: Turn = self
-        self.total_us = [0.0, 0.0, 0.0]
+        self.blocks_us = [[0.0, 0.0, 0.0] for _ in range(TIMED // BLOCK)]
         self.problem: BaseException | None = None
         self._step = 0
         self._began = (0.0, 0.0, 0.0)
@@ -55,8 +57,9 @@ class Turn:
         """A step begins; after a turn it is the partner's."""
         if self._step % TURN == 0 and self._step:
             if self._step > WARM_UP:
+                block_us = self.blocks_us[(self._step - WARM_UP - 1) // BLOCK]
                 for i, (start, end) in enumerate(zip(self._began, clocks(), strict=True)):
-                    self.total_us[i] += (end - start) * 1e6 / TIMED
+                    block_us[i] += (end - start) * 1e6 / BLOCK
             self.hand_over()
             self.may_run.wait()
             self._began = clocks()
@@ -102,13 +105,13 @@ def run_rounds(loops: dict[str, Loop], rounds: int) -> dict[str, Costs]:
         task = bar.add_task("frameworks", total=rounds * len(pairs))
         for _ in range(rounds):
             for name, contender in shuffled.sample(pairs, len(pairs)):
-                costs[name][contender].append(timed(loops[name], contender, place))
+                costs[name][contender] += timed(loops[name], contender, place)
                 bar.advance(task)
     return costs
 
 
-def timed(loop: Loop, contender: str, place: str) -> Block:
-    """Both trainings from nothing, in turns."""
+def timed(loop: Loop, contender: str, place: str) -> list[Block]:
+    """Both trainings from nothing, in turns; what each block of steps took."""
     twins = [(Turn(), BARE), (Turn(), contender)]
     (bare, _), (other, _) = twins
     bare.partner, other.partner = other, bare
@@ -125,8 +128,10 @@ def timed(loop: Loop, contender: str, place: str) -> Block:
     for turn, _ in twins:
         if turn.problem is not None:
             raise turn.problem
-    costs = zip(other.total_us, bare.total_us, strict=True)
-    return Block(Cost(*(mine - its for mine, its in costs)), Cost(*bare.total_us))
+    return [
+        Block(Cost(*(mine - its for mine, its in zip(ours, theirs, strict=True))), Cost(*theirs))
+        for ours, theirs in zip(other.blocks_us, bare.blocks_us, strict=True)
+    ]
 
 
 @contextlib.contextmanager
@@ -142,10 +147,11 @@ def silence() -> Iterator[None]:
 def section(name: str, costs: Costs, rounds: int) -> str:
     """A framework's table, in markdown."""
     bare_us = statistics.median(block.bare.main_us for each in costs.values() for block in each)
+    measured = f"{rounds} rounds of {TIMED // BLOCK} blocks of {BLOCK} steps"
     lines = [
         f"## {name}",
         "",
-        f"By itself a step takes {bare_us / 1000:.2f} ms of the main thread. {rounds} rounds.",
+        f"By itself a step takes {bare_us / 1000:.2f} ms of the main thread. {measured}.",
         "",
         "| µs a step, added | main thread | quartiles | wall | other threads |",
         "|---|---:|---:|---:|---:|",
