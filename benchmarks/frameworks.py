@@ -8,10 +8,10 @@ its own: the one by itself, the other with a contender. As a step begins they gi
 other, every ten steps, so that whatever else the machine does befalls both; after a warm-up they
 are timed. Contenders: nothing (what the method itself cannot tell apart), the framework's own
 TensorBoard logger given eight ready-made numbers a step (for Transformers the same calls from a
-callback: its own logs three), and ampwatch. Pairs of such twins come in shuffled order. A
-contender's cost is the median over blocks of fifty steps, as many as from one sampled step to the
-next, of what it took beyond its twin: a block in which the machine did something else counts for
-no more than any other. The main thread is the one that trains.
+callback: its own logs three), and ampwatch. Pairs of such twins come in shuffled order, and take
+turns in going first. A contender's cost is the median over blocks of fifty steps, as many as from
+one sampled step to the next, of what it took beyond its twin: a block in which the machine did
+something else counts for no more than any other. The main thread is the one that trains.
 """
 
 from __future__ import annotations
@@ -103,18 +103,19 @@ def run_rounds(loops: dict[str, Loop], rounds: int) -> dict[str, Costs]:
     with tempfile.TemporaryDirectory() as place, progress() as bar, silence():
         keep_to(place)
         task = bar.add_task("frameworks", total=rounds * len(pairs))
-        for _ in range(rounds):
+        for number in range(rounds):
             for name, contender in shuffled.sample(pairs, len(pairs)):
-                costs[name][contender] += timed(loops[name], contender, place)
+                costs[name][contender] += timed(loops[name], contender, place, number % 2)
                 bar.advance(task)
     return costs
 
 
-def timed(loop: Loop, contender: str, place: str) -> list[Block]:
+def timed(loop: Loop, contender: str, place: str, bare_place: int) -> list[Block]:
     """Both trainings from nothing, in turns; what each block of steps took."""
-    twins = [(Turn(), BARE), (Turn(), contender)]
-    (bare, _), (other, _) = twins
+    bare, other = Turn(), Turn()
     bare.partner, other.partner = other, bare
+    twins = [(other, contender)]
+    twins.insert(bare_place, (bare, BARE))
     with tempfile.TemporaryDirectory(dir=place) as folder:
         threads = [
             threading.Thread(target=turn.run, args=(loop, who, Path(folder) / str(number)))
@@ -122,7 +123,7 @@ def timed(loop: Loop, contender: str, place: str) -> list[Block]:
         ]
         for thread in threads:
             thread.start()
-        bare.may_run.set()
+        twins[0][0].may_run.set()
         for thread in threads:
             thread.join()
     for turn, _ in twins:

@@ -29,7 +29,6 @@ LEAST_NORM = 1e-12  # the squares of what makes up a smaller one leave float32
 _GRADIENT = attrgetter("grad")
 _TYPE = attrgetter("dtype")
 _VERSION = attrgetter("_version")
-_GRADIENT_VERSION = attrgetter("grad._version")
 _VALUE = Tensor.item
 _ALL_PLAIN = {Tensor}
 
@@ -74,8 +73,8 @@ class Fingerprint:
 
 def fingerprint(parameters: Sequence[Tensor]) -> Fingerprint:
     """Which gradients there are and how often each was written to; it differs after any write."""
-    gradients = map(_GRADIENT, parameters)
-    return Fingerprint(list(map(id, gradients)), gradient_versions(parameters))
+    gradients = list(map(_GRADIENT, parameters))
+    return Fingerprint(list(map(id, gradients)), versions_of(gradients))
 
 
 def any_written(gradients: Iterable[Tensor | None]) -> bool:
@@ -86,12 +85,12 @@ def any_written(gradients: Iterable[Tensor | None]) -> bool:
         return any(g is not None and g._version for g in gradients)
 
 
-def gradient_versions(parameters: Sequence[Tensor]) -> list[int]:
+def versions_of(gradients: Sequence[Tensor | None]) -> list[int]:
     """How often each gradient has been written to; absent ones count as never."""
     try:
-        return list(map(_GRADIENT_VERSION, parameters))
+        return list(map(_VERSION, gradients))
     except AttributeError:  # some parameter has none
-        return [0 if (g := p.grad) is None else g._version for p in parameters]
+        return [0 if g is None else g._version for g in gradients]
 
 
 class GradientMeter:

@@ -21,8 +21,8 @@ from ampwatch.probe.norms import (
     NormCapture,
     any_half,
     any_written,
-    gradient_versions,
     norms_of,
+    versions_of,
 )
 from ampwatch.probe.optimizer_state import Stepped
 from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
@@ -68,7 +68,9 @@ class Turns:
         self._seen_optimizers = 0
         self._positions: dict[int, int] = {}  # of the survey's parameters, by their ids
         self._number_parameters()
-        self.in_step: tuple[OptimizerView, Turn] | None = None  # of the optimizer inside
+        self.in_step: tuple[OptimizerView, Turn] | None = (
+            None  # of the optimizer inside, or unscaled
+        )
         self._before: Any = None  # the slices of the optimizer that steps
         self._gradients: list[Any] | None = None  # likewise, until they have been measured
         # The gradients' versions as `unscale_`, called by hand, left them; by optimizer.
@@ -177,20 +179,20 @@ class Turns:
         view = self.view(optimizer)
         turn = self.turn(view)
         if self.detailed:
-            self._gradients = view.meter.gradients()
-            turn.edited_before_unscale = self.edited_since_backward(view, self._gradients)
+            self.in_step = view, turn
+            turn.edited_before_unscale = self.edited_since_backward(view)
 
-    def after_unscale(self, optimizer: Any) -> None:
+    def after_unscale(self) -> None:
         """The gradients are unscaled now and nobody has touched them since."""
-        if self.in_step is not None:
-            view, turn = self.in_step
-        else:
-            view = self.view(optimizer)
-            turn = self.turn(view)
-            self._unscaled[view.number] = gradient_versions(view.observed)
+        assert self.in_step is not None, "before_unscale or before_step has run"
+        view, turn = self.in_step
+        gradients, self._gradients = self._gradients, None
+        if self.stepping is None:  # called by hand
+            self.in_step = None
+            gradients = view.meter.gradients()
+            self._unscaled[view.number] = versions_of(gradients)
         step = self._step
         record = step.record or step.begin()
-        gradients, self._gradients = self._gradients, None
         turn.take_norms(view.meter.measure(record.pack, gradients, amax=step.sampling.sampled))
 
     def before_step(self, optimizer: Any) -> None:
@@ -210,13 +212,13 @@ class Turns:
 
     def _take_gradients(self, view: OptimizerView, turn: Turn) -> None:
         """What is to be known of the gradients before `scaler.step` looks at them."""
+        gradients = view.meter.gradients()
         versions = self._unscaled.pop(view.number, None)
         if versions is not None:
             looks = self._step.sampling.sampled or self.unseen_edits
-            if looks or gradient_versions(view.observed) != versions:
-                turn.applied = view.meter.measure(self._step.begin().pack)
+            if looks or versions_of(gradients) != versions:
+                turn.applied = view.meter.measure(self._step.begin().pack, gradients)
             return
-        gradients = view.meter.gradients()
         turn.edited_before_unscale = self.edited_since_backward(view, gradients)
         if view.fused:
             turn.take_norms(view.meter.measure(self._step.begin().pack, gradients, scaled=True))

@@ -102,7 +102,7 @@ def _enabled_calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
             run(loop.failed, "unscale_", error, optimizer)
             raise
         if turns.detailed:
-            run(turns.after_unscale, optimizer)
+            run(turns.after_unscale)
 
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         run(turns.before_step, optimizer)

@@ -10,8 +10,8 @@ import torch
 from ampwatch.probe.norms import (
     GradientMeter,
     fingerprint,
-    gradient_versions,
     total_norm,
+    versions_of,
 )
 from ampwatch.probe.tensor_values import Pack
 
@@ -84,11 +84,12 @@ def test_finiteness_is_judged_on_the_values_when_a_norm_overflows():
 
 def test_fingerprints_and_versions_tell_of_writes_but_not_of_unscaling():
     held = with_gradients(torch.ones(3), torch.ones(2))
-    left, versions = fingerprint(held), gradient_versions(held)
+    gradients = [p.grad for p in held]
+    left, versions = fingerprint(held), versions_of(gradients)
     found_inf, inverse = torch.zeros(()), torch.tensor(0.5)
-    torch._amp_foreach_non_finite_check_and_unscale_([p.grad for p in held], found_inf, inverse)
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inverse)
     assert fingerprint(held) == left
-    assert gradient_versions(held) == versions
+    assert versions_of(gradients) == versions
     torch.nn.utils.clip_grad_norm_(held, 0.1)
     assert fingerprint(held) != left
-    assert gradient_versions(held) != versions
+    assert versions_of(gradients) != versions
