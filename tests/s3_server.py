@@ -32,7 +32,8 @@ def environment(port: int) -> dict[str, str]:
 
 
 def serve(log: Path) -> None:
-    from moto.server import DomainDispatcherApplication, create_backend_app
+    os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "true"
+    from moto.server import create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -44,7 +45,8 @@ def serve(log: Path) -> None:
             with log.open("a") as file:
                 file.write(f"{self.command} {self.path} {code}\n")
 
-    app = DomainDispatcherApplication(create_backend_app)
+    # Which of Amazon's services is asked need not be found out with each request.
+    app = create_backend_app("s3")
     with make_server("127.0.0.1", 0, app, threaded=True, request_handler=Handler) as server:
         print(server.server_port, flush=True)
         server.serve_forever()

@@ -159,7 +159,7 @@ def _near(left, right):
     return left == right or (left != left and right != right)
 
 
-@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.too_slow])
 @given(streams())
 def test_whatever_the_batches_the_engine_says_what_it_says_of_all_rows_at_once(stream):
     arrivals, cuts = stream

@@ -235,7 +235,7 @@ def test_a_leap_without_a_restart_or_with_norms_in_their_bands_is_none():
 def test_a_restart_is_judged_alike_however_the_rows_came():
     run = leaping(events=event_table([(1500, "state-loaded", {})]))
     whole = diagnose(run)
-    for rows in (7, 64, 700):
+    for rows in (13, 64, 700):
         assert Engine(block_rows=rows).feed(run).diagnosis() == whole
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 import zmq
 from feed_parts import RUN, MemoryLog, MemoryRecorder, batch_of, eventually, hello_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch import feed
@@ -333,12 +333,14 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(st.binary() | JSON.map(json.dumps).map(str.encode))
 def test_a_hello_from_outside_is_read_or_refused(payload):
     with pytest.raises(FrameError):
         Hello.from_bytes(payload)
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(st.sampled_from(list(asdict(hello_of()))), JSON)
 def test_a_hello_with_one_strange_field_is_read_or_refused(name, value):
     fields = asdict(hello_of()) | {name: value}

@@ -159,6 +159,7 @@ def test_what_a_host_showed_and_survived_is_not_the_end_of_a_script(run):
     assert (said, code) == (["well"], 0)
 
 
+@pytest.mark.slow_starts
 def test_a_script_kept_open_at_a_prompt_is_a_session(run):
     said, _, _ = run("watch()\ntrain()", "-i", "train.py")
     assert said == ["RuntimeError: 1"]
