@@ -77,10 +77,10 @@ print(hashlib.sha256(weights).hexdigest())
 """
 
 
-def train(folder, *, fails=False, fresh=False, **parts):
+def train(folder, *, fails=False, **parts):
     """A small real training in a process of its own; the child, whose stdout ends with a hash.
 
-    `parts` fill the script, and those in capitals its environment; `fresh` has nothing loaded.
+    `parts` fill the script, and those in capitals its environment.
     """
     own = {name: text for name, text in parts.items() if not name.isupper()}
     environment = {name: text for name, text in parts.items() if name.isupper()}
@@ -90,7 +90,7 @@ def train(folder, *, fails=False, fresh=False, **parts):
         **os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1]),
         "AMPWATCH_DIR": str(folder / "runs"), "OMP_NUM_THREADS": "1", **environment,
     }  # fmt: skip
-    child = children.run("-c", code, cwd=folder, env=environment, fresh=fresh)
+    child = children.run("-c", code, cwd=folder, env=environment)
     assert (child.returncode != 0) == fails, child.stderr
     return child
 

@@ -102,6 +102,7 @@ with ampwatch.attach(scaler, model, run="r") as watch:
         found.append(finding.code)
         assert threading.current_thread() is not threading.main_thread()
         seen.set()
+    ampwatch.mirror(watch, to="tensorboard:curves", every_s=0.05)
     with ampwatch.watch_run(watch, on_finding, every_s=0.05):
         for step in range(60):
             with torch.autocast("cpu", torch.float16):
@@ -122,7 +123,8 @@ def test_in_the_training_process_it_hears_of_the_run_that_goes_on(tmp_path):
     assert child.returncode == 0, child.stderr
     found, loaded = child.stdout.split("\n")[:2]
     assert "AMP209" in found.split()
-    assert loaded == ""
+    assert list((tmp_path / "curves").iterdir())
+    assert loaded == ""  # nor by the mirror
 
 
 def environment_of(folder):

