@@ -176,7 +176,7 @@ def tab(
     have kept and were allowed is forgotten.
     """
     context = one.new_context() if stranger else one.contexts[0]
-    page = context.new_page()
+    page = context.new_page() if stranger else _opened_by(context.pages[0])
     try:
         page.set_viewport_size({"width": size[0], "height": size[1]})
         page.emulate_media(color_scheme=scheme)
@@ -186,6 +186,13 @@ def tab(
         _forget(context)
         if stranger:
             context.close()
+
+
+def _opened_by(stays: Any) -> Any:
+    """A new page in the process of that one: another way it would have one of its own at first."""
+    with stays.expect_popup() as opened:
+        stays.evaluate("() => { window.open('about:blank').opener = null; }")
+    return opened.value
 
 
 def _forget(context: Any) -> None:
