@@ -85,6 +85,7 @@ def environment(home: Path) -> dict[str, str]:
         "PYTHONWARNINGS": "ignore",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": str(int(WAIT_S)),
     }
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ampwatch.fleet import list_published, publish
+from ampwatch.fleet import list_published
 
 
 class StuckRun:
-    """Publishes a run to a folder and puts a pipe, which has no end, in place of its detail."""
+    """In a folder to which the run was published alone: a pipe in place of what is read first."""
 
-    def __init__(self, path: Path, place: str) -> None:
-        publish(path, place)
-        (row,) = [row for row in list_published(place) if row.name == path.name]
+    def __init__(self, place: str, name: str) -> None:
+        (row,) = [row for row in list_published(place) if row.name == name]
         self._detail = Path(place) / row.detail_path
         self._whole = self._detail.rename(self._detail.with_suffix(".whole"))
         os.mkfifo(self._detail)

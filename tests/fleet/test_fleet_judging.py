@@ -262,7 +262,8 @@ def test_two_who_judge_at_once_store_each_run_once(place, folder):
 def test_ctrl_c_keeps_what_was_judged(tmp_path, folder):
     place = str(tmp_path / "place")
     publish(folder, place)
-    stuck = StuckRun(write_run(tmp_path / "runs", "stuck"), place)
+    publish(write_run(tmp_path / "runs", "stuck"), place)
+    stuck = StuckRun(place, "stuck")
     command = (
         "import sys; from ampwatch.fleet import judging, judging_worker; judging._STORED_RUNS = 1;"
         "judging_worker._RUNS = judging_worker._LEAST_RUNS = 1; from ampwatch import cli;"

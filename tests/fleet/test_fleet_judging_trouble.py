@@ -226,7 +226,8 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path, folder):
 
     place = str(tmp_path / "place")
     publish(folder, place)
-    stuck = StuckRun(write_run(tmp_path / "runs", "stuck"), place)
+    publish(write_run(tmp_path / "runs", "stuck"), place)
+    stuck = StuckRun(place, "stuck")
     child = started(
         ["fleet", place, "--workers", "2"], 0,
         "from ampwatch.fleet import judging as p, judging_worker as s; p._STORED_RUNS = 1; "

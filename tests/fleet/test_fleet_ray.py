@@ -15,6 +15,7 @@ pytest.importorskip("ray", reason="no Ray here: pip install 'ampwatch[fleet-ray]
 
 import fleet_page
 import ray_cluster
+from stuck_run import StuckRun
 from written_runs import write_run
 
 from ampwatch.fleet import publish
@@ -22,19 +23,19 @@ from ampwatch.fleet.chosen_runs import choice_of
 from ampwatch.fleet.judging import judge_place
 from ampwatch.fleet.workers import LocalWorkers
 
-RUNS = 48
+RUNS = 8
 
 pytestmark = pytest.mark.slow_clusters
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Runs that differ, of a length that keeps a worker busy for a while."""
+    """Runs that differ, each published alone."""
     folder = tmp_path_factory.mktemp("judged")
     for number in range(RUNS):
-        steps = {"accepted": 3000 - 50 * number, "skipped": 40 * (number % 3)}
-        write_run(folder / "runs", f"run-{number:02}", age_s=9000.0 + number, **steps)
-    publish(folder / "runs", folder / "published")
+        steps = {"accepted": 300 - 5 * number, "skipped": 40 * (number % 3)}
+        path = write_run(folder / "runs", f"run-{number}", age_s=9000.0 + number, **steps)
+        publish(path, folder / "published")
     return folder
 
 
@@ -81,10 +82,10 @@ def started(script, *arguments, **environment):
 
 
 def judged_on(address, place, *options, before="", **environment):
-    """What the command says, where a share is of four runs."""
+    """What the command says, where each run is a share."""
     script = (
         f"import sys; {before}from ampwatch.fleet import judging_worker as s; s._RUNS = "
-        "s._LEAST_RUNS = 4; from ampwatch import cli; cli.main(sys.argv[1:])"
+        "s._LEAST_RUNS = 1; from ampwatch import cli; cli.main(sys.argv[1:])"
     )
     where = ["--address", address] if address else []
     arguments = ["fleet", place, "--engine", "ray", *where, *options]
@@ -106,10 +107,6 @@ def assert_refused(child):
     assert child.returncode == 2
     assert "Traceback" not in trouble
     return " ".join(trouble.split())
-
-
-def test_a_cluster_says_what_this_machine_says(cluster, place, expected):
-    assert_done(judged_on(cluster.client, place), place, expected)
 
 
 def test_without_an_address_ray_works_on_this_machine(place, expected):
@@ -153,12 +150,20 @@ def test_the_program_of_the_page_counts_what_a_run_skipped(cluster, tmp_path, s3
     assert sorted(said.splitlines()) == sorted(2 * ["train-1204 8", "train-1205 0", "resumed 5"])
 
 
+def test_a_cluster_says_what_this_machine_says(cluster, place, expected):
+    assert_done(judged_on(cluster.client, place), place, expected)
+
+
 def test_a_worker_and_a_node_that_are_lost_are_done_without(cluster, place, expected):
     """The last of the cluster's tests: of its nodes the head is left."""
+    stuck = [StuckRun(place, name) for name in ("run-2", "run-5")]
     child = judged_on(cluster.address, place)
+    worker = wait_for_a_worker(cluster.head)
     wait_for_a_worker(cluster.second)
+    for run in stuck:
+        run.come_loose()
     cluster.second.kill()
-    wait_for_a_worker(cluster.head).kill()
+    worker.kill()
     assert_done(child, place, expected)
 
 
