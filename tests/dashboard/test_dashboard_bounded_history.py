@@ -359,7 +359,7 @@ def test_rows_are_read_while_a_diagnosis_is_made(tmp_path, monkeypatch):
 
     real = follower_module.conclude
     monkeypatch.setattr(follower_module, "conclude", conclude)
-    judge = threading.Thread(target=follower.look)
+    judge = threading.Thread(target=follower.update)
     judge.start()
     assert is_judging.wait(30)
     with follower.reading() as run:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import deltalake
 import pytest
-from fleet_page import PAGE, published_again, snippet, written
+from fleet_docs import PAGE, published_again, snippet, written
 
 import ampwatch
 from ampwatch import cli

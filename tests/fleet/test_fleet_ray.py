@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("ray", reason="no Ray here: pip install 'ampwatch[fleet-ray]'")
 
-import fleet_page
+import fleet_docs
 import ray_cluster
 from stuck_run import StuckRun
 from written_runs import write_run
@@ -141,9 +141,9 @@ def test_the_program_of_the_page_counts_what_a_run_skipped(cluster, tmp_path, s3
     places = [str(tmp_path / "place"), s3_place]
     for number, place in enumerate(places):
         runs = tmp_path / f"runs-{number}"
-        fleet_page.written(runs)
-        fleet_page.published_again(runs, place)
-    script = f"for PLACE in {places}:\n    exec({fleet_page.snippet('ray')!r})"
+        fleet_docs.written(runs)
+        fleet_docs.published_again(runs, place)
+    script = f"for PLACE in {places}:\n    exec({fleet_docs.snippet('ray')!r})"
     child = started(script, RAY_ADDRESS=cluster.address)
     said, trouble = child.communicate(timeout=150)
     assert child.returncode == 0, trouble
