@@ -85,7 +85,8 @@ def environment(home: Path) -> dict[str, str]:
         "PYTHONWARNINGS": "ignore",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": str(int(WAIT_S)),
+        # gRPC's care for a fork kills, now and then, what the server of ray:// starts for a client.
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
     }
 
 
