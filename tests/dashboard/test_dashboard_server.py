@@ -10,7 +10,7 @@ from datetime import date, datetime, time, timedelta
 import pytest
 from page_driver import needs_browser, tab, training
 
-from ampwatch.cli.dashboard import Server
+from ampwatch.cli.dashboard import Server, free_port
 
 pytestmark = [
     pytest.mark.slow_browser,
@@ -65,7 +65,8 @@ def test_a_frozen_server_is_said_within_three_seconds_and_comes_back(one, own_se
 
 
 def test_a_killed_server_is_said_with_the_command_that_starts_it_again(one, place):
-    with tab(one) as page, Server([place]) as killed:
+    # Not the first port that others look for: it must be free again.
+    with tab(one) as page, Server([place], free_port(0)) as killed:
         page.page.add_init_script(FIVE_HOURS_SLOW)
         page.open(f"{killed.url}/findings?run=goes&step=3")
         page.page.locator(".aw-state").get_by_text("live").wait_for()
