@@ -362,26 +362,26 @@ def test_one_thing_is_switched_at_a_time_and_what_helps_is_named(overflowed, tmp
 # --- where no cure helps --------------------------------------------------------------------------
 
 TOO_HIGH = {
-    "net": "net/bilinear", "optimizer": "nesterov", "schedule": "constant", "precision": "fp16",
-    "steps": 131, "seed": 897754498, "at": 0, "severity": 0.0, "clip": 0.3,
+    "net": "net/post-norm", "optimizer": "adamw", "schedule": "constant", "precision": "fp16",
+    "steps": 131, "seed": 1, "at": 0, "severity": 0.0, "clip": 0.3,
 }  # fmt: skip
 
 
 @pytest.mark.slow_trainings
 @pytest.mark.timeout(600)
-def test_the_rate_is_tried_where_the_trouble_is_gone_with_a_cure_but_nothing_is_learnt(tmp_path):
-    """Its rate is fourteen times too high; what the record shows first is a layer's overflow."""
+def test_the_rate_is_tried_where_no_cure_brings_the_training_to_learn(tmp_path):
+    """Its rate is four times too high; what the record shows first is a layer's overflow."""
     script = Path(ampwatch.__file__).parents[1] / "benchmarks" / "prove_training.py"
-    ran(tmp_path, script, json.dumps(TOO_HIGH), "--lr", "22.2").check_returncode()
+    ran(tmp_path, script, json.dumps(TOO_HIGH), "--lr", "0.3").check_returncode()
     run = tmp_path / "ampwatch-runs" / "run"
     done = prove(tmp_path, run, "--dir", tmp_path / "reruns", "--steps", "100", "--budget", "8m")
     assert done.returncode == 0, done.stderr
     proof = kept_proof(run)
     assert [one.change for one in proof.tries[:3]] == ["nothing", "float32", "lr"]
-    assert proof.tries[1].is_stable
+    assert not proof.tries[1].is_stable
     assert proof.proved.change == "lr"
     learnt = proof.proved.loss_at
-    assert learnt["80"] < learnt["0"] / 2
+    assert learnt["80"] < 0.75 * learnt["0"]
     assert "the rate was tried as well" in " ".join(done.stdout.split())
     planned = json.loads(ran(tmp_path, "-m", "ampwatch", "plan", run, "--json").stdout)
     assert planned["action"] == "restart"
