@@ -121,7 +121,8 @@ def test_a_dashboard_that_ends_in_any_way_leaves_no_server_behind(tmp_path, envi
     pytest.importorskip("streamlit", reason="no streamlit here to serve with")
     listening = environment | {"AMPWATCH_ENDPOINT": "tcp://127.0.0.1:*"}
     child = start(["dashboard", tmp_path, "--no-browser"], listening)
-    line = child.stderr.readline()
+    # The first server says so and ends if another dashboard took the port just before it.
+    line = next(line for line in child.stderr if "localhost:" in line)
     [server] = psutil.Process(child.pid).children()
     [killed] = server.children()
     killed.kill()
