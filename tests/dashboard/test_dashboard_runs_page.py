@@ -66,22 +66,23 @@ def test_a_click_and_a_key_on_a_heading_sort_and_the_address_keeps_it(page, serv
     is_sorted(page, "skipped", "descending")
 
 
-def test_runs_are_found_by_field_grouped_and_folded(page, server):
-    page.open(f"{server.url}/runs")
-    waits_for(page, "falls")
-    page.page.get_by_label("Search runs").fill("verdict:failing")
-    waits_for(page, "falls")
-    page.says("1 of 142 runs")
-    assert names(page) == ["falls"]
-    page.page.get_by_label("Search runs").fill("colour:red")
-    page.says("There is no field 'colour' to search.")
-    page.page.get_by_label("Search runs").fill("")
-    page.page.get_by_label("group by").select_option("tag")
-    page.page.get_by_role("button", name="no tag 141 runs").click()
-    page.page.locator("[data-key='fold no tag'][aria-expanded=false]").wait_for()
-    page.page.wait_for_function(f"() => document.querySelectorAll('{ROW}').length === 1")
-    page.page.go_back()
-    page.page.locator("[data-key='fold no tag'][aria-expanded=true]").wait_for()
+def test_runs_are_found_by_field_grouped_and_folded(one, server):
+    with tab(one, stranger=True) as page:
+        page.open(f"{server.url}/runs")
+        waits_for(page, "falls")
+        page.page.get_by_label("Search runs").fill("verdict:failing")
+        waits_for(page, "falls")
+        page.says("1 of 142 runs")
+        assert names(page) == ["falls"]
+        page.page.get_by_label("Search runs").fill("colour:red")
+        page.says("There is no field 'colour' to search.")
+        page.page.get_by_label("Search runs").fill("")
+        page.page.get_by_label("group by").select_option("tag")
+        page.page.get_by_role("button", name="no tag 141 runs").click()
+        page.page.locator("[data-key='fold no tag'][aria-expanded=false]").wait_for()
+        page.page.wait_for_function(f"() => document.querySelectorAll('{ROW}').length === 1")
+        page.page.go_back()
+        page.page.locator("[data-key='fold no tag'][aria-expanded=true]").wait_for()
 
 
 def test_of_many_rows_only_those_near_the_view_are_there_wherever_one_scrolls(page, server):
