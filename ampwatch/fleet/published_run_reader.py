@@ -124,7 +124,7 @@ class PublishedLog:
         if begun < 2:
             return np.zeros(stop - start, dtype=np.int64)
         found = [
-            integers(rows, ATTEMPT)[first:last]
+            integers(rows.slice(first, last - first), ATTEMPT)
             for rows, first, last in self._stretches(table, [ATTEMPT], start, stop)
         ]
         return np.concatenate([np.zeros(0, np.int64), *found])

@@ -68,9 +68,8 @@ class Turns:
         self._seen_optimizers = 0
         self._positions: dict[int, int] = {}  # of the survey's parameters, by their ids
         self._number_parameters()
-        self.in_step: tuple[OptimizerView, Turn] | None = (
-            None  # of the optimizer inside, or unscaled
-        )
+        # Of the optimizer that steps or is unscaled just now.
+        self.in_step: tuple[OptimizerView, Turn] | None = None
         self._before: Any = None  # the slices of the optimizer that steps
         self._gradients: list[Any] | None = None  # likewise, until they have been measured
         # The gradients' versions as `unscale_`, called by hand, left them; by optimizer.

@@ -77,12 +77,17 @@ def test_runs_are_found_by_field_grouped_and_folded(one, server):
         page.page.get_by_label("Search runs").fill("colour:red")
         page.says("There is no field 'colour' to search.")
         page.page.get_by_label("Search runs").fill("")
+        page.page.locator(f"{ROW}[data-go='falls']").wait_for()
+        page.settled()
         page.page.get_by_label("group by").select_option("tag")
+        page.page.wait_for_url(re.compile("group"))
+        page.settled()
         page.page.get_by_role("button", name="no tag 141 runs").click()
         page.page.locator("[data-key='fold no tag'][aria-expanded=false]").wait_for()
         page.page.wait_for_function(f"() => document.querySelectorAll('{ROW}').length === 1")
         page.page.go_back()
         page.page.locator("[data-key='fold no tag'][aria-expanded=true]").wait_for()
+        assert page.troubles == []
 
 
 def test_of_many_rows_only_those_near_the_view_are_there_wherever_one_scrolls(page, server):

@@ -53,7 +53,7 @@ def expected(folder):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _rays_home(tmp_path_factory, s3):
+def _ray_home(tmp_path_factory, s3):
     """Ray keeps its secret in the user's home, or here; the nodes reach the bucket as this does."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ray_cluster.environment(tmp_path_factory.mktemp("home")).items():
@@ -62,7 +62,7 @@ def _rays_home(tmp_path_factory, s3):
 
 
 @pytest.fixture(scope="module")
-def cluster(_rays_home):
+def cluster(_ray_home):
     with ray_cluster.cluster() as made:
         yield made
 
