@@ -5,12 +5,14 @@ Back, Forward and a reload restore from it what was seen.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from ampwatch.fleet.summary import MODEL, PERSON, TAG
 
@@ -93,7 +95,7 @@ def link(page: str, address: Address) -> str:
 
 def read() -> Address:
     """Read the page's address as it is now."""
-    query = st.query_params.to_dict()  # at once: each single look at it takes a lock
+    query = _query()
     return Address(
         run=query.get("run"),
         rank=_number(query.get("rank", "")),
@@ -106,15 +108,61 @@ def read() -> Address:
 
 def write(address: Address) -> None:
     """Write the page's address in place, without loading anything."""
-    wanted = address.parameters()
-    current = {name: st.query_params[name] for name in _NAMES if name in st.query_params}
-    if wanted != current:
-        st.query_params.from_dict(wanted)
+    wanted, query = address.parameters(), _query()
+    if wanted == {name: query[name] for name in _NAMES if name in query}:
+        return
+    latest = _latest_change()
+    earlier = (*latest.earlier, query) if latest else (query,)
+    st.session_state[_CHANGE] = _Change(wanted, earlier, time.monotonic())
+    st.query_params.from_dict(wanted)
 
 
 def change(**parts: Any) -> None:
     """Change some parts of the page's address and keep the others."""
     write(replace(read(), **parts))
+
+
+# --- what the browser has not heard of yet --------------------------------------------------------
+
+_CHANGE = "latest change of the address"
+_LATE_S = 5.0  # as late a request may come that set out before a change
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change of the address by the server, of which requests on their way know nothing."""
+
+    wanted: dict[str, str]
+    earlier: tuple[dict[str, str], ...]  # what they may say
+    at_s: float
+
+
+def _query() -> dict[str, str]:
+    """The address's parameters as its reader's last choice left them.
+
+    With each request the browser sends the address that it shows, and Streamlit believes it: one
+    that set out before the latest change would take it back. At times Streamlit also loses the
+    message that tells the browser of a change, so it is told again.
+    """
+    query = st.query_params.to_dict()  # at once: each single look at it takes a lock
+    latest = _latest_change()
+    if latest is None or query == latest.wanted:
+        return query
+    if query in latest.earlier and not _is_back_or_forward():
+        st.query_params.from_dict(latest.wanted)
+        return latest.wanted
+    del st.session_state[_CHANGE]  # its reader went elsewhere
+    return query
+
+
+def _latest_change() -> _Change | None:
+    latest: _Change | None = st.session_state.get(_CHANGE)
+    return latest if latest and time.monotonic() - latest.at_s < _LATE_S else None
+
+
+def _is_back_or_forward() -> bool:
+    """Whether this run answers the browser's Back or Forward; Streamlit 1.65 and newer know it."""
+    return getattr(get_script_run_ctx(), "is_history_navigation", False)
 
 
 def _span(text: str) -> tuple[int, int] | None:

@@ -6,7 +6,9 @@ lines; the browser loads the painter once, from its folder, which is served here
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import server_options
@@ -16,13 +18,42 @@ from streamlit.components.v1 import declare_component
 from ampwatch.report.painter import FOLDER
 from ampwatch.report.painter.message import pack
 
+Acts = Mapping[str, Callable[[Any], None]]
+
 _NAME = "ampwatch_live"
 _SERVER = "server"
+_CONFIRMED = struct.Struct("<II")  # part of the page, number of the act
 
 
-def draw(data: bytes, key: str, **on_change: Any) -> Any:
-    """Draw or update a component in the browser; the header of `data` says which one."""
-    return _declared()(data=data, key=key, **on_change)
+def draw(data: bytes, key: str, acts: Acts | None = None, **on_change: Any) -> Any:
+    """Draw or update a component in the browser; the header of `data` says which one.
+
+    `acts` holds what is called for each thing that its reader may do, with the value of it: once
+    for each click, in order. The browser sends a click again until it is confirmed.
+    """
+    confirmed = _CONFIRMED.pack(*st.session_state.get(_confirmed_key(key), (0, 0)))
+    on_change["on_acts_change"] = partial(_do_acts, key, acts or {})
+    return _declared()(data=confirmed + data, key=key, **on_change)
+
+
+def _do_acts(key: str, acts: Acts) -> None:
+    """Do what a reader did in a component, but for what was done already."""
+    told = getattr(st.session_state.get(key), "acts", None)
+    if not isinstance(told, dict):
+        return
+    begun, last = st.session_state.get(_confirmed_key(key), (0, 0))
+    if begun != told["from"]:
+        last = 0
+    for number, name, value in told["acts"]:
+        if number > last:
+            last = number
+            st.session_state[_confirmed_key(key)] = told["from"], last
+            if name in acts:
+                acts[name](value)
+
+
+def _confirmed_key(key: str) -> str:
+    return f"last act in {key}"
 
 
 @st.cache_resource(show_spinner=False)
@@ -54,14 +85,12 @@ def html(
     *,
     search: str = "",
     found: str = "",
-    on_go: Callable[[], None] | None = None,
+    acts: Acts | None = None,
     on_find: Callable[[], None] | None = None,
-    on_sort: Callable[[], None] | None = None,
 ) -> None:
     """Draw a part of the page in our HTML, with SVG, copy buttons and links; names are escaped.
 
     `search` names a field that hides rows as its reader types; `found` is what is in it at first.
     """
     message = pack({"component": "html", "html": text, "search": search, "found": found}, {})
-    heard = {"on_go_change": on_go, "on_find_change": on_find, "on_sort_change": on_sort}
-    draw(message, key, **{name: call for name, call in heard.items() if call})
+    draw(message, key, acts, **({"on_find_change": on_find} if on_find else {}))

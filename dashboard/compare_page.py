@@ -217,7 +217,7 @@ def _draw_parts(shown: ShownRuns, comparison: Comparison, live: Set[str]) -> Non
     )
     _sweep(comparison)
     table = compare_tables.runs_html(comparison, shown.styles, live, address.read().order)
-    browser_component.html(table, key=_TABLE, on_go=partial(_opened, _TABLE), on_sort=_sorted)
+    browser_component.html(table, key=_TABLE, acts={"go": _open_run, "sort": _sort})
     browser_component.html(
         compare_tables.settings_html(comparison, shown.styles), key="compare settings"
     )
@@ -230,16 +230,12 @@ def _problems(chosen: Sequence[run_list.ListedRun]) -> list[str]:
     return [one.problem for one in ready.values() if one.problem]
 
 
-def _opened(key: str) -> None:
-    name = st.session_state[key].go
-    if name:
-        navigate.ask_for_page("Overview", address.read().of_run(str(name)))
+def _open_run(name: object) -> None:
+    navigate.ask_for_page("Overview", address.read().of_run(str(name)))
 
 
-def _sorted() -> None:
-    order = st.session_state[_TABLE].sort
-    if order is not None:
-        address.change(order=str(order) or None)
+def _sort(order: object) -> None:
+    address.change(order=str(order) or None)
 
 
 # --- the sweep -----------------------------------------------------------------------------------
@@ -261,7 +257,7 @@ def _sweep(comparison: Comparison) -> None:
     text = (
         f'<section aria-label="Sweep">{words}<div class="aw-sweep-charts">{beside}</div></section>'
     )
-    browser_component.html(text, key=_SWEEP, on_go=partial(_opened, _SWEEP))
+    browser_component.html(text, key=_SWEEP, acts={"go": _open_run})
 
 
 def _choose_sweep(comparison: Comparison, sweep: Sweep) -> None:
@@ -310,12 +306,12 @@ def _chart(shown: ShownRuns) -> None:
     arrays = _chart_arrays(prepared) if whole else {}
     browser_component.draw(
         pack(header, arrays), key=_CHART, on_look_change=partial(live_chart.keep_choice, _CHART),
-        on_lost_change=_forget_sent,
+        acts={"lost": _forget_sent},
     )  # fmt: skip
     st.session_state[_SENT] = base
 
 
-def _forget_sent() -> None:
+def _forget_sent(_: object) -> None:
     st.session_state.pop(_SENT, None)
 
 

@@ -71,7 +71,7 @@ def _draw_tables(fleet: Fleet, unjudged: int) -> None:
         + _compare(picked)
         + fleet_tables.runs_table(fleet, names, picked)
     )
-    browser_component.html(text, key=_KEY, on_go=_act_on_click)
+    browser_component.html(text, key=_KEY, acts={"go": _act_on_click})
 
 
 def _choose(verdicts: Sequence[RunVerdict]) -> None:
@@ -107,8 +107,8 @@ def _compare(picked: Sequence[str]) -> str:
 # --- what a reader does --------------------------------------------------------------------------
 
 
-def _act_on_click() -> None:
-    what, _, value = str(st.session_state[_KEY].go or "").partition("=")
+def _act_on_click(told: object) -> None:
+    what, has_value, value = str(told).partition("=")
     view = fleet_view_in(address.read().fleet)
     if what == "run":
         navigate.ask_for_page("Overview", address.read().of_run(value))
@@ -117,7 +117,7 @@ def _act_on_click() -> None:
     elif what == "code":
         address.change(fleet=replace(view, code="" if value == view.code else value).text())
     elif what == "only":
-        is_back = "=" not in str(st.session_state[_KEY].go) or value == view.only
+        is_back = not has_value or value == view.only
         address.change(fleet=replace(view, only=None if is_back else value).text())
     elif what in {"pick", "clear"}:
         _pick(value)

@@ -112,15 +112,11 @@ def layer_view_message(
     )
 
 
-def keep_view(key: str) -> None:
+def keep_view(view: object) -> None:
     """Keep in the address the view of layers that the reader chose."""
-    view = st.session_state[key].view
-    if view:
-        address.change(format=str(view), quantity=None)
+    address.change(format=str(view), quantity=None)
 
 
-def keep_role(key: str) -> None:
+def keep_role(role: object) -> None:
     """Keep in the address the role (input, weight, gradient) that the reader chose."""
-    role = st.session_state[key].role
-    if role:
-        address.change(role=None if role == WORST else str(role))
+    address.change(role=None if role == WORST else str(role))

@@ -106,10 +106,10 @@ def _draw_layers(path: str) -> None:
     layers = layer_choices.layer_view_message(run, where, switch=False)
     with narrow:
         if layers is not None:
-            browser_component.draw(layers, key=_VIEW, on_layer_change=_view_chosen)
+            browser_component.draw(layers, key=_VIEW, acts={"layer": _choose_layer})
         fault = (fault_of(run.diagnosis) or {}).get("layer")
         types = dtypes_html(layer_dtypes.layer_tree(names, facts), fault)
-        browser_component.html(types, key=_TREE, on_go=_tree_chosen)
+        browser_component.html(types, key=_TREE, acts={"go": _choose_layer})
     navigate.switch_if_asked()
 
 
@@ -166,7 +166,7 @@ def _heatmap(run: RunSnapshot, drawn: _Heatmap, where: address.Address) -> None:
         pack({**header, **_layers_with_values(grid, names)}, arrays) if whole else pack(header, {}),
         key=_HEATMAP,
         on_look_change=_look_changed,
-        on_lost_change=_forget_sent,
+        acts={"lost": _forget_sent},
     )
     st.session_state[_SENT] = base
 
@@ -197,20 +197,12 @@ def _look_changed() -> None:
     )
 
 
-def _forget_sent() -> None:
+def _forget_sent(_: object) -> None:
     st.session_state.pop(_SENT, None)
 
 
-def _view_chosen() -> None:
-    layer = st.session_state[_VIEW].layer
-    if layer:
-        address.change(layer=str(layer))
-
-
-def _tree_chosen() -> None:
-    layer = st.session_state[_TREE].go
-    if layer:
-        address.change(layer=str(layer))
+def _choose_layer(layer: object) -> None:
+    address.change(layer=str(layer))
 
 
 # --- one layer -----------------------------------------------------------------------------------

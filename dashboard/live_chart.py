@@ -47,7 +47,7 @@ def show(run: RunSnapshot) -> None:
         live_message(picture, run.curves, base, own, whole=whole),
         key=KEY,
         on_look_change=partial(keep_choice, KEY),
-        on_lost_change=forget_sent,
+        acts={"lost": lambda _: forget_sent()},
     )
     st.session_state[_SENT] = (run.name, base.id)
 

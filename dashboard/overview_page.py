@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import address
 import browser_component
@@ -86,17 +85,17 @@ def _draw_charts(run: RunSnapshot) -> None:
         browser_component.draw(
             layers,
             key=_LAYERS,
-            on_layer_change=_layer_chosen,
-            on_view_change=partial(layer_choices.keep_view, _LAYERS),
-            on_role_change=partial(layer_choices.keep_role, _LAYERS),
+            acts={
+                "layer": _open_layer,
+                "view": layer_choices.keep_view,
+                "role": layer_choices.keep_role,
+            },
         )
     navigate.switch_if_asked()
 
 
-def _layer_chosen() -> None:
-    layer = st.session_state[_LAYERS].layer
-    if layer:
-        navigate.ask_for_page("Layers", layer=str(layer))
+def _open_layer(layer: object) -> None:
+    navigate.ask_for_page("Layers", layer=str(layer))
 
 
 # --- the line of numbers --------------------------------------------------------------------------

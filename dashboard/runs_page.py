@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import address
@@ -62,7 +63,7 @@ def _draw_table() -> None:
         "begin": f"{view.find} {view.sort} {view.group} {shown.origin}",
         "dialog": runs_dialogs.dialog_html(),
     }
-    browser_component.draw(pack(message, {}), _KEY, on_act_change=_on_action)
+    browser_component.draw(pack(message, {}), _KEY, _acts())
     for sentence in listed.problems:
         st.html(f'<div class="aw-muted">{said(sentence)}</div>')
     navigate.switch_if_asked()
@@ -89,28 +90,24 @@ def _chosen_runs(listed: run_list.RunList) -> tuple[list[ListedRun], int]:
 # --- what a reader does --------------------------------------------------------------------------
 
 
-def _on_action() -> None:
-    told = getattr(st.session_state.get(_KEY), "act", None)
-    if isinstance(told, dict):
-        _do_action(str(told.get("what")), told.get("value"))
+def _acts() -> browser_component.Acts:
+    """What is done for each thing that a reader may do in the runs table."""
+    dialogs = ("ask-tags", "ask-delete", "tags", "delete", "keep", "close")
+    return {
+        "go": lambda run: navigate.ask_for_page("Overview", address.read().of_run(str(run))),
+        "compare": lambda _: navigate.ask_for_page("Compare"),
+        "window": _scroll_to,
+        **{what: partial(_choose, what) for what in ("pick", "unpick", "clear")},
+        **{what: partial(_use_dialog, what) for what in dialogs},
+        **{what: partial(_change_view, what) for what in ("find", "sort", "from", "group", "fold")},
+    }
 
 
-def _do_action(what: str, value: Any) -> None:
-    if what == "go":
-        navigate.ask_for_page("Overview", address.read().of_run(str(value)))
-    elif what == "compare":
-        navigate.ask_for_page("Compare")
-    elif what == "window":
-        st.session_state[_FIRST] = max(0, int(value) - runs_table.MARGIN)
-    elif what in ("pick", "unpick", "clear"):
-        _choose(what, str(value))
-    elif what in ("ask-tags", "ask-delete", "tags", "delete", "keep", "close"):
-        _dialog_action(what, value)
-    else:
-        _change_view(what, str(value))
+def _scroll_to(row: Any) -> None:
+    st.session_state[_FIRST] = max(0, int(row) - runs_table.MARGIN)
 
 
-def _dialog_action(what: str, value: Any) -> None:
+def _use_dialog(what: str, value: Any) -> None:
     """Open a dialog of the Runs page, or do what the open one asked for."""
     match what:
         case "ask-tags":

@@ -77,7 +77,7 @@ def _draw_settings(path: str) -> None:
     settings = run.settings()
     earlier = all_previous_runs().previous_run(run.info, run_list.current_list().choices)
     top = changes_html(run, settings, earlier) + resumed_html(run.attempts())
-    browser_component.html(top, key=_CHANGES, on_go=_open_comparison)
+    browser_component.html(top, key=_CHANGES, acts={"go": _open_comparison})
     find = address.read().find or ""
     browser_component.html(
         settings_html(run, settings, find), key=_KEY, search="Search settings", found=find,
@@ -91,10 +91,8 @@ def _find() -> None:
     address.change(find=str(text) if text else None)
 
 
-def _open_comparison() -> None:
-    target = st.session_state[_CHANGES].go
-    if target:
-        navigate.ask_for_page("Compare", runs=str(target))
+def _open_comparison(runs: object) -> None:
+    navigate.ask_for_page("Compare", runs=str(runs))
 
 
 # --- what changed ---------------------------------------------------------------------------------

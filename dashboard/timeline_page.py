@@ -58,7 +58,9 @@ def _draw_timeline(path: str) -> None:
     run, where = open_runs.snapshot(path), address.read()
     told = run_timeline(run, where.span)
     wanted = _choose_kinds(where.kinds)
-    browser_component.html(timeline_html(run, told, wanted, where), key=_KEY, on_go=_go)
+    browser_component.html(
+        timeline_html(run, told, wanted, where), key=_KEY, acts={"go": _show_whole}
+    )
 
 
 def run_timeline(run: RunSnapshot, span: tuple[int, int] | None) -> Timeline:
@@ -105,9 +107,8 @@ def _kinds_chosen() -> None:
     address.change(kinds=address.names_text(chosen) if chosen else None)
 
 
-def _go() -> None:
-    if st.session_state[_KEY].go:
-        address.change(span=None)
+def _show_whole(_: object) -> None:
+    address.change(span=None)
 
 
 # --- as HTML --------------------------------------------------------------------------------------

@@ -120,8 +120,9 @@ def test_a_dashboard_that_ends_in_any_way_leaves_no_server_behind(tmp_path, envi
     """Nor its recorder's process, whose own end it survives."""
     pytest.importorskip("streamlit", reason="no streamlit here to serve with")
     listening = environment | {"AMPWATCH_ENDPOINT": "tcp://127.0.0.1:*"}
-    child = start(["dashboard", tmp_path, "--no-browser"], listening)
-    # The first server says so and ends if another dashboard took the port just before it.
+    with socket.create_server(("127.0.0.1", 0)) as free:  # no other dashboard will look for it
+        port = free.getsockname()[1]
+    child = start(["dashboard", tmp_path, "--no-browser", "--port", port], listening)
     line = next(line for line in child.stderr if "localhost:" in line)
     [server] = psutil.Process(child.pid).children()
     [killed] = server.children()

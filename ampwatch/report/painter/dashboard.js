@@ -1,5 +1,6 @@
 // The dashboard: give each place on the page its own object, and pass on what comes for it.
 
+import { Acts } from "./acts.js";
 import { Chart } from "./chart.js";
 import { Heatmap } from "./heatmap.js";
 import { HtmlPart } from "./html_part.js";
@@ -18,21 +19,26 @@ const KINDS = {
   server: ServerWatch,
   windows: LayerViews,
 };
+const CONFIRMED_BYTES = 8;
 const mounted = new WeakMap();
 
 oneEntryForASwitch();
 
 // Called by Streamlit again for every message; returns what it calls when the place is gone.
 export function mount(component) {
-  const { header, arrays } = unpack(component.data);
+  const { from, count } = confirmed(component.data);
+  const { header, arrays } = unpack(component.data.subarray(CONFIRMED_BYTES));
   const place = component.parentElement;
   let object = mounted.get(place);
   if (!object) {
     object = new KINDS[header.component](place);
+    object.acts = new Acts();
+    object.ask = (name, value) => object.acts.add(name, value);
     mounted.set(place, object);
   }
   object.report = component.setStateValue;
-  object.ask = component.setTriggerValue;
+  object.acts.trigger = component.setTriggerValue;
+  object.acts.confirm(from, count);
   object.isLate = isLate;
   object.differs = differs;
   object.show(header, arrays);
@@ -40,11 +46,18 @@ export function mount(component) {
   return () => setTimeout(() => close(place, object));
 }
 
+// What browser_component.py writes before the message: the last act that the server has done.
+function confirmed(bytes) {
+  const numbers = new DataView(bytes.buffer, bytes.byteOffset, CONFIRMED_BYTES);
+  return { from: numbers.getUint32(0, true), count: numbers.getUint32(4, true) };
+}
+
 // Streamlit calls back when the place is gone, but also when a message comes before the one before it
 // was taken in: then the place is still there, and what it shows stays.
 function close(place, object) {
   if (place.isConnected) return;
   mounted.delete(place);
+  object.acts.close();
   object.close();
 }
 

@@ -90,7 +90,7 @@ export class RunsTable {
     if (this.lacked === top) return; // asked for already, and this is the answer
     this.lacked = top;
     this.wanted = top;
-    this.act("window", top);
+    this.ask("window", top);
   }
 
   click(event) {
@@ -100,21 +100,21 @@ export class RunsTable {
     if (event.metaKey || event.ctrlKey) return; // its link is for a new tab
     if (made) {
       event.preventDefault();
-      this.act(made.dataset.act, made.dataset.value ?? "");
-    } else if (row && !event.target.closest("td:first-child, .aw-tags")) this.act("go", row.dataset.go);
+      this.ask(made.dataset.act, made.dataset.value ?? "");
+    } else if (row && !event.target.closest("td:first-child, .aw-tags")) this.ask("go", row.dataset.go);
     else if (row && event.target.matches("td:first-child")) row.querySelector("input").click();
   }
 
   changed(event) {
     const { act, value } = event.target.dataset;
-    if (act === "pick") this.act(event.target.checked ? "pick" : "unpick", value);
-    else if (event.target.matches("select[data-act]")) this.act(act, event.target.value);
+    if (act === "pick") this.ask(event.target.checked ? "pick" : "unpick", value);
+    else if (event.target.matches("select[data-act]")) this.ask(act, event.target.value);
   }
 
   submit(event) {
     event.preventDefault();
     const said = Object.fromEntries(new FormData(event.target, event.submitter));
-    this.act(event.submitter?.dataset.submit ?? "close", said);
+    this.ask(event.submitter?.dataset.submit ?? "close", said);
   }
 
   showDialog(html) {
@@ -129,7 +129,7 @@ export class RunsTable {
   }
 
   closed() {
-    if (this.told.dialog) this.act("close", "");
+    if (this.told.dialog) this.ask("close", "");
   }
 
   addSearch() {
@@ -139,15 +139,9 @@ export class RunsTable {
     field.setAttribute("aria-label", "Search runs, verdicts, findings");
     field.addEventListener("input", () => {
       clearTimeout(this.typing);
-      this.typing = setTimeout(() => this.act("find", field.value), TYPING_MS);
+      this.typing = setTimeout(() => this.ask("find", field.value), TYPING_MS);
     });
     return field;
-  }
-
-  // Counted, so that the same request twice is two.
-  act(what, value) {
-    this.count = (this.count ?? 0) + 1;
-    this.ask("act", { what, value, count: this.count });
   }
 
   close() {
