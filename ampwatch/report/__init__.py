@@ -2,7 +2,7 @@
 
 Names of runs and layers are data: they are shown, never interpreted.
 
-- what is told of a run: facts, settings, scaler_settings, attempts, event_text, timeline
+- what is told of a run: facts, settings, scaler_settings, attempts, timeline
 - the report: terminal_report, html_file, tensorboard_event_files, plotly_figure
 - charts: overview_chart, thinning, painter
 - layers: last_layer_values, scale_windows, format_losses, layer_views

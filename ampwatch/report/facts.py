@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -122,10 +122,7 @@ class _Shown:
 
 def _shown(run: Record) -> _Shown:
     """The optimizers and groups, as the events describe them."""
-    events = run.read(Table.EVENTS, columns=("kind", "detail"))
-    kind = scalar(EventKind.OPTIMIZER.value, pa.string())
-    told = events.filter(pc.equal(events.column("kind"), kind))
-    details = [detail_of(text) for text in told.column("detail").to_pylist()]
+    details = optimizer_details(run)
     numbers = {d.get("optimizer") for d in details}
     first = next((d for d in details if d.get("optimizer") == 0), {})
     groups = first.get("groups")
@@ -162,6 +159,14 @@ def rows_of_first_optimizer(run: Record, columns: Sequence[str]) -> Any:
     return rows.filter(
         pc.fill_null(pc.equal(optimizer, known[0]), scalar(value=True, kind=pa.bool_()))
     )
+
+
+def optimizer_details(run: Record) -> list[Mapping[str, Any]]:
+    """What the lowest rank's events tell of each optimizer, the first one first."""
+    events = run.read(Table.EVENTS, ("kind", "detail"), min(run.ranks, default=0))
+    kind = scalar(EventKind.OPTIMIZER.value, pa.string())
+    told = events.filter(pc.equal(events.column("kind"), kind))
+    return [detail_of(text) for text in told.column("detail").to_pylist()]
 
 
 def last_values(run: Record) -> dict[str, float]:
