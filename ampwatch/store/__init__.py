@@ -5,7 +5,7 @@ vouches for each. Torn or damaged batches are left out and reported; acknowledge
 Each name is imported when it is first used, so a program that only writes loads no reader.
 
 - a run's folder: layout, locks, run_info, tags, copy_notes
-- a rank's log: writer, index, live_log, compacted_log, parquet_file, compaction, rank_log
+- a rank's log: writer, live_log, compacted_log, parquet_file, compaction, rank_log
 - a run as its readers see it: run, run_files, public_rows, reading
 - lists of runs: catalogue, kept_facts
 """

@@ -20,9 +20,9 @@ from ampwatch.errors import CodecError, RunError, RunInUseError, reason_of
 from ampwatch.files import open_file, replace_file, sync, write_file
 from ampwatch.rows import FORMAT, SCHEMAS, TABLES, Table
 from ampwatch.store import locks
-from ampwatch.store.compacted_log import BASE_FILE, CompactedLog, seal
-from ampwatch.store.index import INDEX_FILE, RECORD, Header, pack_header
-from ampwatch.store.layout import rank_folder, ranks_in, table_file
+from ampwatch.store.compacted_log import CompactedLog, seal
+from ampwatch.store.layout import BASE_FILE, INDEX_FILE, rank_folder, ranks_in, table_file
+from ampwatch.store.live_log import RECORD, Header, pack_header
 from ampwatch.store.parquet_file import Declared, TableFile, footer_of, most_bytes
 from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run_info import read_info

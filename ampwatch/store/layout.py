@@ -22,6 +22,7 @@ from ampwatch.files import make_run_folder, write_file
 from ampwatch.rows import Table
 from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
 
+INDEX_FILE, BASE_FILE = "index", "base.json"
 MAX_NAME_BYTES = 120  # file systems allow 255; "-12" and temporary names need room
 _MAX_SAME_NAME = 10_000
 _UNNAMED = re.compile(r"\.[0-9a-f]{16}\.new")

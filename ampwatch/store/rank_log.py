@@ -18,9 +18,9 @@ from ampwatch.files import version_of
 from ampwatch.ranges import Ranges
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table
 from ampwatch.store import locks
-from ampwatch.store.compacted_log import BASE_FILE, CompactedLog
+from ampwatch.store.compacted_log import CompactedLog
 from ampwatch.store.copy_notes import CopyNote, what_lacks
-from ampwatch.store.layout import asides_in
+from ampwatch.store.layout import BASE_FILE, asides_in
 from ampwatch.store.live_log import LiveLog
 
 _NEWEST_ROWS = 64  # of a foreign log some may tell no time
