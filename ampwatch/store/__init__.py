@@ -6,7 +6,7 @@ Each name is imported when it is first used, so a program that only writes loads
 
 - a run's folder: layout, locks, run_info, tags, copy_notes
 - a rank's log: writer, live_log, compacted_log, parquet_file, compaction, rank_log
-- a run as its readers see it: run, run_files, public_rows, reading
+- a run as its readers see it: run, public_rows, reading
 - lists of runs: catalogue, kept_facts
 """
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from ampwatch.store.locks import is_written as is_written
     from ampwatch.store.reading import Reading as Reading
     from ampwatch.store.run import Run as Run
+    from ampwatch.store.run import RunFiles as RunFiles
+    from ampwatch.store.run import RunFolder as RunFolder
     from ampwatch.store.run import is_published as is_published
     from ampwatch.store.run import open_run as open_run
-    from ampwatch.store.run_files import RunFiles as RunFiles
-    from ampwatch.store.run_files import RunFolder as RunFolder
     from ampwatch.store.run_info import RUN_FILE as RUN_FILE
     from ampwatch.store.run_info import RunInfo as RunInfo
     from ampwatch.store.run_info import describe_run as describe_run
@@ -62,8 +62,7 @@ _NAMES = {
     "layout": ("create_run", "safe_name"),
     "locks": ("is_let_go", "is_written"),
     "reading": ("Reading",),
-    "run": ("Run", "is_published", "open_run"),
-    "run_files": ("RunFiles", "RunFolder"),
+    "run": ("Run", "RunFiles", "RunFolder", "is_published", "open_run"),
     "tags": ("RunTags", "edit_tags", "read_tags"),
     "writer": ("RankWriter",),
 }  # fmt: skip
