@@ -23,14 +23,17 @@ from ampwatch.feed.keys import (
     key_folder,
     own_keys,
 )
-from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey
 from ampwatch.feed.receiver import (
     Arrival,
     BadArrived,
+    Counts,
     EndArrived,
     GapArrived,
     HelloArrived,
     KeyDenied,
+    Limits,
+    Peer,
+    PeerKey,
     RankTurnedAway,
     Receiver,
     RowsArrived,
