@@ -245,15 +245,17 @@ def _write_scalars(file: EventFile, run: Run, rank: int) -> None:
         prefix = f"optimizer {number}/" if number else ""
         for name in (*_STEPS, *users):
             _write(file, f"{prefix}{name}", rows, name)
-    clock = _Clock(steps)
+    clock = steps.select(["step", "time_ns"]).drop_null()
     layers = run.read(Table.LAYERS, ("step", "layer", *_LAYERS), rank)
     for layer, rows in _grouped(layers, "layer"):
+        timed = _looked_up(rows, clock, "step", "time_ns")
         for name in _LAYERS:
-            _write(file, f"layers {name}/{layer}", clock.timed(rows), name)
+            _write(file, f"layers {name}/{layer}", timed, name)
     devices = run.read(Table.DEVICES, ("time_ns", "device", *_DEVICES), rank)
     for device, rows in _grouped(devices, "device"):
+        placed = _looked_up(rows, clock, "time_ns", "step")
         for name in _DEVICES:
-            _write(file, f"device {device}/{name}", clock.placed(rows), name)
+            _write(file, f"device {device}/{name}", placed, name)
 
 
 def _by_optimizer(steps: pa.Table) -> Iterator[tuple[int, pa.Table]]:
@@ -274,28 +276,14 @@ def _grouped(rows: pa.Table, name: str) -> Iterator[tuple[str, pa.Table]]:
         yield one.as_py(), rows.filter(pc.equal(texts, one))
 
 
-class _Clock:
-    """The time of each step, and the step of each time."""
-
-    def __init__(self, steps: pa.Table) -> None:
-        told = steps.select(["step", "time_ns"]).drop_null()
-        self._steps, self._times = (integers(told, n) for n in ("step", "time_ns"))
-
-    def timed(self, rows: pa.Table) -> pa.Table:
-        """Rows of steps with their times."""
-        order = np.argsort(self._steps, kind="stable")
-        at = np.searchsorted(self._steps[order], integers(rows, "step"))
-        at = np.minimum(at, max(0, len(order) - 1))
-        times = self._times[order][at] if len(order) else np.zeros(rows.num_rows, np.int64)
-        return rows.append_column("time_ns", column(times, pa.int64()))
-
-    def placed(self, rows: pa.Table) -> pa.Table:
-        """Rows that have times, with the step at each time."""
-        order = np.argsort(self._times, kind="stable")
-        at = np.searchsorted(self._times[order], integers(rows, "time_ns"))
-        at = np.minimum(at, max(0, len(order) - 1))
-        steps = self._steps[order][at] if len(order) else np.zeros(rows.num_rows, np.int64)
-        return rows.append_column("step", column(steps, pa.int64()))
+def _looked_up(rows: pa.Table, steps: pa.Table, by: str, name: str) -> pa.Table:
+    """Rows with the time of their step, or with the step at their time, appended."""
+    keys, values = (integers(steps, one) for one in (by, name))
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys[order], integers(rows, by))
+    at = np.minimum(at, max(0, len(order) - 1))
+    found = values[order][at] if len(order) else np.zeros(rows.num_rows, np.int64)
+    return rows.append_column(name, column(found, pa.int64()))
 
 
 def _write(file: EventFile, tag: str, rows: pa.Table, name: str) -> None:

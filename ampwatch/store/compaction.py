@@ -73,11 +73,17 @@ def _compact_ranks(run_folder: Path, progress: Progress) -> CompactResult:
     for log in logs:
         _refuse_damaged(log)
     logs = [log for log in logs if len(log.records)]
-    counted = _Counted(progress, sum(log.rows(table) for log in logs for table in TABLES))
+    total, done = sum(log.rows(table) for log in logs for table in TABLES), 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress(done, total)
+
     for log in logs:
-        _compact_rank(folders[log.rank], log, counted)
+        _compact_rank(folders[log.rank], log, count)
     ranks = tuple(log.rank for log in logs)
-    return CompactResult(run_folder, ranks, counted.total, before, _bytes_in(run_folder))
+    return CompactResult(run_folder, ranks, total, before, _bytes_in(run_folder))
 
 
 def _refuse_damaged(log: RankLog) -> None:
@@ -92,10 +98,10 @@ def damage_of(log: RankLog) -> list[str]:
     return [note for note in log.notes if "damaged" in note or "missing" in note]
 
 
-def _compact_rank(folder: Path, log: RankLog, counted: _Counted) -> None:
+def _compact_rank(folder: Path, log: RankLog, count: Callable[[int], None]) -> None:
     generation = log.generation + 1
     tables = {
-        table.value: asdict(_write_table(folder, log, table, generation, counted))
+        table.value: asdict(_write_table(folder, log, table, generation, count))
         for table in TABLES
         if log.rows(table)
     }
@@ -116,7 +122,7 @@ def _compact_rank(folder: Path, log: RankLog, counted: _Counted) -> None:
 
 
 def _write_table(
-    folder: Path, log: RankLog, table: Table, generation: int, counted: _Counted
+    folder: Path, log: RankLog, table: Table, generation: int, count: Callable[[int], None]
 ) -> TableFile:
     from pyarrow import parquet
 
@@ -130,7 +136,7 @@ def _write_table(
         for start in range(0, log.rows(table), ROW_GROUP_ROWS):
             rows = log.read(table, schema.names, start, start + ROW_GROUP_ROWS)
             writer.write_table(rows.cast(schema), row_group_size=ROW_GROUP_ROWS)
-            counted.add(rows.num_rows)
+            count(rows.num_rows)
             text_bytes += sum(c.nbytes for c in rows.columns if pa.types.is_string(c.type))
     sync(path)
     entry = _vouch(path)
@@ -258,16 +264,3 @@ def _remove(path: Path) -> None:
 
 def _bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-class _Counted:
-    """Counts rows done and reports them as progress."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self.total = total
-        self._done = 0
-        self._progress = progress
-
-    def add(self, rows: int) -> None:
-        self._done += rows
-        self._progress(self._done, self.total)
