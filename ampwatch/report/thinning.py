@@ -103,13 +103,7 @@ def merged(events: Steps, first: int, last: int) -> Rug:
     A cell is finer than a column of pixels, so it lies in one or two of them: drawn at its first
     and its last event, no column that holds an event stays empty.
     """
-    if not len(events):
-        return Rug(events, events, events)
-    width = max(1.0, (last - first + 1) / RUG_CELLS)
-    cell = ((events - first) / width).astype(np.int64)
-    starts = np.flatnonzero(np.concatenate(([True], cell[1:] != cell[:-1])))
-    ends = np.append(starts[1:], len(events))
-    return Rug(events[starts], events[ends - 1], (ends - starts).astype(np.int64))
+    return merged_ticks(Rug(events, events, np.ones(len(events), np.int64)), first, last)
 
 
 def merged_ticks(ticks: Rug, first: int, last: int) -> Rug:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ampwatch.store.catalogue import delete_run as delete_run
     from ampwatch.store.catalogue import list_runs as list_runs
     from ampwatch.store.catalogue import register_run as register_run
-    from ampwatch.store.catalogue import size_of_run as size_of_run
     from ampwatch.store.catalogue import summarize as summarize
     from ampwatch.store.compaction import CompactResult as CompactResult
     from ampwatch.store.compaction import compact as compact
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from ampwatch.store.copy_notes import write_copies as write_copies
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
+    from ampwatch.store.layout import size_of_run as size_of_run
     from ampwatch.store.locks import is_let_go as is_let_go
     from ampwatch.store.locks import is_written as is_written
     from ampwatch.store.reading import Reading as Reading
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 _NAMES = {
     "catalogue": (
         "OWN_SOURCE", "Catalogue", "RunSummary", "default_log_dir", "delete_run", "list_runs",
-        "register_run", "size_of_run", "summarize",
+        "register_run", "summarize",
     ),
     "compaction": ("CompactResult", "compact"),
     "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
     "run_info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
-    "layout": ("create_run", "safe_name"),
+    "layout": ("create_run", "safe_name", "size_of_run"),
     "locks": ("is_let_go", "is_written"),
     "reading": ("Reading",),
     "run": ("Run", "RunFiles", "RunFolder", "is_published", "open_run"),

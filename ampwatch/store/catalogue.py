@@ -294,16 +294,6 @@ def delete_run(run_folder: Path, run_id: str, within: Iterable[Path]) -> None:
         ) from problem
 
 
-def size_of_run(run_folder: Path) -> int:
-    """The bytes of all of a run's files, which deleting it frees."""
-    total = 0
-    for folder, _, names in os.walk(run_folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(folder) / name).lstat().st_size
-    return total
-
-
 def _refuse(run_folder: Path, run_id: str, within: Iterable[Path]) -> None:
     name = run_folder.name
     if run_folder.is_symlink():

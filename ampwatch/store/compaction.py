@@ -21,7 +21,14 @@ from ampwatch.files import open_file, replace_file, sync, write_file
 from ampwatch.rows import FORMAT, SCHEMAS, TABLES, Table
 from ampwatch.store import locks
 from ampwatch.store.compacted_log import CompactedLog, seal
-from ampwatch.store.layout import BASE_FILE, INDEX_FILE, rank_folder, ranks_in, table_file
+from ampwatch.store.layout import (
+    BASE_FILE,
+    INDEX_FILE,
+    rank_folder,
+    ranks_in,
+    size_of_run,
+    table_file,
+)
 from ampwatch.store.live_log import RECORD, Header, pack_header
 from ampwatch.store.parquet_file import Declared, TableFile, footer_of, most_bytes
 from ampwatch.store.rank_log import RankLog
@@ -64,7 +71,7 @@ def compact(run_folder: str | Path, progress: Progress | None = None) -> Compact
 
 
 def _compact_ranks(run_folder: Path, progress: Progress) -> CompactResult:
-    before = _bytes_in(run_folder)
+    before = size_of_run(run_folder)
     folders = {rank: rank_folder(run_folder, rank) for rank in ranks_in(run_folder)}
     for folder in folders.values():
         with locks.held(folder, required=True):
@@ -83,7 +90,7 @@ def _compact_ranks(run_folder: Path, progress: Progress) -> CompactResult:
     for log in logs:
         _compact_rank(folders[log.rank], log, count)
     ranks = tuple(log.rank for log in logs)
-    return CompactResult(run_folder, ranks, total, before, _bytes_in(run_folder))
+    return CompactResult(run_folder, ranks, total, before, size_of_run(run_folder))
 
 
 def _refuse_damaged(log: RankLog) -> None:
@@ -260,7 +267,3 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     except PermissionError:
         return
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -140,6 +140,16 @@ def sweep(log_dir: Path) -> None:
                 folder.rmdir()
 
 
+def size_of_run(run_folder: Path) -> int:
+    """The bytes of all of a run's files, which deleting it frees."""
+    total = 0
+    for folder, _, names in os.walk(run_folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(folder) / name).lstat().st_size
+    return total
+
+
 def _candidates(log_dir: Path, name: str) -> Iterator[Path]:
     """The folders to try for a run of this name, in order; the first is usually free."""
     stem = safe_name(name)

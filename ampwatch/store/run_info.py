@@ -55,7 +55,7 @@ class RunInfo:
     def to_json(self) -> str:
         """The text of run.json, without secrets; what JSON cannot hold becomes a string."""
         facts = _plain({name: getattr(self, name) for name in self.__slots__}, _MAX_DEPTH)
-        facts["command"] = masked_arguments(facts["command"])
+        facts["command"] = list(masked_arguments(facts["command"]))
         for name in ("config", "environment", "origin"):
             facts[name] = masked_values(facts[name])
         return json.dumps(facts, indent=1, ensure_ascii=False)
@@ -183,11 +183,6 @@ _KNOWN_TOKENS = re.compile(
 )
 
 
-def masked_arguments(argv: Iterable[str]) -> tuple[str, ...]:
-    """A run's arguments, with the values of flags that name a secret replaced by stars."""
-    return tuple(_masked_words(argv))
-
-
 def masked_values(value: Any, name: str = "") -> Any:
     """A value for run.json, with all replaced that stands under the name of a secret.
 
@@ -208,7 +203,8 @@ def masked_values(value: Any, name: str = "") -> Any:
     return _masked_text(value) if isinstance(value, str) else value
 
 
-def _masked_words(argv: Iterable[str]) -> Iterator[str]:
+def masked_arguments(argv: Iterable[str]) -> Iterator[str]:
+    """A run's arguments, with the values of flags that name a secret replaced by stars."""
     secret_follows = False
     for argument in argv:
         flag, equals, value = argument.partition("=")
