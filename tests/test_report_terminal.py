@@ -16,7 +16,8 @@ from written_runs import event_columns, more, write_run
 from ampwatch import codec, diagnose, open_run, store
 from ampwatch.diagnosis import Action, Advice
 from ampwatch.diagnosis.code_to_paste import rate_lines, with_lines
-from ampwatch.report import course_text, facts_of, powers, print_report, sparkline
+from ampwatch.report import powers, print_report
+from ampwatch.report.facts import course_text, facts_of, sparkline
 from ampwatch.report.terminal_report import advised
 from ampwatch.rows import Table
 

@@ -26,7 +26,6 @@ from ampwatch.feed.keys import (
 from ampwatch.feed.receiver import (
     Arrival,
     BadArrived,
-    Counts,
     EndArrived,
     GapArrived,
     HelloArrived,
@@ -38,14 +37,12 @@ from ampwatch.feed.receiver import (
     Receiver,
     RowsArrived,
 )
-from ampwatch.feed.sender import BatchSource, InstructionArrived, Sender, SenderStats
+from ampwatch.feed.sender import InstructionArrived, Sender
 
 __all__ = [
     "DEFAULT_ENDPOINT",
     "Arrival",
     "BadArrived",
-    "BatchSource",
-    "Counts",
     "EndArrived",
     "GapArrived",
     "Hello",
@@ -62,7 +59,6 @@ __all__ = [
     "RowsArrived",
     "Security",
     "Sender",
-    "SenderStats",
     "allow_key",
     "allowed_keys",
     "announce",

@@ -11,17 +11,11 @@ Names of runs and layers are data: they are shown, never interpreted.
 
 from __future__ import annotations
 
-from ampwatch.report.comparison import Asked, Comparison, compare
+from ampwatch.report.comparison import Asked, compare
 from ampwatch.report.comparison_text import print_comparison, print_sweep
 from ampwatch.report.facts import (
-    Fact,
-    course_text,
-    facts_of,
     last_values,
     powers,
-    rows_of_first_optimizer,
-    ruled_out,
-    sparkline,
 )
 from ampwatch.report.html_file import html_comparison, html_report
 from ampwatch.report.tensorboard_event_files import EventStream, write_event_files
@@ -38,12 +32,8 @@ from ampwatch.report.terminal_report import (
 __all__ = [
     "STYLES",
     "Asked",
-    "Comparison",
     "EventStream",
-    "Fact",
     "compare",
-    "course_text",
-    "facts_of",
     "html_comparison",
     "html_report",
     "last_values",
@@ -55,9 +45,6 @@ __all__ = [
     "print_reports",
     "print_sweep",
     "report_text",
-    "rows_of_first_optimizer",
-    "ruled_out",
-    "sparkline",
     "to_json",
     "write_event_files",
 ]

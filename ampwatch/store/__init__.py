@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ampwatch.store.catalogue import list_runs as list_runs
     from ampwatch.store.catalogue import register_run as register_run
     from ampwatch.store.catalogue import summarize as summarize
-    from ampwatch.store.compaction import CompactResult as CompactResult
     from ampwatch.store.compaction import compact as compact
     from ampwatch.store.copy_notes import COPY_FILE as COPY_FILE
     from ampwatch.store.copy_notes import CopyNote as CopyNote
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
     from ampwatch.store.layout import size_of_run as size_of_run
-    from ampwatch.store.locks import is_let_go as is_let_go
     from ampwatch.store.locks import is_written as is_written
     from ampwatch.store.reading import Reading as Reading
     from ampwatch.store.run import Run as Run
@@ -56,11 +54,11 @@ _NAMES = {
         "OWN_SOURCE", "Catalogue", "RunSummary", "default_log_dir", "delete_run", "list_runs",
         "register_run", "summarize",
     ),
-    "compaction": ("CompactResult", "compact"),
+    "compaction": ("compact",),
     "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
     "run_info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
     "layout": ("create_run", "safe_name", "size_of_run"),
-    "locks": ("is_let_go", "is_written"),
+    "locks": ("is_written",),
     "reading": ("Reading",),
     "run": ("Run", "RunFiles", "RunFolder", "is_published", "open_run"),
     "tags": ("RunTags", "edit_tags", "read_tags"),
