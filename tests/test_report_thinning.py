@@ -15,7 +15,7 @@ from ampwatch.report.thinning import (
     RUG_CELLS,
     NotFinite,
     broken_line,
-    closest,
+    close_parts,
     merged,
     not_finite,
     stepped_line,
@@ -169,7 +169,7 @@ def test_a_span_shows_those_that_reach_into_it():
 def test_joining_keeps_every_one_and_the_widest_gaps(seed):
     random = np.random.default_rng(seed)
     step = np.sort(random.choice(5000, random.integers(1, 900), replace=False))
-    found = closest(step, step, 10)
+    found = close_parts(step, step, 10)
     assert np.concatenate([step[part] for part in found]).tolist() == step.tolist()
     gaps = np.diff(step)
     between = [int(step[b.start] - step[a.stop - 1]) for a, b in pairwise(found)]
@@ -179,6 +179,6 @@ def test_joining_keeps_every_one_and_the_widest_gaps(seed):
 
 def test_where_all_gaps_are_alike_the_lines_are_too():
     step = np.arange(0, 100_000, 80)
-    sizes = [len(step[part]) for part in closest(step, step, 40)]
+    sizes = [len(step[part]) for part in close_parts(step, step, 40)]
     assert len(sizes) == 40
     assert max(sizes) < 2 * len(step) / 40

@@ -21,8 +21,7 @@ from ampwatch.report.html_file import html_comparison, html_report
 from ampwatch.report.tensorboard_event_files import EventStream, write_event_files
 from ampwatch.report.terminal_report import (
     STYLES,
-    print_changes,
-    print_lesson,
+    print_fact,
     print_report,
     print_reports,
     report_text,
@@ -38,9 +37,8 @@ __all__ = [
     "html_report",
     "last_values",
     "powers",
-    "print_changes",
     "print_comparison",
-    "print_lesson",
+    "print_fact",
     "print_report",
     "print_reports",
     "print_sweep",

@@ -46,17 +46,8 @@ def print_report(console: Console, name: str, run: Record, diagnosis: Diagnosis)
     console.print(text, highlight=False, crop=False)  # lines to paste are longer than some screens
 
 
-def print_changes(console: Console, text: str) -> None:
-    """Print what changed since the script's last run, below the report's facts."""
-    _print_row(console, "changed", text)
-
-
-def print_lesson(console: Console, text: str) -> None:
-    """Print what earlier runs teach, below the report's facts."""
-    _print_row(console, "alike", text)
-
-
-def _print_row(console: Console, label: str, text: str) -> None:
+def print_fact(console: Console, label: str, text: str) -> None:
+    """Print one more fact below the report's; none if it has no text."""
     if text:
         write = writer(fancy=is_fancy(console))
         console.print(labelled([(label, text)], write, width=13), highlight=False)

@@ -154,7 +154,7 @@ def _joined(pieces: list[tuple[Steps, Floats]]) -> Line:
     return Line(np.concatenate(xs)[:-1].astype(np.float64), np.concatenate(ys)[:-1])
 
 
-def closest(first: Steps, last: Steps, most: int) -> list[slice]:
+def close_parts(first: Steps, last: Steps, most: int) -> list[slice]:
     """Which entries to join so that so many are left: those with the narrowest gaps between."""
     if not len(first):
         return []

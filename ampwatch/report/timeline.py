@@ -21,7 +21,7 @@ from ampwatch.diagnosis.value_text import count_text, duration_text, scale_text
 from ampwatch.printable_text import cut
 from ampwatch.report.attempts import Attempt
 from ampwatch.report.overview_chart import is_change
-from ampwatch.report.thinning import Rug, closest, merged
+from ampwatch.report.thinning import Rug, close_parts, merged
 from ampwatch.rows import EventKind
 
 MOST_ENTRIES = 40  # of one kind: more than a reader takes in; the charts and the log have each
@@ -159,7 +159,7 @@ def _events(told: _Told, kind: str) -> Iterator[Entry]:
 def _joined(step: Integers) -> list[slice]:
     """Events of one step are one entry; of many the close ones too."""
     if len(np.unique(step)) > MOST_ENTRIES:
-        return closest(step, step, MOST_ENTRIES)
+        return close_parts(step, step, MOST_ENTRIES)
     edges = [0, *(np.flatnonzero(np.diff(step)) + 1).tolist(), len(step)]
     return [slice(a, b) for a, b in pairwise(edges) if b > a]
 
@@ -328,14 +328,14 @@ def _skips(skips: Rug, told: _Told) -> Iterator[Entry]:
     places = told.places(EventKind.OVERFLOW.value)
     steps = told.step[places]
     free = np.ones(len(steps), np.bool_)
-    for part in closest(skips.first, skips.last, MOST_ENTRIES):
+    for part in close_parts(skips.first, skips.last, MOST_ENTRIES):
         first, last = int(skips.first[part][0]), int(skips.last[part].max())
         count = int(skips.count[part].sum())
         low, high = np.searchsorted(steps, [first, last + 1]).tolist()
         free[low:high] = False
         yield _stretch(told, places[low:high], first, last, count)
     rest = places[free]
-    for part in closest(told.step[rest], told.step[rest], MOST_ENTRIES):
+    for part in close_parts(told.step[rest], told.step[rest], MOST_ENTRIES):
         at = rest[part]
         count = len(np.unique(told.step[at]))
         text = ", ".join([f"values overflowed in {count_text(count, 'step')}", *_traced(told, at)])

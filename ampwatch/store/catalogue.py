@@ -324,13 +324,9 @@ def _is_ours(path: Path) -> bool:
 @contextlib.contextmanager
 def _held(run_folder: Path) -> Iterator[None]:
     """Hold every rank's lock while the run is deleted, so that no writer begins."""
-    held: list[int] = []
-    try:
-        held.extend(locks.hold(rank_folder(run_folder, rank)) for rank in ranks_in(run_folder))
+    with contextlib.ExitStack() as held:
+        for rank in ranks_in(run_folder):
+            held.enter_context(locks.held(rank_folder(run_folder, rank)))
         if os.name == "nt":  # a folder with an open file cannot be renamed there
-            while held:
-                os.close(held.pop())
+            held.close()
         yield
-    finally:
-        for lock in held:
-            os.close(lock)
