@@ -365,21 +365,18 @@ class LiveLog:
     ) -> None:
         """Refuse, of the batches not read before, those that would inflate without a bound."""
         place = first
-        for stretch, piece in zip(stretches(records), pieces, strict=True):
-            view, end = memoryview(piece), 0
-            for length in stretch["length"].tolist():
-                if place >= self._unpacked[table]:
-                    self._refuse_one(table, view[end : end + length])
-                end += length
-                place += 1
-        if first <= self._unpacked[table]:
-            self._unpacked[table] = max(self._unpacked[table], place)
-
-    def _refuse_one(self, table: Table, payload: memoryview) -> None:
         try:
-            refuse_other_packing(payload)
+            for stretch, piece in zip(stretches(records), pieces, strict=True):
+                view, end = memoryview(piece), 0
+                for length in stretch["length"].tolist():
+                    if place >= self._unpacked[table]:
+                        refuse_other_packing(view[end : end + length])
+                    end += length
+                    place += 1
         except CodecError as problem:
             raise self._not_ours(table) from problem
+        if first <= self._unpacked[table]:
+            self._unpacked[table] = max(self._unpacked[table], place)
 
     def _not_ours(self, table: Table) -> RunError:
         path = table_file(self._folder, table)

@@ -129,21 +129,16 @@ def _fits(value: object, kind: type) -> bool:
     """Whether a value in run.json is of this kind; a whole number must also fit a column."""
     if isinstance(value, int) and not 0 <= value < _NUMBERS_END:
         return False
-    return _is_a(value, kind)
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def _refuse_future(number: object) -> None:
-    if not _is_a(number, int):
+    if not isinstance(number, int) or isinstance(number, bool):
         raise NotARunError(f"{RUN_FILE} has no format number; the file is damaged or not ours.")
-    assert isinstance(number, int)
     if number > FORMAT:
         raise FutureRunError(
             f"The run has format {number} and this ampwatch reads up to {FORMAT}: update ampwatch."
         )
-
-
-def _is_a(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def _plain(value: Any, depth: int) -> Any:
