@@ -13,10 +13,7 @@ from __future__ import annotations
 
 from ampwatch.report.comparison import Asked, compare
 from ampwatch.report.comparison_text import print_comparison, print_sweep
-from ampwatch.report.facts import (
-    last_values,
-    powers,
-)
+from ampwatch.report.facts import last_values
 from ampwatch.report.html_file import html_comparison, html_report
 from ampwatch.report.tensorboard_event_files import EventStream, write_event_files
 from ampwatch.report.terminal_report import (
@@ -36,7 +33,6 @@ __all__ = [
     "html_comparison",
     "html_report",
     "last_values",
-    "powers",
     "print_comparison",
     "print_fact",
     "print_report",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,12 +29,6 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, Record
 
 BARS = "▁▂▃▄▅▆▇█"
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def powers(text: str) -> str:
-    """2^16 as 2¹⁶."""
-    return re.sub(r"\b2\^(-?\d+)(?!\d*\.\d)", lambda m: "2" + m[1].translate(_SUPERSCRIPTS), text)
 
 
 def sparkline(values: Sequence[float] | npt.NDArray[np.float64], width: int) -> str:

@@ -16,9 +16,9 @@ from rich.text import Text
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF
-from ampwatch.diagnosis.value_text import count_text, limit_text, restart_text
+from ampwatch.diagnosis.value_text import count_text, limit_text, powers, restart_text
 from ampwatch.printable_text import printable
-from ampwatch.report.facts import facts_of, powers, ruled_out
+from ampwatch.report.facts import facts_of, ruled_out
 from ampwatch.report.painter import LIGHT, SEVERITY_COLOR, VERDICT_COLOR
 from ampwatch.report.scaler_settings import worthwhile_settings
 
