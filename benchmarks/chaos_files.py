@@ -24,8 +24,9 @@ from ampwatch.importers import import_log
 from ampwatch.report import html_report, to_json
 from ampwatch.rows import SCHEMAS, TABLES, Table
 from ampwatch.store import RankWriter, Run, compact, read_copies
-from ampwatch.store.compacted_log import BASE_FILE, seal
-from ampwatch.store.index import HEADER_BYTES, INDEX_FILE, RECORD, read_records
+from ampwatch.store.compacted_log import seal
+from ampwatch.store.layout import BASE_FILE, INDEX_FILE
+from ampwatch.store.live_log import HEADER_BYTES, RECORD, read_records
 
 _LIMIT_S = 60.0
 Rows = dict[tuple[int, Table], pa.Table]

@@ -29,7 +29,8 @@ from ampwatch.feed.frames import Hello, unpack
 from ampwatch.importers import import_log
 from ampwatch.rows import FORMAT, SCHEMAS, TABLES, Table
 from ampwatch.store import RunInfo
-from ampwatch.store.index import HEADER_BYTES, INDEX_FILE
+from ampwatch.store.layout import INDEX_FILE
+from ampwatch.store.live_log import HEADER_BYTES
 
 _A_TRIAL = 20
 

@@ -8,7 +8,7 @@ name (a method with its class), parameters and first docstring line. The answer 
 one line: its number, the file and, if unsure, a second guess:
 
     1 ampwatch/probe/watched_scaler.py
-    2 ampwatch/store/run.py ampwatch/store/index.py
+    2 ampwatch/store/run.py ampwatch/store/layout.py
 
 A file counts as right only with its folder. The score says how many files were right at the first
 guess and at either guess, and how many packages (folders).

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from step_curves import SCALE, StepCurves
 
-from ampwatch.report import powers, thinning
+from ampwatch.diagnosis.value_text import powers
+from ampwatch.report import thinning
 from ampwatch.rows import EXPONENT_LOWEST
 
 WIDTH, HEIGHT = 320, 64

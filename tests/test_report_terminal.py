@@ -16,7 +16,8 @@ from written_runs import event_columns, more, write_run
 from ampwatch import codec, diagnose, open_run, store
 from ampwatch.diagnosis import Action, Advice
 from ampwatch.diagnosis.code_to_paste import rate_lines, with_lines
-from ampwatch.report import course_text, facts_of, powers, print_report, sparkline
+from ampwatch.report import print_report
+from ampwatch.report.facts import course_text, facts_of, sparkline
 from ampwatch.report.terminal_report import advised
 from ampwatch.rows import Table
 
@@ -82,13 +83,6 @@ def test_a_record_without_steps_is_called_incomplete(tmp_path):
     text = report_of(write_run(tmp_path, accepted=0), terminal=False)
     assert "INCOMPLETE" in text
     assert "no steps" in text
-
-
-@pytest.mark.parametrize(
-    ("plain", "pretty"), [("2^16 to 2^-3", "2¹⁶ to 2⁻³"), ("x12^3", "x12^3"), ("none", "none")]
-)
-def test_powers_of_two_are_raised_and_nothing_else(plain, pretty):
-    assert powers(plain) == pretty
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from ampwatch.report.thinning import (
     RUG_CELLS,
     NotFinite,
     broken_line,
+    close_parts,
     merged,
     not_finite,
     stepped_line,
@@ -157,3 +160,25 @@ def test_a_span_shows_those_that_reach_into_it():
     found = not_finite(np.arange(100), np.where(np.arange(100) % 10 < 2, np.nan, 1.0))
     assert as_pairs(found.within(31, 55)) == [(30, 31), (40, 41), (50, 51)]
     assert len(found.within(0, 10**6)) == 1  # closer than a pixel
+
+
+# --- joining entries ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_joining_keeps_every_one_and_the_widest_gaps(seed):
+    random = np.random.default_rng(seed)
+    step = np.sort(random.choice(5000, random.integers(1, 900), replace=False))
+    found = close_parts(step, step, 10)
+    assert np.concatenate([step[part] for part in found]).tolist() == step.tolist()
+    gaps = np.diff(step)
+    between = [int(step[b.start] - step[a.stop - 1]) for a, b in pairwise(found)]
+    assert len(found) == min(10, 1 + int((gaps > 1).sum()))
+    assert sorted(between) == sorted(gaps[gaps > 1].tolist())[len(gaps[gaps > 1]) - len(between) :]
+
+
+def test_where_all_gaps_are_alike_the_lines_are_too():
+    step = np.arange(0, 100_000, 80)
+    sizes = [len(step[part]) for part in close_parts(step, step, 40)]
+    assert len(sizes) == 40
+    assert max(sizes) < 2 * len(step) / 40

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,7 +11,7 @@ from ampwatch import codec, diagnose, store
 from ampwatch.diagnosis import Finding, Severity
 from ampwatch.report.attempts import attempts_of
 from ampwatch.report.thinning import merged
-from ampwatch.report.timeline import MOST_ENTRIES, Kind, condition_of, stretches, timeline_of
+from ampwatch.report.timeline import MOST_ENTRIES, Kind, condition_of, timeline_of
 from ampwatch.rows import EventKind, Table
 
 NOBODY = np.zeros(0, np.int64)
@@ -30,21 +28,6 @@ def told(events=(), skips=NOBODY, attempts=(), diagnosis=None, ends=(0, 999)):
     return timeline_of(table(list(events)), rug, attempts, diagnosis, ends)
 
 
-# --- joining --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_joining_keeps_every_one_and_the_widest_gaps(seed):
-    random = np.random.default_rng(seed)
-    step = np.sort(random.choice(5000, random.integers(1, 900), replace=False))
-    found = stretches(step, step, 10)
-    assert np.concatenate([step[part] for part in found]).tolist() == step.tolist()
-    gaps = np.diff(step)
-    between = [int(step[b.start] - step[a.stop - 1]) for a, b in pairwise(found)]
-    assert len(found) == min(10, 1 + int((gaps > 1).sum()))
-    assert sorted(between) == sorted(gaps[gaps > 1].tolist())[len(gaps[gaps > 1]) - len(between) :]
-
-
 def test_of_ten_thousand_events_each_is_counted_and_few_lines_are_left():
     random = np.random.default_rng(0)
     skips = np.sort(random.choice(100_000, 5000, replace=False))
@@ -59,13 +42,6 @@ def test_of_ten_thousand_events_each_is_counted_and_few_lines_are_left():
     assert counts[Kind.CHANGE] == 3000
     assert len(line.entries) <= 4 * MOST_ENTRIES
     assert line.ticks[Kind.SKIP].count.sum() == 5000
-
-
-def test_where_all_gaps_are_alike_the_lines_are_too():
-    step = np.arange(0, 100_000, 80)
-    sizes = [len(step[part]) for part in stretches(step, step, MOST_ENTRIES)]
-    assert len(sizes) == MOST_ENTRIES
-    assert max(sizes) < 2 * len(step) / MOST_ENTRIES
 
 
 # --- events in words ------------------------------------------------------------------------------

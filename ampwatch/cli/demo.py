@@ -199,8 +199,7 @@ def _follow(child: subprocess.Popen[bytes], path: Path, scenario: Scenario) -> N
 
 
 def _scale_of(run: RunSummary) -> str:
-    from ampwatch.diagnosis.value_text import scale_text
-    from ampwatch.report import powers
+    from ampwatch.diagnosis.value_text import powers, scale_text
 
     text = "" if run.final_scale is None else f"scale {scale_text(run.final_scale)}"
     return powers(text) if "utf" in asides().encoding.lower() else text

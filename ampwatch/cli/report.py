@@ -109,7 +109,7 @@ def print_said(
     from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.recovery.proof import kept_proof, sentence_of
     from ampwatch.recovery.proved_advice import with_proof
-    from ampwatch.report import print_changes, print_lesson, print_report, print_reports, to_json
+    from ampwatch.report import print_fact, print_report, print_reports, to_json
     from ampwatch.report.settings import changed_text
 
     lesson = proof = None
@@ -120,8 +120,8 @@ def print_said(
         typer.echo(to_json(said))
     elif isinstance(said, Diagnosis):
         print_report(answers(), runs[0].info.name, runs[0], said)
-        print_changes(answers(), changed_text(runs[0]))
-        print_lesson(answers(), lesson.text if lesson else "")
+        print_fact(answers(), "changed", changed_text(runs[0]))
+        print_fact(answers(), "alike", lesson.text if lesson else "")
         if proof is not None and said.learning_rate.because != sentence_of(proof):
             answer(sentence_of(proof))
     else:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def scale_text(scale: float | None) -> str:
@@ -16,6 +19,11 @@ def scale_text(scale: float | None) -> str:
             return f"2^{exponent - 1}"
     # 0 is no scale that anybody set: the smallest number of float32 was halved once more.
     return f"{scale:.4g}" if scale else "0 (below 2^-149)"
+
+
+def powers(text: str) -> str:
+    """The text with each 2^16 as 2¹⁶."""
+    return re.sub(r"\b2\^(-?\d+)(?!\d*\.\d)", lambda m: "2" + m[1].translate(_SUPERSCRIPTS), text)
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:

@@ -23,7 +23,6 @@ from ampwatch.feed.keys import (
     key_folder,
     own_keys,
 )
-from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey
 from ampwatch.feed.receiver import (
     Arrival,
     BadArrived,
@@ -31,18 +30,19 @@ from ampwatch.feed.receiver import (
     GapArrived,
     HelloArrived,
     KeyDenied,
+    Limits,
+    Peer,
+    PeerKey,
     RankTurnedAway,
     Receiver,
     RowsArrived,
 )
-from ampwatch.feed.sender import BatchSource, InstructionArrived, Sender, SenderStats
+from ampwatch.feed.sender import InstructionArrived, Sender
 
 __all__ = [
     "DEFAULT_ENDPOINT",
     "Arrival",
     "BadArrived",
-    "BatchSource",
-    "Counts",
     "EndArrived",
     "GapArrived",
     "Hello",
@@ -59,7 +59,6 @@ __all__ = [
     "RowsArrived",
     "Security",
     "Sender",
-    "SenderStats",
     "allow_key",
     "allowed_keys",
     "announce",

@@ -51,10 +51,10 @@ def reachable_form(endpoint: str) -> str:
     return endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-def announce(endpoint: str, environ: Mapping[str, str] = os.environ) -> bool:
+def announce(endpoint: str) -> bool:
     """Write down the endpoint that this process listens on; False if that cannot be written."""
     try:
-        path = _note(environ)
+        path = _note()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with draft_of(path) as draft:
             draft.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid()}), "utf-8")
@@ -63,14 +63,14 @@ def announce(endpoint: str, environ: Mapping[str, str] = os.environ) -> bool:
     return True
 
 
-def withdraw(environ: Mapping[str, str] = os.environ) -> None:
+def withdraw() -> None:
     """Delete the note of this process's endpoint; another's stays."""
     with contextlib.suppress(OSError, RuntimeError):
-        if _read_note(environ).get("pid") == os.getpid():
-            _note(environ).unlink()
+        if _read_note().get("pid") == os.getpid():
+            _note().unlink()
 
 
-def announced(environ: Mapping[str, str] = os.environ) -> str | None:
+def announced(environ: Mapping[str, str]) -> str | None:
     """The endpoint that a recorder on this host, still alive, has announced."""
     note = _read_note(environ)
     endpoint, pid = note.get("endpoint"), note.get("pid")
@@ -79,12 +79,12 @@ def announced(environ: Mapping[str, str] = os.environ) -> str | None:
     return endpoint
 
 
-def _note(environ: Mapping[str, str]) -> Path:
+def _note(environ: Mapping[str, str] = os.environ) -> Path:
     host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
     return state_folder(environ) / f"recorder-{host}.json"
 
 
-def _read_note(environ: Mapping[str, str]) -> dict[str, object]:
+def _read_note(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
     try:
         note = json.loads(_note(environ).read_text("utf-8"))
     except (OSError, ValueError, RuntimeError):

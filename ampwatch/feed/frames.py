@@ -166,20 +166,11 @@ class Hello:
 
 def pack(frame: Frame) -> list[bytes]:
     """The parts of a frame, ready to send."""
+    table = _NO_TABLE if frame.table is None else frame.table.number
     header = _HEADER.pack(
-        _MAGIC,
-        VERSION,
-        frame.kind,
-        _NO_TABLE if frame.table is None else frame.table.number,
-        frame.flags,
-        frame.rank,
-        frame.token,
-        bytes.fromhex(frame.run_id),
-        frame.sequence,
-        frame.value,
-        frame.count,
-        frame.time_ns,
-    )
+        _MAGIC, VERSION, frame.kind, table, frame.flags, frame.rank, frame.token,
+        bytes.fromhex(frame.run_id), frame.sequence, frame.value, frame.count, frame.time_ns,
+    )  # fmt: skip
     return [header, frame.payload] if frame.payload else [header]
 
 
@@ -202,28 +193,19 @@ def unpack(parts: Sequence[bytes]) -> Frame:
 
 
 def _read(header: bytes, payload: bytes) -> Frame:
-    _, _, number, table, flags, rank, token, *rest = _HEADER.unpack(header)
-    run_id, sequence, value, count, time_ns = rest
+    _, _, number, table, flags, rank, token, run_id, *rest = _HEADER.unpack(header)
+    sequence, value, count, time_ns = rest
     try:
         kind = Kind(number)
     except ValueError:
         raise FrameError(f"A frame is of the unknown kind {number}.") from None
     if len(payload) > _MAX_PAYLOAD.get(kind, 0):
         raise FrameError(f"A {kind.name.lower()} frame of {len(payload)} bytes is too large.")
-    if rank > MAX_RANK or max(sequence, value, count, time_ns) >> 62:
+    if rank > MAX_RANK or max(rest) >> 62:
         raise FrameError(f"A {kind.name.lower()} frame has a number out of bounds.")
     if (kind is Kind.ROWS) != (table < len(TABLES)):
         raise FrameError(f"A {kind.name.lower()} frame has the table number {table}.")
+    of = TABLES[table] if kind is Kind.ROWS else None
     return Frame(
-        kind=kind,
-        run_id=run_id.hex(),
-        rank=rank,
-        token=token,
-        sequence=sequence,
-        value=value,
-        count=count,
-        time_ns=time_ns,
-        flags=flags,
-        table=TABLES[table] if kind is Kind.ROWS else None,
-        payload=payload,
+        kind, run_id.hex(), rank, token, sequence, value, count, time_ns, flags, of, payload
     )

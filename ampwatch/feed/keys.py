@@ -42,13 +42,13 @@ class KeyPair:
     secret: bytes = field(repr=False)
 
 
-def key_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def key_folder() -> Path:
     """The folder of this user's keys."""
-    if chosen := environ.get("AMPWATCH_CONFIG_DIR"):
+    if chosen := os.environ.get("AMPWATCH_CONFIG_DIR"):
         return Path(chosen).expanduser()
-    if os.name == "nt" and (roaming := environ.get("APPDATA")):
+    if os.name == "nt" and (roaming := os.environ.get("APPDATA")):
         return Path(roaming) / "ampwatch"
-    if base := environ.get("XDG_CONFIG_HOME"):
+    if base := os.environ.get("XDG_CONFIG_HOME"):
         return Path(base) / "ampwatch"
     return Path("~/.config/ampwatch").expanduser()
 
@@ -95,7 +95,7 @@ def legible_keys(folder: Path | None = None) -> tuple[dict[str, str], str]:
         key, _, comment = line.strip().partition(" ")
         try:
             if key and not key.startswith("#"):
-                keys[key_to_hex(key_from_hex(key, where=str(path)))] = comment.strip()
+                keys[key_from_hex(key, where=str(path)).hex()] = comment.strip()
         except FeedError as error:
             trouble = trouble or str(error)
     return keys, trouble
@@ -104,21 +104,16 @@ def legible_keys(folder: Path | None = None) -> tuple[dict[str, str], str]:
 def allow_key(public: str, comment: str = "", folder: Path | None = None) -> Path:
     """Let the holder of this public key connect; returns the file that lists it."""
     keys = allowed_keys(folder)
-    keys[key_to_hex(key_from_hex(public))] = " ".join(comment.split())
+    keys[key_from_hex(public).hex()] = " ".join(comment.split())
     return _write_allowed(keys, folder or key_folder())
 
 
-def forget_key(public: str, folder: Path | None = None) -> bool:
+def forget_key(public: str) -> bool:
     """Remove a public key from the list; returns whether it was there."""
-    keys = allowed_keys(folder)
-    found = keys.pop(key_to_hex(key_from_hex(public)), None) is not None
-    _write_allowed(keys, folder or key_folder())
+    keys = allowed_keys()
+    found = keys.pop(key_from_hex(public).hex(), None) is not None
+    _write_allowed(keys, key_folder())
     return found
-
-
-def key_to_hex(key: bytes) -> str:
-    """A key in the form that people pass on."""
-    return key.hex()
 
 
 def key_from_hex(text: str, where: str = "") -> bytes:
@@ -236,11 +231,9 @@ class Security:
             router.zap_domain = _DOMAIN.encode()
 
 
-def find_security(
-    endpoint: str, *, insecure: bool = False, environ: Mapping[str, str] = os.environ
-) -> Security:
+def find_security(endpoint: str, *, insecure: bool = False) -> Security:
     """The security for this endpoint: the user's keys, unless it was switched off."""
-    if insecure or environ.get("AMPWATCH_INSECURE") == "1":
+    if insecure or os.environ.get("AMPWATCH_INSECURE") == "1":
         _warn_of_no_encryption(endpoint)
         return Security(own=None)
     if not zmq.has("curve"):
@@ -249,7 +242,7 @@ def find_security(
             "machine: install pyzmq from its own wheels, or set AMPWATCH_INSECURE=1 if nobody else "
             "can log in."
         )
-    text = environ.get("AMPWATCH_RECORDER_KEY")
+    text = os.environ.get("AMPWATCH_RECORDER_KEY")
     recorder = key_from_hex(text, where="AMPWATCH_RECORDER_KEY") if text else None
     return Security(own=own_keys(), recorder=recorder)
 
@@ -298,9 +291,9 @@ class Doorkeeper:
         if own is not None and public == own.public:
             return True
         listed, trouble = legible_keys(self._security.folder)
-        if own is not None and key_to_hex(public) in listed:
+        if own is not None and public.hex() in listed:
             return True
-        self._on_denied(key_to_hex(public), trouble)
+        self._on_denied(public.hex(), trouble)
         return False
 
     def close(self) -> None:

@@ -7,11 +7,15 @@ were lost under way: they are asked for again, because the trainer's log has the
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from zmq.utils import z85
 
 from ampwatch.codec import Batch, check
 from ampwatch.errors import CodecError, FrameError
@@ -26,12 +30,75 @@ from ampwatch.feed.frames import (
     unpack,
 )
 from ampwatch.feed.keys import Security, find_security
-from ampwatch.feed.peers import Counts, Limits, Peer, PeerKey, Peers
 from ampwatch.feed.sockets import Message, RecorderSocket
 
 _FRAMES_A_CALL = 512
 _DENIED_KEPT = 100
+_GONE_S = 60.0  # the recorder has closed the files of a rank that is silent for so long
+_CLEAR_EVERY_S = 1.0
 _GREETING_S = 0.5  # a trainer that is not answered says hello again after twice as long
+
+
+# --- the ranks that are followed ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PeerKey:
+    """A rank of a run."""
+
+    run_id: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"run {self.run_id}, rank {self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one recorder takes; an honest trainer stays far below."""
+
+    peers: int = 8192
+    key_peers: int = 2048  # with one key: a user's sweeps and their ranks
+    rank_rows: int = 1 << 36
+    rank_bytes: int = 1 << 38
+    credit_bytes: int = 4 << 20  # under way to us from one rank
+    credit_all_bytes: int = 256 << 20  # and from all ranks together
+    credit_least_bytes: int = 256 << 10
+
+
+@dataclass(slots=True)
+class Peer:
+    """One rank as the receiver follows it."""
+
+    key: PeerKey
+    identity: bytes
+    user: str  # the public key that spoke first for this rank; no other may
+    token: int
+    filed: int = 0  # everything below it is filed
+    row_frames: int = 0  # that came since the last request
+    head: int = 0  # the next number the trainer will write
+    time_ns: int = 0  # when it last gave a sign of life, by its own clock
+    is_paused: bool = True
+    is_ended: bool = False
+    is_refused: bool = False
+    heard_s: float = 0.0  # by a clock that never jumps
+    greeted: tuple[bytes, float] = (b"", 0.0)  # the last hello's sender, and its time on that clock
+    rows: int = 0
+    bytes: int = 0
+    bad: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the receiver has met, over all peers."""
+
+    frames: int = 0
+    rows: int = 0
+    bytes: int = 0
+    bad: int = 0
+    ignored: int = 0
+    requests: int = 0
+    denied: dict[str, int] = field(default_factory=dict)  # public key -> attempts
 
 
 # --- what `receive` yields ------------------------------------------------------------------------
@@ -114,28 +181,18 @@ class Receiver:
         fallback: bool = False,
     ) -> None:
         self._limits = limits or Limits()
-        self._peers = Peers(self._limits)
+        # The ranks that have introduced themselves; for others to read only.
+        self.peers: dict[PeerKey, Peer] = {}
+        self._by_user: Counter[str] = Counter()
+        self._cleared_s = -math.inf
         self._unanswered: set[PeerKey] = set()
         self._refusals: list[KeyDenied | RankTurnedAway] = []  # not yielded yet
         self._reasons: set[str] = set()  # for which a rank was turned away
         self.counts = Counts()
         security = keys or find_security(endpoint)
         self._socket = RecorderSocket(endpoint, security, self._deny, fallback=fallback)
-
-    @property
-    def endpoint(self) -> str:
-        """Where it listens."""
-        return self._socket.endpoint
-
-    @property
-    def fell_back(self) -> bool:
-        """Whether it listens on a free port because the one asked for was taken."""
-        return self._socket.fell_back
-
-    @property
-    def peers(self) -> Mapping[PeerKey, Peer]:
-        """The ranks that have introduced themselves."""
-        return self._peers.by_key
+        self.endpoint = self._socket.endpoint
+        self.fell_back = self._socket.fell_back  # to a free port, as the one asked for was taken
 
     def receive(self, timeout_s: float) -> Iterator[Arrival]:
         """What has arrived, after waiting at most this long for something to arrive."""
@@ -185,7 +242,9 @@ class Receiver:
 
     def forget(self, key: PeerKey) -> None:
         """Forget a rank; if it sends again it is asked who it is."""
-        self._peers.forget(key)
+        peer = self.peers.pop(key, None)
+        if peer is not None:
+            self._by_user[peer.user] -= 1
 
     def close(self) -> None:
         """Release the port; what was not acknowledged will be sent again."""
@@ -226,12 +285,12 @@ class Receiver:
         if peer is not None and peer.user != message.user:
             raise FrameError(f"Another user's key was used for {key}.")
         if peer is None and frame.kind is Kind.HELLO:
-            if reason := self._peers.why_full(message.user, keep=self._unanswered):
+            if reason := self._why_full(message.user):
                 self._turn_away(key, message.identity, reason)
                 return None
             token = 1 + secrets.randbits(30)
-            peer = Peer(key, message.identity, message.user, token)
-            self._peers.add(peer)
+            peer = self.peers[key] = Peer(key, message.identity, message.user, token)
+            self._by_user[peer.user] += 1
         if peer is None or (frame.token == 0 and frame.kind is not Kind.HELLO):
             self._send(message.identity, Frame(Kind.WHO, key.run_id, key.rank))
             return None
@@ -240,6 +299,34 @@ class Receiver:
         if frame.time_ns:
             peer.time_ns = frame.time_ns
         return peer
+
+    def _why_full(self, user: str) -> str:
+        """Why one more rank of this user's cannot be followed; empty if it can.
+
+        Ended and silent ranks are forgotten first, except those that are still to be answered.
+        """
+        now_s = time.monotonic()
+        if self._reached(user) and now_s - self._cleared_s > _CLEAR_EVERY_S:
+            self._cleared_s = now_s
+            for key, peer in list(self.peers.items()):
+                is_over = peer.is_ended or now_s - peer.heard_s > _GONE_S
+                if is_over and key not in self._unanswered:
+                    self.forget(key)
+        return self._reached(user)
+
+    def _reached(self, user: str) -> str:
+        """The limit that is reached, in words; empty if none is."""
+        if len(self.peers) >= self._limits.peers:
+            told = f"{self._limits.peers} ranks, and that many are sending"
+        elif user and self._by_user[user] >= (most := self._limits.key_peers):
+            key = z85.decode(user).hex()
+            told = f"{most} ranks with one key, and that many send with the key {key}"
+        else:
+            return ""
+        return (
+            f"This recorder follows at most {told}: the others keep their own logs, and are "
+            "recorded once some have ended."
+        )
 
     def _turn_away(self, key: PeerKey, identity: bytes, reason: str) -> None:
         """Tell a rank that it cannot be followed; report it once a reason."""
@@ -287,23 +374,18 @@ class Receiver:
 
     def _take_rows(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
         """A batch. A bad one counts as lost: sent again, it would be just as bad."""
+        table = frame.table
+        assert table is not None
         peer.row_frames += 1
         try:
-            batch = self._check(frame)
-        except FrameError:
+            rows: Any = check(table, frame.payload)
+        except CodecError as error:
             yield GapArrived(peer.key, frame.sequence, frame.sequence + 1)
-            raise
+            raise FrameError(f"Batch {frame.sequence} ({table.value}): {error}") from None
+        batch = Batch(table, rows.num_rows, frame.payload)
         self._count_rows(peer, batch)
         if not peer.is_refused:
             yield RowsArrived(peer.key, frame.sequence, batch)
-
-    def _check(self, frame: Frame) -> Batch:
-        assert frame.table is not None
-        try:
-            rows: Any = check(frame.table, frame.payload)
-        except CodecError as error:
-            raise FrameError(f"Batch {frame.sequence} ({frame.table.value}): {error}") from None
-        return Batch(frame.table, rows.num_rows, frame.payload)
 
     def _count_rows(self, peer: Peer, batch: Batch) -> None:
         """Count a batch, and refuse a rank that sends more than any training does."""
@@ -338,16 +420,13 @@ class Receiver:
         self._unanswered.clear()
 
     def _answer(self, kind: Kind, peer: Peer) -> Frame:
+        limits = self._limits
+        fair = min(limits.credit_bytes, limits.credit_all_bytes // max(1, len(self.peers)))
         return Frame(
-            kind,
-            peer.key.run_id,
-            peer.key.rank,
-            peer.token,
-            peer.filed,
-            value=0 if peer.is_paused else self._limits.credit_each(len(self.peers)),
-            count=peer.row_frames,
-            flags=ENDED if peer.is_ended and kind is Kind.ACK else 0,
-        )
+            kind, peer.key.run_id, peer.key.rank, peer.token, peer.filed,
+            value=0 if peer.is_paused else max(limits.credit_least_bytes, fair),
+            count=peer.row_frames, flags=ENDED if peer.is_ended and kind is Kind.ACK else 0,
+        )  # fmt: skip
 
     def _send_no(self, identity: bytes, key: PeerKey, sentence: str) -> None:
         payload = sentence.encode()[:MAX_SENTENCE_BYTES]

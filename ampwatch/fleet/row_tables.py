@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ampwatch.codec import column
 from ampwatch.rows import DTYPES, SCHEMAS, Table
 from ampwatch.store.public_rows import ATTEMPT, RANK, LayerFacts, with_dtype_names
-from ampwatch.store.run_files import RankRows
+from ampwatch.store.rank_log import RankRows
 
 DAY = "day"  # of the run's start; a partition, so it stands in a file's path, not in the file
 LAYER_NUMBER = "layer_number"

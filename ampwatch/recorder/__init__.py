@@ -15,11 +15,5 @@ to hand over every frame, and could acknowledge none before it had been told of 
 """
 
 from ampwatch.recorder.recorder import Recorder
-from ampwatch.recorder.recorder_messages import RankRecord, RecordedRun, RecorderStats
 
-__all__ = [
-    "RankRecord",
-    "RecordedRun",
-    "Recorder",
-    "RecorderStats",
-]
+__all__ = ["Recorder"]

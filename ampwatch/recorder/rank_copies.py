@@ -22,8 +22,7 @@ from ampwatch.files import make_folder, size_of
 from ampwatch.ranges import Ranges
 from ampwatch.store import locks
 from ampwatch.store.copy_notes import MOST_GAPS
-from ampwatch.store.index import INDEX_FILE
-from ampwatch.store.layout import find_in, rank_folder
+from ampwatch.store.layout import INDEX_FILE, find_in, rank_folder
 
 _MOST_RANGES = 10_000  # live rows come ahead of older ones, but not in so many pieces
 _PATIENCE_S = 90.0  # a network share may show another host's writes a minute late
@@ -203,9 +202,10 @@ def _not_writable(path: Path, error: OSError) -> RunError:
 class OpenFiles:
     """Keeps the copies that were written last open; others are opened again at their next rows."""
 
-    def __init__(self, note: Callable[[str], None], most: int | None = None) -> None:
+    def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._most = most or files_for_copies()
+        # Three quarters of what the process may have: each rank has a connection too.
+        self._most = max(8, (_allowed_files() - _OTHER_FILES) * 3 // 4)
         self._counts: OrderedDict[feed.PeerKey, tuple[RankCopy, int]] = OrderedDict()
         self._total = 0
 
@@ -232,11 +232,6 @@ class OpenFiles:
                 "that have been idle longest are closed, and opened again at their next rows. "
                 "`ulimit -n` before starting the recorder allows more."
             )
-
-
-def files_for_copies() -> int:
-    """How many files copies may hold: three quarters, as each rank has a connection too."""
-    return max(8, (_allowed_files() - _OTHER_FILES) * 3 // 4)
 
 
 def allow_more_files() -> None:

@@ -63,18 +63,17 @@ class Recorder:
         on_rows: Callable[[Path], None] | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> None:
-        self._wanted_endpoint = feed.check_endpoint(endpoint)
-        self._directory = Path(directory)
-        self._insecure, self._fallback, self._beside = insecure, fallback, beside
+        self._orders = Orders(
+            feed.check_endpoint(endpoint), Path(directory), insecure, fallback, _PORT_WAIT_S,
+            beside=tuple(beside),
+        )  # fmt: skip
         self._on_rows, self._on_note = on_rows, on_note
         self._notes: deque[str] = deque(maxlen=_NOTES_KEPT)
         self._noted: set[str] = set()
         self._status = RecorderStatus()
-        self._orders: Orders | None = None
         self._instructed = 0  # the number of the last instruction
         self._numbering = threading.Lock()
         self._environ: dict[str, str] = {}
-        self._listening: Listening | None = None
         self._failure: str | None = None
         self._listening_since_s: float | None = None
         self._process: RecorderProcess | None = None
@@ -87,7 +86,7 @@ class Recorder:
     @property
     def endpoint(self) -> str:
         """Where it listens; before the start, where it was told to."""
-        return self._listening.endpoint if self._listening else self._wanted_endpoint
+        return self._orders.endpoint
 
     @property
     def is_running(self) -> bool:
@@ -121,16 +120,16 @@ class Recorder:
         """Take the port and begin; FeedError or RunError if that is impossible."""
         if self._thread is not None:
             return self
+        directory = self._orders.directory
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
-                f"{self._directory} cannot be created ({error.strerror}): record into a folder "
-                "that you can write to.",
-                path=self._directory,
+                f"{directory} cannot be created ({error.strerror}): record into a folder that you "
+                "can write to.",
+                path=directory,
             ) from error
         process = self._begin()
-        self._announce()
         self._thread = threading.Thread(
             target=self._work, args=(process,), name="ampwatch-recorder", daemon=True
         )
@@ -176,14 +175,12 @@ class Recorder:
 
     def _begin(self) -> RecorderProcess:
         """The first process, once it listens."""
-        keys = feed.find_security(self._wanted_endpoint, insecure=self._insecure)
+        wanted = self._orders.endpoint
+        keys = feed.find_security(wanted, insecure=self._orders.insecure)
         self._environ = dict(os.environ)
-        self._orders = Orders(
-            self._wanted_endpoint, self._directory, insecure=keys.own is None,
-            fallback=self._fallback, port_wait_s=_PORT_WAIT_S,
-            beside=tuple(folder.absolute() for folder in self._beside),
-        )  # fmt: skip
-        process = RecorderProcess(self._orders, self._environ)
+        beside = tuple(folder.absolute() for folder in self._orders.beside)
+        orders = replace(self._orders, insecure=keys.own is None, beside=beside)
+        process = RecorderProcess(orders, self._environ)
         self._process = process
         try:
             first = next(process.messages(), None)
@@ -196,26 +193,23 @@ class Recorder:
             raise _error_of(first, process.wait())
         # Later processes take the same port or none: trainers know no other.
         self._orders = replace(
-            self._orders, endpoint=first.endpoint, fallback=False, port_wait_s=_PORT_WAIT_AGAIN_S
+            orders, endpoint=first.endpoint, fallback=False, port_wait_s=_PORT_WAIT_AGAIN_S
         )
-        self._listening = first
+        self._announce(wanted, first)
         return process
 
-    def _announce(self) -> None:
-        assert self._listening is not None
-        reachable = feed.reachable_form(self._listening.endpoint)
+    def _announce(self, wanted: str, listening: Listening) -> None:
+        reachable = feed.reachable_form(listening.endpoint)
         if reachable == feed.DEFAULT_ENDPOINT:
             return
         known = feed.announce(reachable)
-        if self._listening.fell_back:
+        if listening.fell_back:
             how = (
                 "your trainers on this machine find it if they start from now on"
                 if known
                 else f"start trainers with AMPWATCH_ENDPOINT={reachable}"
             )
-            self._note(
-                f"{self._wanted_endpoint} is taken, so this recorder listens on {reachable}; {how}."
-            )
+            self._note(f"{wanted} is taken, so this recorder listens on {reachable}; {how}.")
 
     # --- its thread ------------------------------------------------------------------------------
 
@@ -259,7 +253,6 @@ class Recorder:
         return self._failure or reason
 
     def _restart(self) -> RecorderProcess | None:
-        assert self._orders is not None
         with self._starting:
             if self._stopping.is_set():
                 return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -63,16 +62,8 @@ class RecorderStats:
     denied_keys: tuple[str, ...] = ()
 
     def __add__(self, other: RecorderStats) -> RecorderStats:
-        return RecorderStats(
-            frames=self.frames + other.frames,
-            rows=self.rows + other.rows,
-            bytes=self.bytes + other.bytes,
-            bad_frames=self.bad_frames + other.bad_frames,
-            ignored_frames=self.ignored_frames + other.ignored_frames,
-            requests=self.requests + other.requests,
-            gaps=self.gaps + other.gaps,
-            denied_keys=tuple(dict.fromkeys(self.denied_keys + other.denied_keys)),
-        )
+        both = {name: getattr(self, name) + getattr(other, name) for name in self.__slots__}
+        return RecorderStats(**both | {"denied_keys": tuple(dict.fromkeys(both["denied_keys"]))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +79,18 @@ class RankReport:
 class RecorderStatus:
     """What the recorder's process, and those before it, have reported; one thread writes it."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         # By run and rank: the newest report, and the number of the process that made it.
         self._ranks: dict[tuple[str, int], tuple[RankReport, int]] = {}
         self._before, self._latest = RecorderStats(), RecorderStats()
         self._process = 0
-        self._since_s = clock()
+        self._since_s = time.monotonic()
 
     def new_process(self) -> None:
         """Another process reports from now on, and counts from zero."""
         self._before, self._latest = self._before + self._latest, RecorderStats()
         self._process += 1
-        self._since_s = self._clock()
+        self._since_s = time.monotonic()
 
     def take(self, report: RankReport | RecorderStats) -> None:
         """Note how a rank or the counts stand."""
@@ -129,7 +119,7 @@ class RecorderStatus:
 
     def _as_of_now(self, record: RankRecord, process: int) -> RankRecord:
         """A rank that the present process has not heard of for some time is not alive."""
-        is_news = process == self._process or self._clock() - self._since_s < ALIVE_S
+        is_news = process == self._process or time.monotonic() - self._since_s < ALIVE_S
         return record if is_news else replace(record, is_alive=False)
 
 

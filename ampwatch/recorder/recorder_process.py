@@ -129,20 +129,18 @@ def main(orders_text: str) -> None:
     asked: deque[Asked] = deque(maxlen=_MOST_ASKED)
     threading.Thread(target=_heed_the_starter, args=(is_over, asked), daemon=True).start()
     starter = os.getppid()
+
+    def is_to_end() -> bool:
+        return is_over.is_set() or os.getppid() != starter
+
     try:
-        _record(orders, reporter, asked, lambda: is_over.is_set() or os.getppid() != starter)
+        recording = _listening(orders, reporter, is_to_end)
+        reporter.report(Listening(recording.endpoint, recording.fell_back))
+        recording.run(is_to_end, asked)
     except AmpwatchError as error:
         reporter.report(Failed(type(error).__name__, str(error)))
     finally:
         reporter.close()
-
-
-def _record(
-    orders: Orders, reporter: Reporter, asked: deque[Asked], is_over: Callable[[], bool]
-) -> None:
-    recording = _listening(orders, reporter, is_over)
-    reporter.report(Listening(recording.endpoint, recording.fell_back))
-    recording.run(is_over, asked)
 
 
 def _listening(orders: Orders, reporter: Reporter, is_over: Callable[[], bool]) -> Recording:

@@ -53,6 +53,7 @@ class Recording:
         self._report = report
         self._directory, self._beside = directory, beside
         self._receiver = feed.Receiver(endpoint, keys=keys, limits=limits, fallback=fallback)
+        self.endpoint, self.fell_back = self._receiver.endpoint, self._receiver.fell_back
         self._copies: dict[feed.PeerKey, RankCopy] = {}
         self._open_files = OpenFiles(self._note)
         self._compactor = Compactor(self._note)
@@ -60,16 +61,6 @@ class Recording:
         self._changed: set[feed.PeerKey] = set()
         self._stats = RecorderStats()
         self._reported_s = self._tended_s = 0.0
-
-    @property
-    def endpoint(self) -> str:
-        """Where it listens."""
-        return self._receiver.endpoint
-
-    @property
-    def fell_back(self) -> bool:
-        """Whether it listens on a free port because the one asked for was taken."""
-        return self._receiver.fell_back
 
     def run(self, is_over: Callable[[], bool], asked: deque[Asked] | None = None) -> None:
         """Take what arrives until it is over; what was acknowledged by then is in the folder.
@@ -324,14 +315,10 @@ class Recording:
             self._report(self._report_of(key, self._copies[key]))
         counts = self._receiver.counts
         stats = RecorderStats(
-            frames=counts.frames,
-            rows=counts.rows,
-            bytes=counts.bytes,
-            bad_frames=counts.bad,
-            ignored_frames=counts.ignored,
-            requests=counts.requests,
+            frames=counts.frames, rows=counts.rows, bytes=counts.bytes, bad_frames=counts.bad,
+            ignored_frames=counts.ignored, requests=counts.requests,
             denied_keys=tuple(counts.denied),
-        )
+        )  # fmt: skip
         if stats != self._stats:
             self._stats = stats
             self._report(stats)

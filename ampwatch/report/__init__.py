@@ -2,7 +2,7 @@
 
 Names of runs and layers are data: they are shown, never interpreted.
 
-- what is told of a run: facts, settings, scaler_settings, attempts, event_text, timeline
+- what is told of a run: facts, settings, scaler_settings, attempts, timeline
 - the report: terminal_report, html_file, tensorboard_event_files, plotly_figure
 - charts: overview_chart, thinning, painter
 - layers: last_layer_values, scale_windows, format_losses, layer_views
@@ -11,24 +11,14 @@ Names of runs and layers are data: they are shown, never interpreted.
 
 from __future__ import annotations
 
-from ampwatch.report.comparison import Asked, Comparison, compare
+from ampwatch.report.comparison import Asked, compare
 from ampwatch.report.comparison_text import print_comparison, print_sweep
-from ampwatch.report.facts import (
-    Fact,
-    course_text,
-    facts_of,
-    last_values,
-    powers,
-    rows_of_first_optimizer,
-    ruled_out,
-    sparkline,
-)
+from ampwatch.report.facts import last_values
 from ampwatch.report.html_file import html_comparison, html_report
 from ampwatch.report.tensorboard_event_files import EventStream, write_event_files
 from ampwatch.report.terminal_report import (
     STYLES,
-    print_changes,
-    print_lesson,
+    print_fact,
     print_report,
     print_reports,
     report_text,
@@ -38,26 +28,17 @@ from ampwatch.report.terminal_report import (
 __all__ = [
     "STYLES",
     "Asked",
-    "Comparison",
     "EventStream",
-    "Fact",
     "compare",
-    "course_text",
-    "facts_of",
     "html_comparison",
     "html_report",
     "last_values",
-    "powers",
-    "print_changes",
     "print_comparison",
-    "print_lesson",
+    "print_fact",
     "print_report",
     "print_reports",
     "print_sweep",
     "report_text",
-    "rows_of_first_optimizer",
-    "ruled_out",
-    "sparkline",
     "to_json",
     "write_event_files",
 ]

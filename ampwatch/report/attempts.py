@@ -10,7 +10,7 @@ from ampwatch.diagnosis.event import Event, detail_of
 from ampwatch.report.settings import flat
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run
-from ampwatch.store.run_files import RankRows
+from ampwatch.store.rank_log import RankRows
 
 _MARKS = (EventKind.STARTED.value, EventKind.ENDED.value, EventKind.EXCEPTION.value)
 _MOST_LETTERS = 160  # of an exception's message

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from ampwatch.diagnosis import Diagnosis, Engine, ForSeveralRuns, conclude
 from ampwatch.diagnosis.column_arrays import Floats, Integers, integers, known, numbers, texts
@@ -18,8 +17,6 @@ from ampwatch.report.settings import settings_of
 from ampwatch.rows import Mark, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ampwatch.store import Run
 
 LOSS = "loss"
@@ -34,13 +31,6 @@ _HIGHER = frozenset(
     ["acc", "accuracy", "f1", "bleu", "rouge", "rougel", "auc", "auroc", "map", "iou", "miou",
      "dice", "precision", "recall", "psnr", "ssim", "reward", "score", "r2", "top1", "top5", "em"]
 )  # fmt: skip
-
-
-class HasTables(Protocol):
-    """A run, or the dashboard's view of one."""
-
-    def read(self, table: Table, columns: Sequence[str], /) -> pa.Table:
-        """These columns of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +163,7 @@ def _median(rows: Any, name: str) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def peak_bytes(run: HasTables) -> tuple[int | None, bool]:
+def peak_bytes(run: Run) -> tuple[int | None, bool]:
     """A compared run's peak memory: of the device by torch, else in use, else of the process."""
     rows = run.read(Table.DEVICES, ("peak_bytes", "used_bytes", "host_rss_bytes"))
     for column in rows.column_names:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ampwatch.diagnosis import Action, advise_on_all
+from ampwatch.diagnosis import advise_on_all
 from ampwatch.diagnosis.findings import SCHEMA, json_value
 from ampwatch.diagnosis.learning_rate.advice import Advice
 from ampwatch.diagnosis.value_text import (
@@ -302,8 +302,3 @@ def _value_figures(name: str, course: Course) -> Iterator[tuple[str, Figure]]:
 
 def _figure_at(at: At) -> Figure:
     return Figure(f"{at.value:.4g} at step {at.step:,}", at.value)
-
-
-def has_boundary(advice: Advice) -> bool:
-    """Whether the compared runs show which rate is too high."""
-    return advice.action is Action.LOWER and advice.has_interval

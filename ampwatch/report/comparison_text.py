@@ -10,11 +10,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from ampwatch.diagnosis import Action
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 from ampwatch.errors import RunError
 from ampwatch.printable_text import printable
 from ampwatch.report.compared_run import LOSS
-from ampwatch.report.comparison import Comparison, has_boundary
+from ampwatch.report.comparison import Comparison
 from ampwatch.report.divergence import (
     ColumnDifference,
     Difference,
@@ -188,7 +189,7 @@ def _rate(comparison: Comparison) -> str:
     if advice is None:
         reason = comparison.not_together or ""
         return reason[:1].upper() + reason[1:]
-    if not has_boundary(advice):
+    if advice.action is not Action.LOWER or not advice.has_interval:
         told = "None of these runs failed by its rate: they show no upper limit."
         return "" if _is_of_rate(comparison) else told
     return f"For all: {advised(advice)}. {advice.because}"

@@ -10,16 +10,15 @@ the usual change from step to step. Scales and skips are compared exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from ampwatch.diagnosis.column_arrays import integers, known, numbers
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask, integers, known, numbers
 from ampwatch.diagnosis.learning_rate.constants import (
     MEDIAN_STEPS,
     ROBUST_DEVIATIONS,
@@ -30,13 +29,7 @@ from ampwatch.rows import DTYPE_NUMBERS, Table, column
 from ampwatch.store import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ampwatch.diagnosis import Record
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 GIVEN = ("input_amax", "micro_batches", "autocast_dtype", "lr", "scale")  # from outside the step
 RESULTS = (
@@ -57,18 +50,6 @@ _STRETCH, _LONGER = 64, 8
 _LEAST_SHARE = 0.01
 _MAD_TO_DEVIATION = 1.4826  # of normal noise
 _LEAST_STEPS = MEDIAN_STEPS + SUSTAINED_STEPS
-
-
-class Readable(Protocol):
-    """A run whose rows can be read in ranges of steps."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]: ...  # noqa: D102
-
-    def rows_between(
-        self, table: Table, columns: Sequence[str], first: int, last: int, rank: int | None = None
-    ) -> Iterator[pa.Table]:
-        """The rows of some steps, in portions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +300,7 @@ def _deviation(loss: Floats) -> float:
 # --- layers --------------------------------------------------------------------------------------
 
 
-def layer_difference(
-    one: Readable, other: Readable, step: int, last: int
-) -> LayerDifference | None:
+def layer_difference(one: Run, other: Run, step: int, last: int) -> LayerDifference | None:
     """The layer that shows the difference at this step; None if no layer was recorded."""
     first, length = step, _STRETCH
     while first <= last:
@@ -344,7 +323,7 @@ class _Sample:
     known: tuple[bool, ...]
 
 
-def _samples(run: Readable, first: int, last: int) -> dict[int, dict[str, _Sample]]:
+def _samples(run: Run, first: int, last: int) -> dict[int, dict[str, _Sample]]:
     """The layers' samples by step, of the lowest rank."""
     names = ("step", "layer", "order", *_LAYER_COLUMNS)
     found: dict[int, dict[str, _Sample]] = {}

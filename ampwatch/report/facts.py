@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +29,6 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, Record
 
 BARS = "▁▂▃▄▅▆▇█"
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def powers(text: str) -> str:
-    """2^16 as 2¹⁶."""
-    return re.sub(r"\b2\^(-?\d+)(?!\d*\.\d)", lambda m: "2" + m[1].translate(_SUPERSCRIPTS), text)
 
 
 def sparkline(values: Sequence[float] | npt.NDArray[np.float64], width: int) -> str:
@@ -87,14 +80,14 @@ def facts_of(
     if facts.first_scale is not None or facts.skipped:
         share = f", {share_text(facts.skipped, facts.steps)}" if facts.skipped else ""
         yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}{share}")
-    shown = _shown(run)
+    whose = _whose(run)
     for name in _SHOWN_COLUMNS:
         told = known(rows, name)
         present = numbers(rows, name)[told]
         if len(present):
-            label, whose = column(Table.STEPS, name).label, shown.of_column(name)
+            label = column(Table.STEPS, name).label
             old = "" if told[-1] else age_text(integers(rows, "step")[told][-1])
-            yield Fact(label, course_text(present, arrow) + old + whose)
+            yield Fact(label, course_text(present, arrow) + old + whose.get(name, ""))
     yield from _setting(run, rows)
     if diagnosis.run.source != "ampwatch" and run.info.config:
         yield Fact("settings", list_text([f"{k} {v}" for k, v in run.info.config.items()], 8))
@@ -102,35 +95,17 @@ def facts_of(
         yield Fact("note", note)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """Whose numbers are shown, where there are several optimizers or groups."""
-
-    optimizers: int = 1
-    name: str = ""  # of the first optimizer
-    groups: int = 1  # of its parameters
-
-    def of_column(self, name: str) -> str:
-        """Whose numbers this column's are, in words."""
-        words = []
-        if self.optimizers > 1:
-            words.append(f"optimizer 0 of {self.optimizers}{self.name and ', ' + self.name}")
-        if self.groups > 1 and name == "lr":
-            words.append(f"group 0 of {self.groups}")
-        return f" ({'; '.join(words)})" if words else ""
-
-
-def _shown(run: Record) -> _Shown:
-    """The optimizers and groups, as the events describe them."""
-    events = run.read(Table.EVENTS, columns=("kind", "detail"))
-    kind = scalar(EventKind.OPTIMIZER.value, pa.string())
-    told = events.filter(pc.equal(events.column("kind"), kind))
-    details = [detail_of(text) for text in told.column("detail").to_pylist()]
-    numbers = {d.get("optimizer") for d in details}
-    first = next((d for d in details if d.get("optimizer") == 0), {})
-    groups = first.get("groups")
-    count = len(groups) if isinstance(groups, list) else 1
-    return _Shown(len(numbers), str(first.get("class") or ""), count)
+def _whose(run: Record) -> dict[str, str]:
+    """Whose numbers each column shows, in words, where there are several optimizers or groups."""
+    details = optimizer_details(run)
+    count = len({detail.get("optimizer") for detail in details})
+    first = next((detail for detail in details if detail.get("optimizer") == 0), {})
+    name, groups = str(first.get("class") or ""), first.get("groups")
+    words = [f"optimizer 0 of {count}{name and ', ' + name}"] if count > 1 else []
+    found = dict.fromkeys(_SHOWN_COLUMNS, words)
+    if isinstance(groups, list) and len(groups) > 1:
+        found["lr"] = [*words, f"group 0 of {len(groups)}"]
+    return {column: f" ({'; '.join(parts)})" for column, parts in found.items() if parts}
 
 
 def course_text(present: npt.NDArray[np.float64], arrow: str) -> str:
@@ -162,6 +137,14 @@ def rows_of_first_optimizer(run: Record, columns: Sequence[str]) -> Any:
     return rows.filter(
         pc.fill_null(pc.equal(optimizer, known[0]), scalar(value=True, kind=pa.bool_()))
     )
+
+
+def optimizer_details(run: Record) -> list[Mapping[str, Any]]:
+    """What the lowest rank's events tell of each optimizer, the first one first."""
+    events = run.read(Table.EVENTS, ("kind", "detail"), min(run.ranks, default=0))
+    kind = scalar(EventKind.OPTIMIZER.value, pa.string())
+    told = events.filter(pc.equal(events.column("kind"), kind))
+    return [detail_of(text) for text in told.column("detail").to_pylist()]
 
 
 def last_values(run: Record) -> dict[str, float]:

@@ -25,11 +25,10 @@ from rich.text import Text
 
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.evidence_text import evidence_text
-from ampwatch.diagnosis.value_text import short_dtype, shortened, steps_text
+from ampwatch.diagnosis.value_text import powers, short_dtype, shortened, steps_text
 from ampwatch.errors import ReportError
 from ampwatch.printable_text import cut, printable
 from ampwatch.report.comparison_text import comparison_text, letter
-from ampwatch.report.facts import powers
 from ampwatch.report.format_losses import formats_text
 from ampwatch.report.last_layer_values import FORMAT_FACTS, Readable, last_known
 from ampwatch.report.layer_views import NAMES, Wanted, offered, view_message

@@ -123,22 +123,16 @@ def casts_header(
     if not layers:
         return None
     has_scale = any(one.staleness is not None for one in layers)
-    fault = fault_of(diagnosis)
-    named = {chosen, fault["layer"] if fault else None}
-    shown = _worst(layers, {one.layer: one.excess for one in layers}, named)
-    return {
-        "component": "losses",
+    shown, panel = _worst(layers, {one.layer: one.excess for one in layers}, diagnosis, chosen)
+    return panel | {
         "title": "What the casts lose, by layer",
-        "sentence": casts_sentence(layers),
+        "sentence": f"{_recipes(layers)} {_losses_text(layers)}".strip(),
         "columns": [*ROLES.values(), *(["scale"] if has_scale else [])],
         "isDiverging": True,
         "rows": [_cast_row(one, has_scale=has_scale) for one in shown],
         "note": "Of the values that are not zero, in %: ↓ flushed to zero, ↑ cut off; bold is more "
         "than in health. A dash: not cast, or not measured."
         + (" Scale: newest maximum over what the delayed scale can hold." if has_scale else ""),
-        "fault": fault,
-        "chosen": chosen,
-        "hidden": len(layers) - len(shown),
         "step": step,
     }
 
@@ -154,25 +148,18 @@ def what_if_header(
     layers = what_if_layers(run, step)
     if not layers:
         return None
-    fault = fault_of(diagnosis)
-    named = {chosen, fault["layer"] if fault else None}
-    shown = _worst(layers, {one.layer: _what_if_excess(one, role) for one in layers}, named)
+    excess = {one.layer: _what_if_excess(one, role) for one in layers}
+    shown, panel = _worst(layers, excess, diagnosis, chosen)
     of = "the worst of input, weight and gradient" if role is None else f"the {ROLES[role]}"
-    return {
-        "component": "losses",
+    return panel | {
         "title": "What if: what each format would lose",
         "sentence": what_if_sentence(layers),
         "columns": list(FORMAT_NAMES),
         "isDiverging": False,
-        "rows": [
-            {"layer": one.layer, "says": "", "cells": _what_if_cells(one, role)} for one in shown
-        ],
+        "rows": [_what_if_row(one, role) for one in shown],
         "note": f"Share of {of} that would be flushed to zero, in %, with scales from the tensor "
         f"itself. Bold: more than {100 * FLUSHED_SHARE:.0f} ({100 * FLUSHED_SHARE_OF_FP4:.0f} in "
         "NVFP4), which a layer does not survive. A dash: its rows are no whole blocks.",
-        "fault": fault,
-        "chosen": chosen,
-        "hidden": len(layers) - len(shown),
         "step": step,
         "roles": [[WORST, "worst role"], *([key, word] for key, word in ROLES.items())],
         "role": role or WORST,
@@ -191,12 +178,8 @@ def fault_of(diagnosis: Diagnosis | None) -> dict[str, str] | None:
 # --- sentences -----------------------------------------------------------------------------------
 
 
-def casts_sentence(layers: Sequence[CastLayer]) -> str:
-    """The formats in which the layers multiply, and what is lost."""
-    return f"{_recipes(layers)} {_losses_text(layers)}".strip()
-
-
 def _recipes(layers: Sequence[CastLayer]) -> str:
+    """The formats in which the layers multiply."""
     told = Counter(one.recipe for one in layers if one.recipe).most_common()
     if not told:
         return ""
@@ -276,11 +259,20 @@ def _survivors(count: int, total: int) -> str:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _worst(layers: Sequence[Any], excess: Mapping[str, float], named: set[str | None]) -> list[Any]:
-    """The layers to show; if there are too many, the named ones and those that lose most."""
+def _worst(
+    layers: Sequence[Any],
+    excess: Mapping[str, float],
+    diagnosis: Diagnosis | None,
+    chosen: str | None,
+) -> tuple[list[Any], dict[str, Any]]:
+    """The layers to show, of too many those named and those that lose most; and their panel."""
+    fault = fault_of(diagnosis)
+    named = {chosen, fault["layer"] if fault else None}
     ranked = sorted(layers, key=lambda one: (one.layer not in named, -excess[one.layer]))
     kept = {one.layer for one in ranked[:MOST_ROWS]}
-    return [one for one in layers if one.layer in kept]
+    shown = [one for one in layers if one.layer in kept]
+    hidden = len(layers) - len(shown)
+    return shown, {"component": "losses", "fault": fault, "chosen": chosen, "hidden": hidden}
 
 
 def _what_if_excess(layer: WhatIfLayer, role: str | None) -> float:
@@ -316,8 +308,9 @@ def _scale_cell(one: CastLayer) -> dict[str, Any]:
     return _cell(f"{one.staleness:.2g}x", says, is_over=one.is_stale)
 
 
-def _what_if_cells(one: WhatIfLayer, role: str | None) -> list[dict[str, Any]]:
-    return [_what_if_cell(one, name, role) for name in FORMAT_NAMES]
+def _what_if_row(one: WhatIfLayer, role: str | None) -> dict[str, Any]:
+    cells = [_what_if_cell(one, name, role) for name in FORMAT_NAMES]
+    return {"layer": one.layer, "says": "", "cells": cells}
 
 
 def _what_if_cell(one: WhatIfLayer, name: str, role: str | None) -> dict[str, Any]:

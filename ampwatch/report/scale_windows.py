@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.diagnosis.value_text import count_text, scale_text
-from ampwatch.report.facts import powers
+from ampwatch.diagnosis.value_text import count_text, powers, scale_text
 from ampwatch.report.last_layer_values import Readable, last_known
 
 if TYPE_CHECKING:

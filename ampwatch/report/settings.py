@@ -15,15 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from ampwatch.codec import scalar
-from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.value_text import bytes_text, count_text, list_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.printable_text import cut
-from ampwatch.rows import EventKind, Mark, Table
+from ampwatch.report.facts import optimizer_details
+from ampwatch.rows import Mark, Table
 from ampwatch.store import RUN_FILE, Run, RunInfo, open_run, read_info
 
 _MOST_LETTERS = 300  # of one value: a config may hold a whole vocabulary
@@ -90,12 +86,8 @@ def _text(value: Any) -> str:
 
 def _optimizers(run: Run) -> dict[str, Any]:
     """Each optimizer's first settings; with its number if there are several."""
-    events = run.read(Table.EVENTS, ("kind", "detail"), min(run.ranks, default=0))
-    kind = scalar(EventKind.OPTIMIZER.value, pa.string())
-    told = events.filter(pc.equal(events.column("kind"), kind))
     found: dict[str, Any] = {}
-    for text in told.column("detail").to_pylist():
-        detail = detail_of(text)
+    for detail in optimizer_details(run):
         found.setdefault(str(detail.get("optimizer", 0)), _by_group(detail))
     return found if len(found) != 1 else next(iter(found.values()))
 

@@ -7,13 +7,13 @@ column. `importers/tables` reads such files.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import struct
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -83,24 +83,11 @@ class EventStream:
         self._file.write(_framed(np.frombuffer(whole, np.uint8)[None, :]).tobytes())
 
 
-class EventFile(EventStream):
-    """One event file; it appears whole under its name when it is closed without an error."""
-
-    def __init__(self, path: Path) -> None:
-        self._replacing = draft_of(path)
-        super().__init__(self._replacing.__enter__())
-
-    def __enter__(self) -> EventFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-        self._replacing.__exit__(kind, error, trace)
+@contextlib.contextmanager
+def event_file(path: Path) -> Iterator[EventStream]:
+    """One event file; it appears whole under its name when the block ends without an error."""
+    with draft_of(path) as draft, contextlib.closing(EventStream(draft)) as file:
+        yield file
 
 
 def _named(text: str) -> bytes:
@@ -217,7 +204,7 @@ def write_event_files(run: Run, diagnosis: Diagnosis, out: Path) -> list[Path]:
         folder = out if len(run.ranks) < 2 else out / f"rank-{rank}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"events.out.tfevents.{run.info.started_ns // 10**9:010d}.ampwatch"
-        with EventFile(path) as file:
+        with event_file(path) as file:
             if rank == min(run.ranks, default=0):
                 _write_texts(file, run, diagnosis)
             _write_scalars(file, run, rank)
@@ -225,7 +212,7 @@ def write_event_files(run: Run, diagnosis: Diagnosis, out: Path) -> list[Path]:
     return paths
 
 
-def _write_texts(file: EventFile, run: Run, diagnosis: Diagnosis) -> None:
+def _write_texts(file: EventStream, run: Run, diagnosis: Diagnosis) -> None:
     """The report and the settings, indented: Markdown leaves such a block as it is."""
     shown = io.StringIO()
     console = Console(file=shown, width=_COLUMNS, markup=False, emoji=False, highlight=False)
@@ -237,7 +224,7 @@ def _write_texts(file: EventFile, run: Run, diagnosis: Diagnosis) -> None:
         file.text(f"{tag}/text_summary", 0, time_s, textwrap.indent(lines, "    "))
 
 
-def _write_scalars(file: EventFile, run: Run, rank: int) -> None:
+def _write_scalars(file: EventStream, run: Run, rank: int) -> None:
     users = [n for n in run.column_names(Table.STEPS) if n not in SCHEMAS[Table.STEPS].names]
     users = [name for name in users if name != "rank"]
     steps = run.read(Table.STEPS, ("step", "time_ns", "optimizer", *_STEPS, *users), rank)
@@ -245,15 +232,17 @@ def _write_scalars(file: EventFile, run: Run, rank: int) -> None:
         prefix = f"optimizer {number}/" if number else ""
         for name in (*_STEPS, *users):
             _write(file, f"{prefix}{name}", rows, name)
-    clock = _Clock(steps)
+    clock = steps.select(["step", "time_ns"]).drop_null()
     layers = run.read(Table.LAYERS, ("step", "layer", *_LAYERS), rank)
     for layer, rows in _grouped(layers, "layer"):
+        timed = _looked_up(rows, clock, "step", "time_ns")
         for name in _LAYERS:
-            _write(file, f"layers {name}/{layer}", clock.timed(rows), name)
+            _write(file, f"layers {name}/{layer}", timed, name)
     devices = run.read(Table.DEVICES, ("time_ns", "device", *_DEVICES), rank)
     for device, rows in _grouped(devices, "device"):
+        placed = _looked_up(rows, clock, "time_ns", "step")
         for name in _DEVICES:
-            _write(file, f"device {device}/{name}", clock.placed(rows), name)
+            _write(file, f"device {device}/{name}", placed, name)
 
 
 def _by_optimizer(steps: pa.Table) -> Iterator[tuple[int, pa.Table]]:
@@ -274,31 +263,17 @@ def _grouped(rows: pa.Table, name: str) -> Iterator[tuple[str, pa.Table]]:
         yield one.as_py(), rows.filter(pc.equal(texts, one))
 
 
-class _Clock:
-    """The time of each step, and the step of each time."""
-
-    def __init__(self, steps: pa.Table) -> None:
-        told = steps.select(["step", "time_ns"]).drop_null()
-        self._steps, self._times = (integers(told, n) for n in ("step", "time_ns"))
-
-    def timed(self, rows: pa.Table) -> pa.Table:
-        """Rows of steps with their times."""
-        order = np.argsort(self._steps, kind="stable")
-        at = np.searchsorted(self._steps[order], integers(rows, "step"))
-        at = np.minimum(at, max(0, len(order) - 1))
-        times = self._times[order][at] if len(order) else np.zeros(rows.num_rows, np.int64)
-        return rows.append_column("time_ns", column(times, pa.int64()))
-
-    def placed(self, rows: pa.Table) -> pa.Table:
-        """Rows that have times, with the step at each time."""
-        order = np.argsort(self._times, kind="stable")
-        at = np.searchsorted(self._times[order], integers(rows, "time_ns"))
-        at = np.minimum(at, max(0, len(order) - 1))
-        steps = self._steps[order][at] if len(order) else np.zeros(rows.num_rows, np.int64)
-        return rows.append_column("step", column(steps, pa.int64()))
+def _looked_up(rows: pa.Table, steps: pa.Table, by: str, name: str) -> pa.Table:
+    """Rows with the time of their step, or with the step at their time, appended."""
+    keys, values = (integers(steps, one) for one in (by, name))
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys[order], integers(rows, by))
+    at = np.minimum(at, max(0, len(order) - 1))
+    found = values[order][at] if len(order) else np.zeros(rows.num_rows, np.int64)
+    return rows.append_column(name, column(found, pa.int64()))
 
 
-def _write(file: EventFile, tag: str, rows: pa.Table, name: str) -> None:
+def _write(file: EventStream, tag: str, rows: pa.Table, name: str) -> None:
     """Write the known values of a column as events; nan is a value, null is not."""
     told = known(rows, name) & known(rows, "step")
     if told.any():

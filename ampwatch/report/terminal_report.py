@@ -5,7 +5,7 @@ its consequences, what is ruled out, then the facts. On several runs: a line or 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -16,9 +16,9 @@ from rich.text import Text
 from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF
-from ampwatch.diagnosis.value_text import count_text, limit_text, restart_text
+from ampwatch.diagnosis.value_text import count_text, limit_text, powers, restart_text
 from ampwatch.printable_text import printable
-from ampwatch.report.facts import facts_of, powers, ruled_out
+from ampwatch.report.facts import facts_of, ruled_out
 from ampwatch.report.painter import LIGHT, SEVERITY_COLOR, VERDICT_COLOR
 from ampwatch.report.scaler_settings import worthwhile_settings
 
@@ -46,17 +46,8 @@ def print_report(console: Console, name: str, run: Record, diagnosis: Diagnosis)
     console.print(text, highlight=False, crop=False)  # lines to paste are longer than some screens
 
 
-def print_changes(console: Console, text: str) -> None:
-    """Print what changed since the script's last run, below the report's facts."""
-    _print_row(console, "changed", text)
-
-
-def print_lesson(console: Console, text: str) -> None:
-    """Print what earlier runs teach, below the report's facts."""
-    _print_row(console, "alike", text)
-
-
-def _print_row(console: Console, label: str, text: str) -> None:
+def print_fact(console: Console, label: str, text: str) -> None:
+    """Print one more fact below the report's; none if it has no text."""
     if text:
         write = writer(fancy=is_fancy(console))
         console.print(labelled([(label, text)], write, width=13), highlight=False)
@@ -100,7 +91,7 @@ def report_text(
     write = writer(fancy=fancy)
     head = _shown_head(diagnosis)
     parts: list[RenderableType] = [title(name, diagnosis), *_headline(diagnosis, head, write)]
-    others = _Tree(diagnosis.findings).below(head)
+    others = _by_cause(diagnosis.findings, head)
     if others:
         parts += [Text(), _lines(others, write)]
     parts += [Text(), _advice_and_cleared(run, diagnosis, head, write)]
@@ -161,38 +152,29 @@ def labelled(rows: Sequence[tuple[str, str]], write: Write, width: int = 4) -> G
     return grid
 
 
-class _Tree:
-    """Findings by their causes: what follows from one stands below it."""
+def _by_cause(findings: Sequence[Finding], head: Finding | None) -> list[tuple[int, Finding]]:
+    """All but the head, each with its depth below its cause: first what follows from the head."""
+    found: list[tuple[int, Finding]] = []
+    seen = {id(head)}
 
-    def __init__(self, findings: Sequence[Finding]) -> None:
-        self._findings = findings
-        self._codes = {finding.code for finding in findings}
-
-    def below(self, head: Finding | None) -> list[tuple[int, Finding]]:
-        """All but the head, each with its depth: first what follows from it."""
-        seen: set[int] = set() if head is None else {id(head)}
-        found = [] if head is None else list(self._following(head, 0, seen))
-        for root in self._findings:  # what has no cause here, and what only circles
-            if root.because_of not in self._codes:
-                found += self._with_following(root, 0, seen)
-        for rest in self._findings:
-            found += self._with_following(rest, 0, seen)
-        return found
-
-    def _with_following(
-        self, finding: Finding, depth: int, seen: set[int]
-    ) -> Iterator[tuple[int, Finding]]:
+    def add(finding: Finding, depth: int) -> None:
         if id(finding) not in seen:
             seen.add(id(finding))
-            yield depth, finding
-            yield from self._following(finding, depth + 1, seen)
+            found.append((depth, finding))
+            add_following(finding, depth + 1)
 
-    def _following(
-        self, cause: Finding, depth: int, seen: set[int]
-    ) -> Iterator[tuple[int, Finding]]:
-        for finding in self._findings:
+    def add_following(cause: Finding, depth: int) -> None:
+        for finding in findings:
             if finding.because_of == cause.code:
-                yield from self._with_following(finding, depth, seen)
+                add(finding, depth)
+
+    if head is not None:
+        add_following(head, 0)
+    codes = {finding.code for finding in findings}
+    # Those without a cause here, with what follows from them; then what only circles.
+    for root in sorted(findings, key=lambda finding: finding.because_of in codes):
+        add(root, 0)
+    return found
 
 
 def _lines(findings: Sequence[tuple[int, Finding]], write: Write) -> Group:

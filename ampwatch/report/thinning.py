@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,13 +103,7 @@ def merged(events: Steps, first: int, last: int) -> Rug:
     A cell is finer than a column of pixels, so it lies in one or two of them: drawn at its first
     and its last event, no column that holds an event stays empty.
     """
-    if not len(events):
-        return Rug(events, events, events)
-    width = max(1.0, (last - first + 1) / RUG_CELLS)
-    cell = ((events - first) / width).astype(np.int64)
-    starts = np.flatnonzero(np.concatenate(([True], cell[1:] != cell[:-1])))
-    ends = np.append(starts[1:], len(events))
-    return Rug(events[starts], events[ends - 1], (ends - starts).astype(np.int64))
+    return merged_ticks(Rug(events, events, np.ones(len(events), np.int64)), first, last)
 
 
 def merged_ticks(ticks: Rug, first: int, last: int) -> Rug:
@@ -157,6 +152,27 @@ def _joined(pieces: list[tuple[Steps, Floats]]) -> Line:
     xs = [np.append(x, x[-1]) for x, _ in pieces]
     ys = [np.append(y, np.float32(np.nan)) for _, y in pieces]
     return Line(np.concatenate(xs)[:-1].astype(np.float64), np.concatenate(ys)[:-1])
+
+
+def close_parts(first: Steps, last: Steps, most: int) -> list[slice]:
+    """Which entries to join so that so many are left: those with the narrowest gaps between."""
+    if not len(first):
+        return []
+    gaps = first[1:] - np.maximum.accumulate(last)[:-1]
+    apart = np.flatnonzero(gaps > 1)
+    if len(apart) >= most:
+        apart = _widest(gaps, apart, most - 1)
+    edges = [0, *(apart + 1).tolist(), len(first)]
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def _widest(gaps: Steps, among: Steps, count: int) -> Steps:
+    """Where the widest gaps are; of gaps that are as wide as one another some, evenly spread."""
+    least = np.sort(gaps[among])[len(among) - count]
+    wider, as_wide = among[gaps[among] > least], among[gaps[among] == least]
+    rest = count - len(wider)
+    spread = (2 * np.arange(rest) + 1) * len(as_wide) // (2 * rest)
+    return np.sort(np.concatenate([wider, as_wide[spread]]))
 
 
 # --- stretches of steps at which a value is not finite --------------------------------------------

@@ -6,9 +6,10 @@ Many of a kind that lie close together become one entry, which says how many the
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +20,12 @@ from ampwatch.diagnosis.event import Event, detail_of
 from ampwatch.diagnosis.value_text import count_text, duration_text, scale_text
 from ampwatch.printable_text import cut
 from ampwatch.report.attempts import Attempt
-from ampwatch.report.event_text import text_of, title_of
 from ampwatch.report.overview_chart import is_change
-from ampwatch.report.thinning import Rug, merged
+from ampwatch.report.thinning import Rug, close_parts, merged
 from ampwatch.rows import EventKind
 
 MOST_ENTRIES = 40  # of one kind: more than a reader takes in; the charts and the log have each
-_MOST_TOLD = 3  # of the events in one entry: each in words
+_MOST_TOLD = 3  # of the events in one entry, each in words; of more the first and the last
 _MOST_LETTERS = 240
 _RULES = {rule.code: rule for rule in RULES}
 
@@ -86,27 +86,6 @@ def timeline_of(
     return Timeline(tuple(ordered), {Kind.SKIP: skips, **_ticks(told, ends)})
 
 
-def stretches(first: Integers, last: Integers, most: int) -> list[slice]:
-    """Which entries to join so that so many are left: those with the narrowest gaps between."""
-    if not len(first):
-        return []
-    gaps = first[1:] - np.maximum.accumulate(last)[:-1]
-    apart = np.flatnonzero(gaps > 1)
-    if len(apart) >= most:
-        apart = _widest(gaps, apart, most - 1)
-    edges = [0, *(apart + 1).tolist(), len(first)]
-    return [slice(a, b) for a, b in pairwise(edges)]
-
-
-def _widest(gaps: Integers, among: Integers, count: int) -> Integers:
-    """Where the widest gaps are; of gaps that are as wide as one another some, evenly spread."""
-    least = np.sort(gaps[among])[len(among) - count]
-    wider, as_wide = among[gaps[among] > least], among[gaps[among] == least]
-    rest = count - len(wider)
-    spread = (2 * np.arange(rest) + 1) * len(as_wide) // (2 * rest)
-    return np.sort(np.concatenate([wider, as_wide[spread]]))
-
-
 # --- events ---------------------------------------------------------------------------------------
 
 
@@ -147,11 +126,9 @@ class _Told:
 
 
 _TOLD_ELSEWHERE = {
-    EventKind.STARTED.value,
-    EventKind.ENDED.value,
-    EventKind.OVERFLOW.value,
+    EventKind.STARTED.value, EventKind.ENDED.value, EventKind.OVERFLOW.value,
     EventKind.STATE_SAVED.value,
-}
+}  # fmt: skip
 
 
 def _events(told: _Told, kind: str) -> Iterator[Entry]:
@@ -160,11 +137,12 @@ def _events(told: _Told, kind: str) -> Iterator[Entry]:
     step = told.step[places]
     for part in _joined(step):
         at = places[part]
-        some = [told.event(one) for one in _some(at)]
-        lines = list(dict.fromkeys(text_of(event) for event in some))
+        some = [told.event(one) for one in (at if len(at) <= _MOST_TOLD else at[[0, -1]])]
+        title, words = _SHOWN.get(kind, (kind, _unknown))
+        lines = list(dict.fromkeys(words(event.detail) for event in some))
         text = "; ".join(line for line in lines if line)
         code = str(some[0].detail.get("code")) if kind == EventKind.MISUSE.value else ""
-        name = f"{code} {_RULES[code].name}" if code in _RULES else title_of(kind)
+        name = f"{code} {_RULES[code].name}" if code in _RULES else title
         text = _RULES[code].page.meaning if code in _RULES else text
         ranks = {event.rank for event in some}
         count = len(np.unique(step[part])) if len(ranks) > 1 else len(at)
@@ -173,27 +151,17 @@ def _events(told: _Told, kind: str) -> Iterator[Entry]:
             text = f"{count:,} times{which}: {text}"
         first, last = int(step[part][0]), int(step[part][-1])
         yield Entry(
-            _kind_of(kind),
-            first,
-            last,
-            name,
-            cut(text, _MOST_LETTERS),
-            time_ns=told.time_ns(at[0]),
-            count=count,
-        )
+            _kind_of(kind), first, last, name, cut(text, _MOST_LETTERS),
+            time_ns=told.time_ns(at[0]), count=count,
+        )  # fmt: skip
 
 
 def _joined(step: Integers) -> list[slice]:
     """Events of one step are one entry; of many the close ones too."""
     if len(np.unique(step)) > MOST_ENTRIES:
-        return stretches(step, step, MOST_ENTRIES)
+        return close_parts(step, step, MOST_ENTRIES)
     edges = [0, *(np.flatnonzero(np.diff(step)) + 1).tolist(), len(step)]
     return [slice(a, b) for a, b in pairwise(edges) if b > a]
-
-
-def _some(at: Integers) -> Integers:
-    """The events of an entry that are told in words: a few, of more the first and last."""
-    return at if len(at) <= _MOST_TOLD else at[[0, -1]]
 
 
 def _ticks(told: _Told, ends: tuple[int, int]) -> dict[Kind, Rug]:
@@ -218,6 +186,98 @@ _KINDS = {
 
 def _kind_of(name: str) -> Kind:
     return _KINDS.get(name, Kind.CHANGE)
+
+
+# --- events in words ------------------------------------------------------------------------------
+
+_MOST_RATES = 3
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _from_to(detail: Mapping[str, Any]) -> str:
+    return f"from {_number(detail.get('from'))} to {_number(detail.get('to'))}"
+
+
+def _rate(detail: Mapping[str, Any]) -> str:
+    told = [f"{name} {detail[name]}" for name in ("optimizer", "group") if detail.get(name)]
+    which = f" of {' '.join(told)}" if told else ""  # unless it is the first
+    return f"the learning rate{which} rose {_from_to(detail)}"
+
+
+def _batch_size(detail: Mapping[str, Any]) -> str:
+    return f"the batch went {_from_to(detail)} samples"
+
+
+def _optimizer(detail: Mapping[str, Any]) -> str:
+    groups = detail.get("groups")
+    count = count_text(len(groups), "group") if isinstance(groups, list) else "unknown groups"
+    rates = [g.get("lr") for g in groups if isinstance(g, dict)] if isinstance(groups, list) else []
+    known = [_number(rate) for rate in dict.fromkeys(rates) if rate is not None]
+    told = f", learning rate {', '.join(known[:_MOST_RATES])}" if known else ""
+    return f"{detail.get('class', 'an optimizer')} with {count}{told}"
+
+
+def _scaler(detail: Mapping[str, Any]) -> str:
+    scale = detail.get("init_scale")
+    told = f", initial scale {scale_text(scale)}" if isinstance(scale, (int, float)) else ""
+    return f"the loop goes on with another {detail.get('class', 'scaler')}{told}"
+
+
+def _loaded(detail: Mapping[str, Any]) -> str:
+    scale = detail.get("scale")
+    told = f" with scale {scale_text(scale)}" if isinstance(scale, (int, float)) else ""
+    return f"a saved state was loaded into the {detail.get('of', 'scaler')}{told}"
+
+
+def _exception(detail: Mapping[str, Any]) -> str:
+    name = Event(0, 0, EventKind.EXCEPTION.value, detail).exception
+    caught = "" if detail.get("fatal", True) else " (training went on)"
+    layer = f" in {detail['layer']}" if detail.get("layer") else ""
+    return f"{name}{layer}: {detail.get('message') or 'without a message'}{caught}"
+
+
+def _control(detail: Mapping[str, Any]) -> str:
+    if "offers" in detail:
+        return f"a page may ask for: {', '.join(map(str, detail['offers']))}"
+    return _own_words(detail)
+
+
+def _own_words(detail: Mapping[str, Any]) -> str:
+    return str(detail.get("told") or "")
+
+
+def _misuse(detail: Mapping[str, Any]) -> str:
+    return "" if detail.get("code") else _unknown(detail)
+
+
+def _gap(detail: Mapping[str, Any]) -> str:
+    lost = detail.get("lost_rows")
+    count = count_text(lost, "row") if isinstance(lost, int) else "rows"
+    return f"{count} of the record are missing: {detail.get('reason') or 'the reason is not known'}"
+
+
+def _unknown(detail: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in detail.items())
+
+
+# The title of each kind of event, and the text beside it; one of a later version has none.
+_SHOWN: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
+    EventKind.OPTIMIZER.value: ("optimizer", _optimizer),
+    EventKind.OPTIMIZER_REPLACED.value: ("optimizer replaced", _optimizer),
+    EventKind.SCALER_REPLACED.value: ("scaler replaced", _scaler),
+    EventKind.STATE_LOADED.value: ("state loaded", _loaded),
+    EventKind.LR_CHANGED.value: ("learning rate", _rate),
+    EventKind.BATCH_SIZE_CHANGED.value: ("batch size", _batch_size),
+    EventKind.SCALE_SET.value: ("loss scale", lambda _: "the program itself set the loss scale"),
+    EventKind.MISUSE.value: ("misuse", _misuse),
+    EventKind.EXCEPTION.value: ("exception", _exception),
+    EventKind.GAP.value: ("gap", _gap),
+    EventKind.CONTROL.value: ("control", _control),
+    EventKind.GUARD.value: ("guard", _own_words),
+}  # fmt: skip
 
 
 # --- attempts and findings ------------------------------------------------------------------------
@@ -268,14 +328,14 @@ def _skips(skips: Rug, told: _Told) -> Iterator[Entry]:
     places = told.places(EventKind.OVERFLOW.value)
     steps = told.step[places]
     free = np.ones(len(steps), np.bool_)
-    for part in stretches(skips.first, skips.last, MOST_ENTRIES):
+    for part in close_parts(skips.first, skips.last, MOST_ENTRIES):
         first, last = int(skips.first[part][0]), int(skips.last[part].max())
         count = int(skips.count[part].sum())
         low, high = np.searchsorted(steps, [first, last + 1]).tolist()
         free[low:high] = False
         yield _stretch(told, places[low:high], first, last, count)
     rest = places[free]
-    for part in stretches(told.step[rest], told.step[rest], MOST_ENTRIES):
+    for part in close_parts(told.step[rest], told.step[rest], MOST_ENTRIES):
         at = rest[part]
         count = len(np.unique(told.step[at]))
         text = ", ".join([f"values overflowed in {count_text(count, 'step')}", *_traced(told, at)])

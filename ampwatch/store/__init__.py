@@ -5,8 +5,8 @@ vouches for each. Torn or damaged batches are left out and reported; acknowledge
 Each name is imported when it is first used, so a program that only writes loads no reader.
 
 - a run's folder: layout, locks, run_info, tags, copy_notes
-- a rank's log: writer, index, live_log, compacted_log, parquet_file, compaction, rank_log
-- a run as its readers see it: run, run_files, public_rows, reading
+- a rank's log: writer, live_log, compacted_log, parquet_file, compaction, rank_log
+- a run as its readers see it: run, public_rows, reading
 - lists of runs: catalogue, kept_facts
 """
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from ampwatch.store.catalogue import delete_run as delete_run
     from ampwatch.store.catalogue import list_runs as list_runs
     from ampwatch.store.catalogue import register_run as register_run
-    from ampwatch.store.catalogue import size_of_run as size_of_run
     from ampwatch.store.catalogue import summarize as summarize
-    from ampwatch.store.compaction import CompactResult as CompactResult
     from ampwatch.store.compaction import compact as compact
     from ampwatch.store.copy_notes import COPY_FILE as COPY_FILE
     from ampwatch.store.copy_notes import CopyNote as CopyNote
@@ -34,14 +32,14 @@ if TYPE_CHECKING:
     from ampwatch.store.copy_notes import write_copies as write_copies
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
-    from ampwatch.store.locks import is_let_go as is_let_go
+    from ampwatch.store.layout import size_of_run as size_of_run
     from ampwatch.store.locks import is_written as is_written
     from ampwatch.store.reading import Reading as Reading
     from ampwatch.store.run import Run as Run
+    from ampwatch.store.run import RunFiles as RunFiles
+    from ampwatch.store.run import RunFolder as RunFolder
     from ampwatch.store.run import is_published as is_published
     from ampwatch.store.run import open_run as open_run
-    from ampwatch.store.run_files import RunFiles as RunFiles
-    from ampwatch.store.run_files import RunFolder as RunFolder
     from ampwatch.store.run_info import RUN_FILE as RUN_FILE
     from ampwatch.store.run_info import RunInfo as RunInfo
     from ampwatch.store.run_info import describe_run as describe_run
@@ -54,16 +52,15 @@ if TYPE_CHECKING:
 _NAMES = {
     "catalogue": (
         "OWN_SOURCE", "Catalogue", "RunSummary", "default_log_dir", "delete_run", "list_runs",
-        "register_run", "size_of_run", "summarize",
+        "register_run", "summarize",
     ),
-    "compaction": ("CompactResult", "compact"),
+    "compaction": ("compact",),
     "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
     "run_info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
-    "layout": ("create_run", "safe_name"),
-    "locks": ("is_let_go", "is_written"),
+    "layout": ("create_run", "safe_name", "size_of_run"),
+    "locks": ("is_written",),
     "reading": ("Reading",),
-    "run": ("Run", "is_published", "open_run"),
-    "run_files": ("RunFiles", "RunFolder"),
+    "run": ("Run", "RunFiles", "RunFolder", "is_published", "open_run"),
     "tags": ("RunTags", "edit_tags", "read_tags"),
     "writer": ("RankWriter",),
 }  # fmt: skip

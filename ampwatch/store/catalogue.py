@@ -294,16 +294,6 @@ def delete_run(run_folder: Path, run_id: str, within: Iterable[Path]) -> None:
         ) from problem
 
 
-def size_of_run(run_folder: Path) -> int:
-    """The bytes of all of a run's files, which deleting it frees."""
-    total = 0
-    for folder, _, names in os.walk(run_folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(folder) / name).lstat().st_size
-    return total
-
-
 def _refuse(run_folder: Path, run_id: str, within: Iterable[Path]) -> None:
     name = run_folder.name
     if run_folder.is_symlink():
@@ -334,13 +324,9 @@ def _is_ours(path: Path) -> bool:
 @contextlib.contextmanager
 def _held(run_folder: Path) -> Iterator[None]:
     """Hold every rank's lock while the run is deleted, so that no writer begins."""
-    held: list[int] = []
-    try:
-        held.extend(locks.hold(rank_folder(run_folder, rank)) for rank in ranks_in(run_folder))
+    with contextlib.ExitStack() as held:
+        for rank in ranks_in(run_folder):
+            held.enter_context(locks.held(rank_folder(run_folder, rank)))
         if os.name == "nt":  # a folder with an open file cannot be renamed there
-            while held:
-                os.close(held.pop())
+            held.close()
         yield
-    finally:
-        for lock in held:
-            os.close(lock)

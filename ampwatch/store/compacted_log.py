@@ -26,7 +26,8 @@ from ampwatch.codec import Batch, encode_batch, refuse_missing_keys
 from ampwatch.errors import CodecError, RunError
 from ampwatch.files import BAD_VALUES, open_regular, read_at_most
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table, schema_of
-from ampwatch.store.index import MAX_OFFSET, MAX_SEQUENCE, RECORD, plausible, refuse_future
+from ampwatch.store.layout import BASE_FILE
+from ampwatch.store.live_log import MAX_OFFSET, MAX_SEQUENCE, RECORD, plausible, refuse_future
 from ampwatch.store.parquet_file import (
     Chunk,
     Declared,
@@ -37,7 +38,6 @@ from ampwatch.store.parquet_file import (
     read_groups,
 )
 
-BASE_FILE = "base.json"
 _MAX_BYTES = 32 << 20  # 1.5 billion rows
 _MAX_INDEX_BYTES = 2 << 30  # the batches of two months
 _MARKS = {EventKind.STARTED.value, EventKind.ENDED.value}

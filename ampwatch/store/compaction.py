@@ -20,9 +20,16 @@ from ampwatch.errors import CodecError, RunError, RunInUseError, reason_of
 from ampwatch.files import open_file, replace_file, sync, write_file
 from ampwatch.rows import FORMAT, SCHEMAS, TABLES, Table
 from ampwatch.store import locks
-from ampwatch.store.compacted_log import BASE_FILE, CompactedLog, seal
-from ampwatch.store.index import INDEX_FILE, RECORD, Header, pack_header
-from ampwatch.store.layout import rank_folder, ranks_in, table_file
+from ampwatch.store.compacted_log import CompactedLog, seal
+from ampwatch.store.layout import (
+    BASE_FILE,
+    INDEX_FILE,
+    rank_folder,
+    ranks_in,
+    size_of_run,
+    table_file,
+)
+from ampwatch.store.live_log import RECORD, Header, pack_header
 from ampwatch.store.parquet_file import Declared, TableFile, footer_of, most_bytes
 from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run_info import read_info
@@ -64,7 +71,7 @@ def compact(run_folder: str | Path, progress: Progress | None = None) -> Compact
 
 
 def _compact_ranks(run_folder: Path, progress: Progress) -> CompactResult:
-    before = _bytes_in(run_folder)
+    before = size_of_run(run_folder)
     folders = {rank: rank_folder(run_folder, rank) for rank in ranks_in(run_folder)}
     for folder in folders.values():
         with locks.held(folder, required=True):
@@ -73,11 +80,17 @@ def _compact_ranks(run_folder: Path, progress: Progress) -> CompactResult:
     for log in logs:
         _refuse_damaged(log)
     logs = [log for log in logs if len(log.records)]
-    counted = _Counted(progress, sum(log.rows(table) for log in logs for table in TABLES))
+    total, done = sum(log.rows(table) for log in logs for table in TABLES), 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress(done, total)
+
     for log in logs:
-        _compact_rank(folders[log.rank], log, counted)
+        _compact_rank(folders[log.rank], log, count)
     ranks = tuple(log.rank for log in logs)
-    return CompactResult(run_folder, ranks, counted.total, before, _bytes_in(run_folder))
+    return CompactResult(run_folder, ranks, total, before, size_of_run(run_folder))
 
 
 def _refuse_damaged(log: RankLog) -> None:
@@ -92,10 +105,10 @@ def damage_of(log: RankLog) -> list[str]:
     return [note for note in log.notes if "damaged" in note or "missing" in note]
 
 
-def _compact_rank(folder: Path, log: RankLog, counted: _Counted) -> None:
+def _compact_rank(folder: Path, log: RankLog, count: Callable[[int], None]) -> None:
     generation = log.generation + 1
     tables = {
-        table.value: asdict(_write_table(folder, log, table, generation, counted))
+        table.value: asdict(_write_table(folder, log, table, generation, count))
         for table in TABLES
         if log.rows(table)
     }
@@ -116,7 +129,7 @@ def _compact_rank(folder: Path, log: RankLog, counted: _Counted) -> None:
 
 
 def _write_table(
-    folder: Path, log: RankLog, table: Table, generation: int, counted: _Counted
+    folder: Path, log: RankLog, table: Table, generation: int, count: Callable[[int], None]
 ) -> TableFile:
     from pyarrow import parquet
 
@@ -130,7 +143,7 @@ def _write_table(
         for start in range(0, log.rows(table), ROW_GROUP_ROWS):
             rows = log.read(table, schema.names, start, start + ROW_GROUP_ROWS)
             writer.write_table(rows.cast(schema), row_group_size=ROW_GROUP_ROWS)
-            counted.add(rows.num_rows)
+            count(rows.num_rows)
             text_bytes += sum(c.nbytes for c in rows.columns if pa.types.is_string(c.type))
     sync(path)
     entry = _vouch(path)
@@ -254,20 +267,3 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     except PermissionError:
         return
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-class _Counted:
-    """Counts rows done and reports them as progress."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self.total = total
-        self._done = 0
-        self._progress = progress
-
-    def add(self, rows: int) -> None:
-        self._done += rows
-        self._progress(self._done, self.total)

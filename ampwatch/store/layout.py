@@ -22,6 +22,7 @@ from ampwatch.files import make_run_folder, write_file
 from ampwatch.rows import Table
 from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
 
+INDEX_FILE, BASE_FILE = "index", "base.json"
 MAX_NAME_BYTES = 120  # file systems allow 255; "-12" and temporary names need room
 _MAX_SAME_NAME = 10_000
 _UNNAMED = re.compile(r"\.[0-9a-f]{16}\.new")
@@ -137,6 +138,16 @@ def sweep(log_dir: Path) -> None:
             if is_old and {path.name for path in folder.iterdir()} <= {RUN_FILE}:
                 (folder / RUN_FILE).unlink(missing_ok=True)
                 folder.rmdir()
+
+
+def size_of_run(run_folder: Path) -> int:
+    """The bytes of all of a run's files, which deleting it frees."""
+    total = 0
+    for folder, _, names in os.walk(run_folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(folder) / name).lstat().st_size
+    return total
 
 
 def _candidates(log_dir: Path, name: str) -> Iterator[Path]:

@@ -58,14 +58,7 @@ def held(folder: Path, *, wait_s: float = 0.0, required: bool = False) -> Iterat
 
 def is_held(folder: Path) -> bool:
     """Whether a writer holds the lock of a rank's folder; False if that cannot be known."""
-    try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | _NO_WAIT)
-    except OSError:
-        return False
-    try:
-        return not _try(descriptor, folder, required=False, shared=True)
-    finally:
-        os.close(descriptor)
+    return _is_locked(folder) is True
 
 
 def is_written(run_folder: Path) -> bool:
@@ -76,19 +69,19 @@ def is_written(run_folder: Path) -> bool:
 def is_let_go(run_folder: Path) -> bool:
     """Whether the locks tell that nobody on this machine writes a run; False if they do not."""
     folders = [rank_folder(run_folder, rank) for rank in ranks_in(run_folder)]
-    return bool(folders) and all(map(_is_free, folders))
+    return bool(folders) and all(_is_locked(folder) is False for folder in folders)
 
 
-def _is_free(folder: Path) -> bool:
-    """Whether a lock is there, works, and is free."""
+def _is_locked(folder: Path) -> bool | None:
+    """Whether somebody holds a lock; None if there is none, or the file system has none."""
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | _NO_WAIT)
     except OSError:
-        return False
+        return None
     try:
-        return _try(descriptor, folder, required=True, shared=True)
-    except RunInUseError:  # a file system without locks
-        return False
+        return not _try(descriptor, folder, required=True, shared=True)
+    except RunInUseError:
+        return None
     finally:
         os.close(descriptor)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from ampwatch.codec import column
 from ampwatch.codec.columns import integers, joined, masked, raw, valid
 from ampwatch.rows import DTYPES, SCHEMAS, Table
-from ampwatch.store.run_files import RankRows
+from ampwatch.store.rank_log import RankRows
 
 # --- the order of rows ----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +18,63 @@ from ampwatch.files import version_of
 from ampwatch.ranges import Ranges
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table
 from ampwatch.store import locks
-from ampwatch.store.compacted_log import BASE_FILE, CompactedLog
+from ampwatch.store.compacted_log import CompactedLog
 from ampwatch.store.copy_notes import CopyNote, what_lacks
-from ampwatch.store.layout import asides_in
+from ampwatch.store.layout import BASE_FILE, asides_in
 from ampwatch.store.live_log import LiveLog
 
 _NEWEST_ROWS = 64  # of a foreign log some may tell no time
 _LOAD_TRIES = 20
 
 T = TypeVar("T")
+
+
+class RankRows(Protocol):
+    """One rank's rows in the order of its log: of a `RankLog`, or of a run that was published."""
+
+    @property
+    def rank(self) -> int:
+        """Whose rows they are."""
+
+    @property
+    def cuts(self) -> int:
+        """Grows when damage was found: positions of rows read before no longer hold."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the newest attempt wrote its end mark."""
+
+    @property
+    def marks(self) -> tuple[tuple[int, str], ...]:
+        """The events that start and end attempts, as (sequence, kind)."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences: what was cut off."""
+
+    @property
+    def last_time_ns(self) -> int:
+        """The latest time in the newest rows."""
+
+    def refresh(self) -> bool:
+        """Take in what was appended; True if there is more."""
+
+    def rows(self, table: Table) -> int:
+        """How many rows of a table are known."""
+
+    def read(
+        self, table: Table, names: Sequence[str], start: int = 0, stop: int | None = None
+    ) -> pa.Table:
+        """The columns `names` of the rows from `start` on, or up to `stop`."""
+
+    def row_ends(self, table: Table | None = None) -> np.ndarray:
+        """How many rows of a table, or of all, stand before each of some places in the log."""
+
+    def attempts(self, table: Table, start: int, stop: int) -> np.ndarray:
+        """The attempt, from 0, that each row from `start` to `stop` belongs to."""
+
+    def verify(self) -> None:
+        """Check every byte that was not checked yet; what is found shows in `notes`."""
 
 
 class RankLog:
@@ -65,11 +113,6 @@ class RankLog:
     def records(self) -> np.ndarray:
         """The live batches' records, in the index's order."""
         return self._live.records
-
-    @property
-    def held(self) -> Ranges:
-        """The numbers of the batches that are here."""
-        return self._held
 
     @property
     def ended(self) -> bool:
@@ -131,7 +174,7 @@ class RankLog:
     def lacks(self, note: CopyNote | None) -> tuple[str, ...]:
         """Sentences: which batches are not here, for a copy with what its recorder notes of it."""
         is_over = not locks.is_held(self.folder)
-        bodies = list(what_lacks(self._held, note, is_over=is_over))
+        bodies = list(what_lacks(self.held, note, is_over=is_over))
         if note is None and (asides := asides_in(self.folder)):  # a copy gets its batches again
             bodies.append(
                 "its log was damaged when it was continued, so batches may be missing; what it "
@@ -189,14 +232,15 @@ class RankLog:
         self._live = LiveLog(self.folder, self.generation)
         self._marks = list(self._base.marks) if self._base else []
         self._events_seen = self._base_rows(Table.EVENTS)
-        self._held = Ranges.of_numbers(self._base.sequences) if self._base else Ranges()
+        # The numbers of the batches that are here; for others to read only.
+        self.held = Ranges.of_numbers(self._base.sequences) if self._base else Ranges()
         self._extend()
 
     def _extend(self) -> bool:
         """Take in the batches that are new, and what they say about attempts and the end."""
         fresh = self._live.extend()
         for sequence in fresh["sequence"].tolist():
-            self._held.add(sequence)
+            self.held.add(sequence)
         if len(fresh):
             self._whole = {}
             self._read_marks()

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from ampwatch.rows import Table
 from ampwatch.store.public_rows import View, publish, stored_for
+from ampwatch.store.rank_log import RankRows
 from ampwatch.store.run import Run
-from ampwatch.store.run_files import RankRows
 
 PORTION_ROWS = 1 << 17  # of all tables of a rank: a compacted log is read by as many
 _ALL = 1 << 62

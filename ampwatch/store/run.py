@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc  # this and the next take 150 ms, which the first read would pay
@@ -15,10 +16,13 @@ import pyarrow.parquet
 from ampwatch.codec import column, scalar
 from ampwatch.errors import RunError
 from ampwatch.rows import SCHEMAS, EventKind, Table
+from ampwatch.store import locks
 from ampwatch.store import public_rows as public
+from ampwatch.store.copy_notes import read_copies
+from ampwatch.store.layout import rank_folder, ranks_in
 from ampwatch.store.public_rows import View
-from ampwatch.store.run_files import RankRows, RunFiles, RunFolder
-from ampwatch.store.run_info import RUN_FILE, RunInfo
+from ampwatch.store.rank_log import RankLog, RankRows
+from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
 
 # Each view holds its columns in memory; panels ask for a few sets, over and over.
 _MAX_VIEWS = 24
@@ -358,3 +362,80 @@ def _known_table(table: Table | str) -> Table:
     except ValueError:
         known = ", ".join(known.value for known in Table)
         raise RunError(f"A run has no table {table!r}; it has {known}.") from None
+
+
+# --- what a run is read from ----------------------------------------------------------------------
+
+
+class RunFiles(Protocol):
+    """What a run is read from: a folder, or a place to which it was published (`fleet`)."""
+
+    def info(self) -> RunInfo:
+        """What the run says about itself."""
+
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have written so far."""
+
+    def log(self, rank: int) -> RankRows:
+        """A rank's rows."""
+
+    def lacks(self, rank: int) -> tuple[str, ...]:
+        """Sentences: which batches of a rank are not here."""
+
+    def is_there(self) -> bool:
+        """Whether it can still be read, as far as that is cheap to know."""
+
+    def grows(self) -> bool:
+        """Whether rows may still come here; else it stands as it did when it was opened."""
+
+    def is_written(self) -> bool:
+        """Whether a process is writing the run; False if that cannot be known."""
+
+    def is_abandoned(self, host: str) -> bool:
+        """Whether it is known that nobody writes the run, which was made on this host."""
+
+
+class RunFolder:
+    """A run on this disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._logs: dict[int, RankLog] = {}
+
+    def info(self) -> RunInfo:
+        """Its run.json."""
+        return read_info(self._path)
+
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have a folder."""
+        return ranks_in(self._path)
+
+    def log(self, rank: int) -> RankLog:
+        """The log in a rank's folder."""
+        if rank not in self._logs:
+            self._logs[rank] = RankLog(rank_folder(self._path, rank), rank)
+        return self._logs[rank]
+
+    def lacks(self, rank: int) -> tuple[str, ...]:
+        """What a copy lacks of the trainer's log."""
+        return self.log(rank).lacks(read_copies(self._path).get(rank))
+
+    def is_there(self) -> bool:
+        """Whether its folder is there."""
+        return (self._path / RUN_FILE).is_file()
+
+    def grows(self) -> bool:
+        """A folder is where a trainer or a recorder writes."""
+        return True
+
+    def is_written(self) -> bool:
+        """Whether a lock of a rank is held."""
+        return locks.is_written(self._path)
+
+    def is_abandoned(self, host: str) -> bool:
+        """Whether a run of this machine has a lock that works and that nobody holds.
+
+        The lock of a copy is the recorder's, who lets go of it while a trainer is silent.
+        """
+        is_here = bool(host) and host == platform.node()
+        return is_here and locks.is_let_go(self._path) and not read_copies(self._path)

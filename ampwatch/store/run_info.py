@@ -55,7 +55,7 @@ class RunInfo:
     def to_json(self) -> str:
         """The text of run.json, without secrets; what JSON cannot hold becomes a string."""
         facts = _plain({name: getattr(self, name) for name in self.__slots__}, _MAX_DEPTH)
-        facts["command"] = masked_arguments(facts["command"])
+        facts["command"] = list(masked_arguments(facts["command"]))
         for name in ("config", "environment", "origin"):
             facts[name] = masked_values(facts[name])
         return json.dumps(facts, indent=1, ensure_ascii=False)
@@ -129,21 +129,16 @@ def _fits(value: object, kind: type) -> bool:
     """Whether a value in run.json is of this kind; a whole number must also fit a column."""
     if isinstance(value, int) and not 0 <= value < _NUMBERS_END:
         return False
-    return _is_a(value, kind)
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def _refuse_future(number: object) -> None:
-    if not _is_a(number, int):
+    if not isinstance(number, int) or isinstance(number, bool):
         raise NotARunError(f"{RUN_FILE} has no format number; the file is damaged or not ours.")
-    assert isinstance(number, int)
     if number > FORMAT:
         raise FutureRunError(
             f"The run has format {number} and this ampwatch reads up to {FORMAT}: update ampwatch."
         )
-
-
-def _is_a(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -183,11 +178,6 @@ _KNOWN_TOKENS = re.compile(
 )
 
 
-def masked_arguments(argv: Iterable[str]) -> tuple[str, ...]:
-    """A run's arguments, with the values of flags that name a secret replaced by stars."""
-    return tuple(_masked_words(argv))
-
-
 def masked_values(value: Any, name: str = "") -> Any:
     """A value for run.json, with all replaced that stands under the name of a secret.
 
@@ -208,7 +198,8 @@ def masked_values(value: Any, name: str = "") -> Any:
     return _masked_text(value) if isinstance(value, str) else value
 
 
-def _masked_words(argv: Iterable[str]) -> Iterator[str]:
+def masked_arguments(argv: Iterable[str]) -> Iterator[str]:
+    """A run's arguments, with the values of flags that name a secret replaced by stars."""
     secret_follows = False
     for argument in argv:
         flag, equals, value = argument.partition("=")

@@ -21,9 +21,9 @@ from ampwatch.ranges import Ranges
 from ampwatch.rows import TABLES, Table
 from ampwatch.store import locks
 from ampwatch.store.compacted_log import CompactedLog
-from ampwatch.store.index import (
+from ampwatch.store.layout import INDEX_FILE, new_aside, rank_folder, table_file
+from ampwatch.store.live_log import (
     HEADER_BYTES,
-    INDEX_FILE,
     RECORD_BYTES,
     Header,
     good_count,
@@ -32,7 +32,6 @@ from ampwatch.store.index import (
     read_header,
     read_records,
 )
-from ampwatch.store.layout import new_aside, rank_folder, table_file
 from ampwatch.store.run_info import RUN_FILE, RunInfo, describe_run, read_info
 
 # A compaction holds the lock for the moment in which it swaps files.

@@ -10,7 +10,7 @@ from written_runs import step_columns, write_run
 
 from ampwatch import cli, codec, open_run, store
 from ampwatch.importers import import_log
-from ampwatch.report.tensorboard_event_files import EventFile
+from ampwatch.report.tensorboard_event_files import event_file
 from ampwatch.rows import Table
 
 tensorboard = pytest.importorskip("tensorboard", reason="no tensorboard here to read it back")
@@ -126,7 +126,7 @@ def test_two_optimizers_do_not_mix(capsys, tmp_path):
 @pytest.mark.parametrize("step", [0, 127, 128, 2**31, 2**62])
 @pytest.mark.parametrize("tag", ["a", "b" * 127, "ü" * 200])
 def test_steps_and_names_of_any_length_are_read(tmp_path, step, tag):
-    with EventFile(tmp_path / "events.out.tfevents.1.x") as file:
+    with event_file(tmp_path / "events.out.tfevents.1.x") as file:
         steps = np.array([0, step], np.int64)
         file.scalars(tag, steps, np.array([1.5, 2.5]), np.array([0.1, 1e300]))
     assert points(read_back(tmp_path), tag) == [(0, float(np.float32(0.1))), (step, math.inf)]
@@ -134,7 +134,7 @@ def test_steps_and_names_of_any_length_are_read(tmp_path, step, tag):
 
 def test_a_broken_checksum_is_noticed_by_tensorboard_so_ours_are_right(tmp_path):
     path = tmp_path / "events.out.tfevents.1.x"
-    with EventFile(path) as file:
+    with event_file(path) as file:
         file.scalars("a", np.arange(3), np.zeros(3), np.arange(3.0))
     whole = path.read_bytes()
     assert len(points(read_back(tmp_path), "a")) == 3
@@ -155,6 +155,6 @@ def test_our_own_importer_reads_it_back(capsys, tmp_path):
 
 
 def test_a_failed_export_leaves_nothing(tmp_path):
-    with pytest.raises(RuntimeError), EventFile(tmp_path / "events.out.tfevents.1.x"):
+    with pytest.raises(RuntimeError), event_file(tmp_path / "events.out.tfevents.1.x"):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ from ampwatch.diagnosis.value_text import (
     bytes_text,
     bytes_unit,
     percent_text,
+    powers,
     scale_text,
     share_text,
 )
@@ -55,3 +56,10 @@ def test_an_axis_has_the_unit_that_its_largest_number_is_written_in(count):
 )  # fmt: skip
 def test_a_scale_of_zero_says_how_it_came_there(scale, text):
     assert scale_text(scale) == text
+
+
+@pytest.mark.parametrize(
+    ("plain", "pretty"), [("2^16 to 2^-3", "2¹⁶ to 2⁻³"), ("x12^3", "x12^3"), ("none", "none")]
+)
+def test_powers_of_two_are_raised_and_nothing_else(plain, pretty):
+    assert powers(plain) == pretty

@@ -10,7 +10,7 @@ from importers.make_literal_samples import APEX, megatron_line
 from ampwatch import diagnose, open_run
 from ampwatch.importers import import_log
 from ampwatch.importers.timestamps import time_ns, times_ns
-from ampwatch.report import facts_of
+from ampwatch.report.facts import facts_of
 from ampwatch.rows import Table
 
 NOON = datetime(2024, 2, 29, 12, 0, 0, tzinfo=timezone.utc)

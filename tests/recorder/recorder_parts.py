@@ -18,7 +18,7 @@ from ampwatch.feed.frames import Frame, Kind, pack, unpack
 from ampwatch.recorder.recorder_messages import NewRows, Noted, RecorderStatus
 from ampwatch.recorder.recording_loop import Recording
 from ampwatch.rows import FORMAT, Table
-from ampwatch.store.index import RECORD_BYTES
+from ampwatch.store.live_log import RECORD_BYTES
 
 ANY_PORT = "tcp://127.0.0.1:*"
 needs_signals = pytest.mark.skipif(os.name == "nt", reason="stops and kills by POSIX signals")

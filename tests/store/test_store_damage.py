@@ -17,7 +17,7 @@ from ampwatch.codec import Batch
 from ampwatch.errors import FutureRunError, NotARunError, RunError
 from ampwatch.rows import FORMAT, Table
 from ampwatch.store import RankWriter, Run, compact, create_run, list_runs, open_run
-from ampwatch.store.index import HEADER_BYTES, RECORD_BYTES
+from ampwatch.store.live_log import HEADER_BYTES, RECORD_BYTES
 
 TABLES = (Table.STEPS, Table.LAYERS, Table.EVENTS, Table.EXTRAS)
 

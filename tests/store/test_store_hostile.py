@@ -35,7 +35,7 @@ from ampwatch.store import (
 )
 from ampwatch.store.compacted_log import seal
 from ampwatch.store.compaction import _vouch, parquet_options
-from ampwatch.store.index import HEADER_BYTES, RECORD, read_records, read_region
+from ampwatch.store.live_log import HEADER_BYTES, RECORD, read_records, read_region
 
 ROUNDS = 3
 

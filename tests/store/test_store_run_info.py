@@ -67,7 +67,7 @@ def test_a_run_without_any_time_has_no_last_one(tmp_path):
     ],
 )
 def test_secrets_on_the_command_line_are_masked_and_nothing_else(argv, expected):
-    assert masked_arguments(argv) == expected
+    assert tuple(masked_arguments(argv)) == expected
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ampwatch.codec import decode
 from ampwatch.errors import FutureRunError, RunError, RunInUseError
 from ampwatch.rows import SCHEMAS, Table
 from ampwatch.store import RankWriter, compact, create_run, open_run
-from ampwatch.store.index import HEADER_BYTES, RECORD_BYTES
+from ampwatch.store.live_log import HEADER_BYTES, RECORD_BYTES
 
 
 @pytest.fixture
