@@ -1,8 +1,9 @@
 """Train again with one thing changed until it is known what helps.
 
 Where the rate is the cause: the advised rate first, then halving what is left between. Where
-another cause is named: the cures that the rule of the finding declares, one after the other.
-To bisect: everything that can be switched, one thing at a time.
+another cause is named: the cures that the rule of the finding declares, one after the other. Where
+one ends the named trouble and the training fails by its rate: rates, with that cure as soon as the
+named trouble comes back without it. To bisect: everything that can be switched, one at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from ampwatch.diagnosis import Action, Diagnosis
 from ampwatch.diagnosis.value_text import count_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import follow
-from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, ROOT, Value
+from ampwatch.recovery.change import (
+    FLOAT32,
+    LAYERS_BY,
+    NOTHING,
+    RATE,
+    ROOT,
+    Cure,
+    Value,
+    switch_text,
+)
 from ampwatch.recovery.outcome import Try, ceiling, has_learnt, is_doubtful
 from ampwatch.recovery.proof import LEARNT_LITTLE, TIME_WAS_UP, Proof, kept_proof, words_of
 from ampwatch.recovery.rerun import (
@@ -46,6 +56,10 @@ NOT_DETERMINISTIC = (
 
 OF_THE_RATE = (
     "No cure of the named cause brought the training to learn: the rate was tried as well."
+)
+BOTH_CHANGED = (
+    "A lower rate alone did not end the named trouble, so {}, which ended it, was kept while the "
+    "rate was tried: both are changed."
 )
 STILL_RISING = (
     "The schedule was still rising: the reruns rise faster, to the rate that they are to prove."
@@ -97,6 +111,7 @@ def prove(
         return search.for_a_rate(first or advised or current * FIRST_GUESS)
     assert trouble.finding is not None
     search.trouble = trouble.finding.code
+    search.trouble_begins = max(0, (trouble.finding.first_step or 0) - reruns.from_step)
     proof = search.among(changes, all_of_them=bisects)
     if bisects or not search.may_be_the_rate():
         return proof
@@ -123,7 +138,9 @@ class _Search:
         self._reached: float | None = None  # what it came to in as many steps as a rerun has
         self._layer: str | None = None  # where the last rerun's trouble shows
         self.advised: float | None = None  # the lower rate that the last rerun asks for
+        self._cure: Cure | None = None  # what has ended the named trouble, though it did not help
         self.trouble: str | None = None
+        self.trouble_begins = 0  # after so many steps of the run, or of what its reruns train
         self.died_by: str | None = None
 
     def begin_rates(self, current: float, from_step: int) -> None:
@@ -153,6 +170,8 @@ class _Search:
             done = self._try(RATE, rate)
             if done is None:
                 break
+            if self._needs_its_cure(done):
+                continue
             if done.is_stable and not self._is_repeatable and not self._was_tried_twice(rate):
                 continue
             rate = next_rate(self._proof)
@@ -180,18 +199,32 @@ class _Search:
             except NotChangedError as problem:
                 self._reruns.tell(f"  {problem}")
                 continue
-            if done is None or (not all_of_them and (done.is_stable or self.advised is not None)):
+            if done is None:
+                break
+            if not all_of_them and (done.is_stable or self.advised is not None):
+                self._cure = (name, value) if done.is_cured else None
                 break
             more = with_next_layer(name, value, None if done.is_stable else self._layer)
             if more is not None:
                 waiting.insert(0, (name, more))
         return self._proof
 
+    def _needs_its_cure(self, done: Try) -> bool:
+        """Whether this rate alone brought the named trouble back; from now on its cure is kept."""
+        if self._cure is None or self._proof.kept is not None:
+            return False
+        if done.is_cured is not False or self._proof.held:
+            return False
+        self._proof = replace(self._proof, kept=self._cure)
+        self._note(BOTH_CHANGED.format(switch_text(*self._cure)))
+        return True
+
     def _try(self, name: str, value: Value) -> Try | None:
         """One rerun; None once the time is up, and it has shown nothing."""
         if time.monotonic() >= self._until_s:
             return None
-        wanted = Try(name, value, 0, "", is_stable=False, told="", loss_at={}, run="")
+        kept = self._proof.kept
+        wanted = Try(name, value, 0, "", is_stable=False, told="", loss_at={}, run="", kept=kept)
         self._count += 1
         self._reruns.tell(
             f"rerun {self._count}: {self._proof.steps:,} steps with {words_of(wanted)}"
@@ -215,13 +248,14 @@ class _Search:
             name, value, self._reached, self._proof.steps, self._until_s, self._own,
             self.trouble, self.died_by, self._reruns.from_step,
             None if rate is None else ceiling(self._proof.rates, rate),
+            self._proof.kept, self.trouble_begins,
         )  # fmt: skip
         if asked.factor is not None and self._current is not None:
             value = asked.factor * self._current
         return rerun(self._reruns.command(name, value), self._reruns.cwd, folder, asked)
 
     def _was_tried_twice(self, rate: float) -> bool:
-        return sum(one.value == rate for one in self._proof.tries) > 1
+        return sum(one.value == rate for one in self._proof.rates) > 1
 
     def _note(self, sentence: str) -> None:
         self._keep(replace(self._proof, notes=(*self._proof.notes, sentence)))
