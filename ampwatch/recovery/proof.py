@@ -130,10 +130,9 @@ def _told(one: Try, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _cure_of(told: dict[str, Any]) -> Cure | None:
-    kept = told.get("kept")
-    if kept is None:
+    if "kept" not in told or told["kept"] is None:  # an older version wrote none
         return None
-    name, value = kept
+    name, value = told["kept"]
     return str(name), value
 
 

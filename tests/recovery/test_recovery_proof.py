@@ -215,7 +215,7 @@ def test_a_proof_is_kept_beside_the_run_and_read_again(tmp_path):
     assert kept_proof(tmp_path / "none") is None
 
 
-@pytest.mark.parametrize("text", ["[]", '{"tries": [{"change": 1}]}', "null"])
+@pytest.mark.parametrize("text", ["[]", '{"tries": [{"change": 1}]}', '{"tries": [1]}', "null"])
 def test_a_damaged_proof_is_none(tmp_path, text):
     (tmp_path / "proved.json").write_text(text)
     assert kept_proof(tmp_path) is None
