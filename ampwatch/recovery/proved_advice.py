@@ -12,7 +12,7 @@ from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.recovery.change import NOTHING, RATE
 from ampwatch.recovery.proof import Proof, besides_rate, sentence_of
 
-PROVED_CONFIDENCE = 0.9  # all of 42 proved rates trained (`benchmarks/results/prove.md`)
+PROVED_CONFIDENCE = 0.9  # all of 67 proved rates trained (`benchmarks/results/prove.md`)
 
 
 def with_proof(diagnosis: Diagnosis, proof: Proof | None) -> Diagnosis:
