@@ -31,6 +31,7 @@ from ampwatch.recovery.change import (
 )
 from ampwatch.recovery.outcome import WINDOW, Try, highest_loss
 from ampwatch.recovery.proof import TIME_WAS_UP
+from ampwatch.recovery.switches import Trouble, trouble_of
 from ampwatch.rows import Table
 from ampwatch.store import Run, list_runs
 
@@ -102,7 +103,7 @@ class Shown:
 
     done: Try
     repeats: bool  # it began as the run did; a training that is not deterministic does not
-    layer: str | None  # where its own trouble shows
+    trouble: Trouble  # its own
     advised_rate: float | None  # the lower one that its own diagnosis asks for
 
 
@@ -126,13 +127,13 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
         raise AmpwatchError(_without_a_step(left_by_itself, folder))
     follower, diagnosis = shown
     with follower.reading() as run:
-        record = record_of(run)
+        record, trouble = record_of(run), trouble_of(run, diagnosis)
     _refuse_other_death(diagnosis, left_by_itself, asked, folder)
     _refuse_unchanged(changes, record, asked)
-    suspect, advice = diagnosis.suspect, diagnosis.learning_rate
+    advice = diagnosis.learning_rate
     return Shown(
         _judged(str(follower.path), diagnosis, record, left_by_itself, asked),
-        _repeats(record, asked), None if suspect is None else suspect.layer,
+        _repeats(record, asked), trouble,
         advice.recommended if advice.action is Action.LOWER else None,
     )  # fmt: skip
 

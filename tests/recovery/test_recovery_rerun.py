@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
-from subprocess import PIPE
 
-import children
 import pytest
+from proving_commands import OVERFLOWS, prove, ran
 
 import ampwatch
 from ampwatch import store
@@ -54,11 +52,6 @@ def trained(tmp_path_factory):
     return folder, folder / "own-runs" / "toy"
 
 
-def environment_of(folder, fresh=False):
-    own = {"AMPWATCH_ENDPOINT": "off", "XDG_STATE_HOME": str(folder / ".state")}
-    return os.environ | own if fresh else children.forking(os.environ | own)
-
-
 def files_of(folder):
     return {
         path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns)
@@ -69,20 +62,6 @@ def files_of(folder):
 
 def said_by(done):
     return " ".join(done.stderr.split())
-
-
-def ran(folder, *words):
-    """`python WORDS` in this folder, at its end."""
-    return children.run(*words, cwd=folder, env=environment_of(folder))
-
-
-def prove(folder, *arguments, fresh=False):
-    """`ampwatch prove`, whose reruns are forked, or fresh as a user's are."""
-    words = ["-m", "ampwatch", "prove", *arguments]
-    environment = environment_of(folder, fresh)
-    child = children.start(*words, cwd=folder, env=environment, stdout=PIPE, stderr=PIPE)
-    out, err = child.communicate(timeout=500)
-    return subprocess.CompletedProcess(words, child.returncode, out, err)
 
 
 @pytest.mark.slow_trainings
@@ -293,27 +272,6 @@ def test_where_no_clean_checkpoint_is_recorded_it_is_said(tmp_path):
 
 # --- other causes than the rate -------------------------------------------------------------------
 
-OVERFLOWS = """
-import torch
-torch.manual_seed(0)
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.wide, self.last = (torch.nn.Linear(8, 8) for _ in range(3))
-    def forward(self, x):
-        return self.last(self.wide(20 * self.first(x)).float() / 1e6)
-model = Model()
-with torch.no_grad(): model.wide.weight.copy_(5e4 * torch.eye(8))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-for step in range(60):
-    x = 4 + torch.randn(16, 8)
-    with torch.autocast("cpu", torch.float16):
-        out = model(x)
-    loss = ((out.float() - 1) ** 2).mean()
-    optimizer.zero_grad(); scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
-"""
-
 
 @pytest.fixture(scope="module")
 def overflowed(tmp_path_factory):
@@ -357,60 +315,6 @@ def test_one_thing_is_switched_at_a_time_and_what_helps_is_named(overflowed, tmp
     assert lines[-1].startswith(
         "Proved: the trouble is gone for 60 steps with each of autocast off; "
     )
-
-
-# --- where the rate is too high besides -----------------------------------------------------------
-
-IN_FULL = """
-def in_full(layer, x):
-    with torch.autocast("cpu", enabled=False):
-        return layer(x.float())
-"""
-
-
-def last_loss(folder, rate, *, wide_in_float32):
-    """Of the script that overflows, unwatched, changed by hand."""
-    script = OVERFLOWS.replace("lr=1e-3", f"lr={rate}") + "\nprint(loss.item())"
-    if wide_in_float32:
-        script = script.replace("self.wide(20", "in_full(self.wide, 20")
-        script = script.replace("import torch\n", f"import torch\n{IN_FULL}")
-    (folder / "by_hand.py").write_text(script)
-    return float(ran(folder, "by_hand.py").stdout)
-
-
-@pytest.mark.slow_trainings
-def test_a_cure_that_ends_the_trouble_is_kept_while_the_rate_is_searched(tmp_path):
-    """A layer overflows from the first step, at any rate; in float32 the training diverges."""
-    (tmp_path / "train.py").write_text(OVERFLOWS.replace("lr=1e-3", "lr=0.1"))
-    ran(tmp_path, "-m", "ampwatch", "run", "--run", "toy", "train.py").check_returncode()
-    run = tmp_path / "ampwatch-runs" / "toy"
-    done = prove(tmp_path, run, "--dir", tmp_path / "reruns", "--budget", "5m")
-    assert done.returncode == 0, done.stderr
-    proof = kept_proof(run)
-    alone, first, *others = proof.tries[2:]
-    assert [(one.change, one.is_cured) for one in proof.tries[:2]] == [
-        ("nothing", False), ("float32", True),
-    ]  # fmt: skip
-    assert not proof.tries[1].is_stable
-    assert (alone.rate, alone.kept, alone.is_cured) == (first.rate, None, False)
-    assert {one.kept for one in (first, *others)} == {("float32", "wide")}
-
-    rate, (low, high) = proof.proved_rate, proof.interval
-    assert rate <= low < high <= 0.1
-    assert last_loss(tmp_path, rate, wide_in_float32=True) < 0.5
-    for fails, is_full in ((0.1, True), (rate, False), (0.1, False)):
-        assert not last_loss(tmp_path, fails, wide_in_float32=is_full) < 2.9  # as at first
-
-    rows, said = done.stdout.splitlines(), " ".join(done.stdout.split())
-    assert any(row.startswith(f"rate {rate:.3g} and wide in float32  ") for row in rows)
-    assert f"Proved: a learning rate of {rate:.3g} with wide in float32 held for 60 steps" in said
-    assert "both are changed" in said
-    shown = " ".join(ran(tmp_path, "-m", "ampwatch", "report", run).stdout.split())
-    assert f"lower to {rate:.3g} (now 0.1) with wide in float32" in shown
-    planned = json.loads(ran(tmp_path, "-m", "ampwatch", "plan", run, "--json").stdout)
-    assert planned["learning_rate"]["groups"] == [pytest.approx(rate)]
-    assert planned["keep_in_float32"] == ["wide"]
-    assert f"with wide in float32, as proved by reruns of {proof.steps} steps" in planned["because"]
 
 
 # --- where no cure helps --------------------------------------------------------------------------
