@@ -229,7 +229,7 @@ class _Search:
         return bool(self._cures) and done.is_cured is False
 
     def _failed_alike(self, done: Try) -> bool:
-        """Whether this rate failed by what the one before did, and neither for being too high."""
+        """Whether it failed by what another rate failed by, and is not told to be too high."""
         alike = [one for one in self._proof.rates if one.told == done.told]
         return len(alike) > 1 and bool(done.told) and not done.is_stable and self.advised is None
 
@@ -250,7 +250,7 @@ class _Search:
             if done.is_cured:
                 self._note(BOTH_CHANGED.format(failed.told, switch_text(*cure)))
                 return done
-        self._proof = replace(self._proof, kept=None)
+        self._keep(replace(self._proof, kept=None))
         return failed
 
     def _try(self, name: str, value: Value) -> Try | None:
