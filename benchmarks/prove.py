@@ -19,7 +19,8 @@ By the second, a rate is also too high if the loss, in the median of any 20 step
 its first value by more than half of that decrease: the training had diverged, whatever followed. A
 person who looks at the curve says so. The limit is the zone from the rate up to which no training
 fails to the one from which on none holds, seen at quarters of an octave: a search that ends inside
-of it is right. Neither truth asks our diagnosis.
+of it is right. Neither truth asks our diagnosis. Both are of the training as it was drawn, also
+where the search kept a cure; the printed rate is trained with it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from prove_training import begun
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -49,7 +51,10 @@ sys.path.insert(0, str(ROOT))
 import ampwatch  # noqa: E402 - the checkout's own, found above
 from ampwatch.cli.prove import starter  # noqa: E402
 from ampwatch.errors import AmpwatchError  # noqa: E402
+from ampwatch.recovery.outcome import Try  # noqa: E402
 from ampwatch.recovery.prove import Budget, Reruns, prove  # noqa: E402
+from ampwatch.recovery.restart_plan import SAID_BY_PLAN, Next  # noqa: E402
+from ampwatch.recovery.restart_plan import Plan as RestartPlan  # noqa: E402
 from examples.gallery.variety.families import SPLITS  # noqa: E402
 from examples.gallery.variety.training.limits import Limit, final, limit_of, sweep_of  # noqa: E402
 from examples.gallery.variety.training.loops import Loop, Plan  # noqa: E402
@@ -192,18 +197,27 @@ def _proved(place: Path, drawn: Plan, limit: Limit, rate: float) -> dict[str, An
     found = proof.proved
     row = {
         "tries": [[t.change, t.value, t.is_stable, t.steps, t.told, t in proof.held, t.is_lost,
-                   t.highest, t.loss_at] for t in proof.tries],
-        "interval": proof.interval, "notes": proof.notes,
+                   t.highest, t.loss_at, t.kept, t.is_cured] for t in proof.tries],
+        "interval": proof.interval, "notes": proof.notes, "kept": proof.kept,
         "prove_s": round(time.monotonic() - began, 1),
     }  # fmt: skip
     if found is None or found.change != "lr":
         return row
     assert isinstance(found.value, float)
-    losses = Loop(replace(drawn, at=0, severity=0.0), found.value).go()
+    losses = _losses_as_proved(drawn, found)
     end = final(losses)
     gap = None if end is None else (end - limit.best) / (limit.first - limit.best)
     trains = not limit.fails(losses, found.value) and not _unlearnt(losses)
     return row | {"printed": found.value, "trains": trains, "gap": gap}
+
+
+def _losses_as_proved(drawn: Plan, found: Try) -> list[float]:
+    """Of the printed rate, with what was kept with it."""
+    assert isinstance(found.value, float)
+    kept = {} if found.kept is None else SAID_BY_PLAN[found.kept[0]](found.kept[1])
+    told = RestartPlan(Next.RESTART, "", base_rates=(found.value,), **kept).to_json()
+    loop, _ = begun(Loop, replace(drawn, at=0, severity=0.0), found.value, told)
+    return loop.go()
 
 
 def _followed(place: Path, drawn: Plan, limit: Limit, rate: float) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def begun(kind: type[Loop], drawn: Plan, rate: float, told: Any) -> tuple[Loop, 
     loop, saved = kind(drawn, rate), told["checkpoint"]
     for name in told["keep_in_float32"]:
         keep_in_float32(loop.model.get_submodule(name))
+    if loop.scaler is not None:
+        loop.scaler.load_state_dict(loop.scaler.state_dict() | _scaler_state(told["scaler"]))
     first = saved["step"] if saved else 0
     if saved:
         state = torch.load(saved["path"], weights_only=True)
@@ -77,6 +79,12 @@ def begun(kind: type[Loop], drawn: Plan, rate: float, told: Any) -> tuple[Loop, 
 
     loop.scheduler = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, factor, first - 1)
     return loop, first
+
+
+def _scaler_state(told: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a scaler that a plan names."""
+    named = {"scale": told["init_scale"], "growth_interval": told["growth_interval"]}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _precision(drawn: str, settings: dict[str, str]) -> str:

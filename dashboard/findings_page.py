@@ -32,6 +32,7 @@ from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, words_and_
 from ampwatch.diagnosis.earlier_runs import with_lesson
 from ampwatch.diagnosis.value_text import list_text
 from ampwatch.follow import as_it_stands, lesson_for
+from ampwatch.printable_text import printable
 from ampwatch.recovery.proof import kept_proof
 from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report import html_report
@@ -242,6 +243,8 @@ def _lines_to_paste(advice: Advice) -> str:
         f"# {WHEN_LOADED}",
         rate_lines(advice.factor, advice.current),
     ]
+    if advice.besides is not None:
+        lines += [f"# with {printable(advice.besides)}, too"]
     if advice.warmup_steps is not None:
         lines += [f"# warm up over {advice.warmup_steps:,} steps"]
     if advice.clip is not None:

@@ -134,6 +134,7 @@ def _advice_line(run: RunSnapshot, advice: Advice) -> str:
     rate, _ = run.curves.latest("lr")
     is_base = bool(rate and advice.current and not math.isclose(rate, advice.current, rel_tol=1e-3))
     text += f"<b>{'base lr' if is_base else 'lr'} = {rate_text(advice.recommended)}</b>"
+    text += "" if advice.besides is None else f" and {said(advice.besides)}"
     known = [] if advice.current is None else [f"now {rate_text(advice.current)}"]
     is_estimated = advice.proved_steps is None  # what reruns have shown stands below
     if advice.low is not None and advice.high is not None and is_estimated:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ampwatch.environment import state_folder
-from ampwatch.recovery.change import CHANGE, Change
+from ampwatch.recovery.change import CHANGE, Change, changes_from_text
 
 _SYSTEMS = ("/dev/", "/proc/", "/sys/")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -31,7 +31,7 @@ def is_rerun() -> bool:
 
 def redirect_outputs() -> None:
     """Redirect a rerun's writes to the user's files into its own folder, from now on."""
-    outputs = RerunOutputs(Path(_change().outputs))
+    outputs = RerunOutputs(Path(_changes()[0].outputs))
     builtins.open = io.open = outputs.opening(builtins.open)
     os.open = outputs.opening_descriptor(os.open)
     for name in ("remove", "unlink", "rmdir", "rename", "replace", "truncate"):
@@ -42,12 +42,13 @@ def redirect_outputs() -> None:
 
 
 def prepare_torch() -> None:
-    """Apply the rerun's change to torch, and let `torch.save` write through Python."""
+    """Apply the rerun's changes to torch, and let `torch.save` write through Python."""
     import torch
 
     from ampwatch.integrations.rerun_changes import apply_change
 
-    apply_change(_change())
+    for change in _changes():
+        apply_change(change)
     save = torch.save
 
     @functools.wraps(save)
@@ -60,8 +61,8 @@ def prepare_torch() -> None:
     setattr(torch, "save", saved)  # noqa: B010
 
 
-def _change() -> Change:
-    return Change.from_text(os.environ[CHANGE])
+def _changes() -> list[Change]:
+    return changes_from_text(os.environ[CHANGE])
 
 
 class RerunOutputs:

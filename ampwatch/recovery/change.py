@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,9 +12,10 @@ RATE = "lr"
 NOTHING = "nothing"  # the run as it was: does its trouble come back?
 FLOAT32, LAYERS_BY = "float32", ", "  # of layers, whose names stand in one value
 ROOT = "(root)"
-_DONE = "changed.txt"
+_DONE = "changed-{}.txt"
 
 Value = float | str | bool | None
+Cure = tuple[str, Value]  # the name of a change other than of the rate, and its value
 
 # What can be changed besides the rate, in words: first as PyTorch's own troubleshooting tries it.
 WORDS = {
@@ -48,15 +50,6 @@ class Change:
     value: Value
     outputs: str
 
-    def to_text(self) -> str:
-        """The text for the environment variable."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> Change:
-        """What `to_text` wrote."""
-        return cls(**json.loads(text))
-
     def note_done(self) -> None:
         """In the process that trains: the change has met what it changes."""
         self._done.touch()
@@ -68,4 +61,14 @@ class Change:
 
     @property
     def _done(self) -> Path:
-        return Path(self.outputs).with_name(_DONE)
+        return Path(self.outputs).with_name(_DONE.format(self.name))
+
+
+def changes_text(changes: Sequence[Change]) -> str:
+    """All changes of a rerun, as text for the environment variable."""
+    return json.dumps([asdict(one) for one in changes])
+
+
+def changes_from_text(text: str) -> list[Change]:
+    """What `changes_text` wrote."""
+    return [Change(**told) for told in json.loads(text)]

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampwatch.recovery.change import RATE, Value
+from ampwatch.recovery.change import RATE, Cure, Value
 
 LEARNT = 0.5  # of the progress of a lower rate: less is above the limit, though it lives
 STOOD_ABOVE = 0.5  # of that progress above the first loss, for WINDOW steps: it has diverged
@@ -35,6 +35,9 @@ class Try:
     run: str  # its folder
     is_lost: bool = False  # it ended before its time, or with losses or weights that are not finite
     highest: float | None = None  # the highest median of WINDOW losses
+    kept: Cure | None = None  # what was changed besides the rate
+    # Whether the run's named trouble is gone, whatever else came; None: not asked, or not known.
+    is_cured: bool | None = None
 
     @property
     def rate(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import read_at_most, replace_file
-from ampwatch.recovery.change import NOTHING, RATE, switch_text
+from ampwatch.recovery.change import NOTHING, RATE, Cure, switch_text
 from ampwatch.recovery.outcome import Try, failed_rates
 
 PROOF_FILE = "proved.json"
@@ -30,6 +30,7 @@ class Proof:
     steps: int  # that a rerun was to survive
     tries: tuple[Try, ...]
     notes: tuple[str, ...] = ()  # sentences on how far to trust it
+    kept: Cure | None = None  # what ended the named trouble, and is changed besides the rate
 
     @property
     def proved(self) -> Try | None:
@@ -71,8 +72,8 @@ class Proof:
 
     @property
     def rates(self) -> list[Try]:
-        """The reruns in which the rate was changed."""
-        return [one for one in self.tries if one.change == RATE]
+        """The reruns in which the rate was changed, and nothing else than what is kept with it."""
+        return [one for one in self.tries if one.change == RATE and one.kept == self.kept]
 
     @property
     def held(self) -> list[Try]:
@@ -82,7 +83,7 @@ class Proof:
 
     def holds(self, one: Try) -> bool:
         """Whether what this rerun changed helps, as far as all reruns show."""
-        return one in self.held if one.change == RATE else one.is_stable
+        return one in self.held if one in self.rates else one.is_stable
 
     @property
     def _failed(self) -> set[float]:
@@ -93,8 +94,8 @@ class Proof:
         best = self.proved
         held = None
         if best is not None:
-            held = {name: getattr(best, name) for name in ("change", "value", "steps", "verdict")}
-        tries = [{name: getattr(one, name) for name in _CONTRACT} for one in self.tries]
+            held = _told(best, ("change", "value", "steps", "verdict"))
+        tries = [_told(one, _CONTRACT) for one in self.tries]
         return {"schema": SCHEMA, "proved": held, "interval": list(self.interval), "tries": tries}
 
     def keep(self, run_folder: Path) -> None:
@@ -111,11 +112,28 @@ def kept_proof(run_folder: Path) -> Proof | None:
     """The saved proof of a run; None if there is none, or it cannot be read."""
     try:
         told = json.loads(read_at_most(run_folder / PROOF_FILE, _MOST_BYTES))
-        tries = tuple(Try(**one) for one in told["tries"])
+        tries = tuple(Try(**one | {"kept": _cure_of(one)}) for one in told["tries"])
         notes = tuple(str(one) for one in told.get("notes", ()))
-        return Proof(str(told["run"]), told["base"], int(told["steps"]), tries, notes)
+        run, base, steps = str(told["run"]), told["base"], int(told["steps"])
+        return Proof(run, base, steps, tries, notes, _cure_of(told))
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def _told(one: Try, names: Sequence[str]) -> dict[str, Any]:
+    """A rerun as printed: a reader that knows of one change must not take two for one."""
+    told = {name: getattr(one, name) for name in names}
+    if one.kept is not None:
+        name, value = one.kept
+        told |= {"change": f"{name}+{one.change}", "value": {name: value, one.change: one.value}}
+    return told
+
+
+def _cure_of(told: dict[str, Any]) -> Cure | None:
+    if "kept" not in told or told["kept"] is None:  # an older version wrote none
+        return None
+    name, value = told["kept"]
+    return str(name), value
 
 
 def _rate(one: Try) -> float:
@@ -139,7 +157,8 @@ def _shown(proof: Proof) -> str:
         each = "each of " if len(helped) > 1 else ""
         found = "; ".join(helped)
         return f"Proved: the trouble is gone for {best.steps:,} steps with {each}{found}."
-    held = f"Proved: a learning rate of {best.value:.3g} held for {best.steps:,} steps"
+    rate = f"{best.value:.3g}{_with_kept(best)}"
+    held = f"Proved: a learning rate of {rate} held for {best.steps:,} steps"
     if best.value != low:
         held += ", with the lowest loss of those that held"
     if high is None or low is None:
@@ -148,9 +167,10 @@ def _shown(proof: Proof) -> str:
 
 
 def _failed_text(proof: Proof) -> str:
-    rates = [one.rate for one in proof.tries if one.change == RATE]
+    rates = proof.rates or [one for one in proof.tries if one.change == RATE]
     if rates:
-        return f"No rate down to {min(rates):.3g} held"
+        lowest = min(rates, key=_rate)
+        return f"No rate down to {lowest.rate:.3g}{_with_kept(lowest)} held"
     tried = ", ".join(words_of(one) for one in proof.cures)
     if tried:
         return f"The trouble comes back with {tried}"
@@ -158,10 +178,20 @@ def _failed_text(proof: Proof) -> str:
     return "The trouble did not come back" if is_gone else "No rerun came to an end"
 
 
+def besides_rate(one: Try) -> str | None:
+    """What a rerun changed besides the rate, in words; None if nothing."""
+    return None if one.kept is None else switch_text(*one.kept)
+
+
+def _with_kept(one: Try, joined_by: str = "with") -> str:
+    besides = besides_rate(one)
+    return "" if besides is None else f" {joined_by} {besides}"
+
+
 def words_of(one: Try) -> str:
     """What a rerun changed, in words."""
     if one.change == RATE:
-        return f"rate {one.rate:.3g}"
+        return f"rate {one.rate:.3g}{_with_kept(one, 'and')}"
     if one.change == NOTHING:
         return "nothing changed"
     return switch_text(one.change, one.value)

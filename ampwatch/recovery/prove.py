@@ -1,8 +1,10 @@
 """Train again with one thing changed until it is known what helps.
 
 Where the rate is the cause: the advised rate first, then halving what is left between. Where
-another cause is named: the cures that the rule of the finding declares, one after the other.
-To bisect: everything that can be switched, one thing at a time.
+another cause is named: the cures that the rule of the finding declares, one after the other. Where
+one ends the named trouble and the training fails by its rate: rates, with that cure as soon as the
+named trouble comes back without it. Where two rates fail alike by what is not their height: the
+cures of that, too. To bisect: everything that can be switched, one at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ from ampwatch.diagnosis import Action, Diagnosis
 from ampwatch.diagnosis.value_text import count_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import follow
-from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, ROOT, Value
+from ampwatch.recovery.change import (
+    FLOAT32,
+    LAYERS_BY,
+    NOTHING,
+    RATE,
+    ROOT,
+    Cure,
+    Value,
+    switch_text,
+)
 from ampwatch.recovery.outcome import Try, ceiling, has_learnt, is_doubtful
 from ampwatch.recovery.proof import LEARNT_LITTLE, TIME_WAS_UP, Proof, kept_proof, words_of
 from ampwatch.recovery.rerun import (
@@ -46,6 +57,10 @@ NOT_DETERMINISTIC = (
 
 OF_THE_RATE = (
     "No cure of the named cause brought the training to learn: the rate was tried as well."
+)
+BOTH_CHANGED = (
+    "A lower rate alone failed, by {}: {}, which ends that, was kept while the rate was tried, so "
+    "both are changed."
 )
 STILL_RISING = (
     "The schedule was still rising: the reruns rise faster, to the rate that they are to prove."
@@ -95,8 +110,7 @@ def prove(
         search.begin_rates(current, reruns.from_step)
         advised = followed.diagnosis.learning_rate.recommended
         return search.for_a_rate(first or advised or current * FIRST_GUESS)
-    assert trouble.finding is not None
-    search.trouble = trouble.finding.code
+    search.begin_trouble(trouble)
     proof = search.among(changes, all_of_them=bisects)
     if bisects or not search.may_be_the_rate():
         return proof
@@ -121,9 +135,12 @@ class _Search:
         self._is_repeatable = True
         self._current: float | None = None  # the script's rate
         self._reached: float | None = None  # what it came to in as many steps as a rerun has
-        self._layer: str | None = None  # where the last rerun's trouble shows
+        self._shown_trouble: Trouble | None = None  # the last rerun's own
         self.advised: float | None = None  # the lower rate that the last rerun asks for
-        self.trouble: str | None = None
+        # What may end a trouble that comes back at a lower rate; None: nobody has looked.
+        self._cures: list[Cure] | None = None
+        self._trouble: str | None = None  # the code of what is to be gone
+        self._trouble_begins = 0  # after so many steps of a rerun
         self.died_by: str | None = None
 
     def begin_rates(self, current: float, from_step: int) -> None:
@@ -140,6 +157,13 @@ class _Search:
         if self._reached < current:
             self._note(STILL_RISING)
 
+    def begin_trouble(self, trouble: Trouble) -> None:
+        """From now on a change is to end this trouble."""
+        assert trouble.finding is not None
+        self._trouble = trouble.finding.code
+        begun = trouble.finding.first_step or 0
+        self._trouble_begins = max(0, begun - self._reruns.from_step)
+
     def may_be_the_rate(self) -> bool:
         """Whether no cure has brought the training to learn, though its trouble came back."""
         if not any(one.change == NOTHING and not one.is_stable for one in self._proof.tries):
@@ -153,6 +177,8 @@ class _Search:
             done = self._try(RATE, rate)
             if done is None:
                 break
+            if self._needs_a_cure(done):
+                done = self._with_a_cure(rate, done)
             if done.is_stable and not self._is_repeatable and not self._was_tried_twice(rate):
                 continue
             rate = next_rate(self._proof)
@@ -172,7 +198,7 @@ class _Search:
                 "rerun, and one rerun that holds proves nothing. `--steps` asks for more."
             )
             return self._proof
-        waiting = list(changes)
+        waiting, self._cures = list(changes), []
         while waiting and (all_of_them or len(self._proof.tries) < self._budget.tries):
             name, value = waiting.pop(0)
             try:
@@ -180,25 +206,66 @@ class _Search:
             except NotChangedError as problem:
                 self._reruns.tell(f"  {problem}")
                 continue
-            if done is None or (not all_of_them and (done.is_stable or self.advised is not None)):
+            if done is None:
                 break
-            more = with_next_layer(name, value, None if done.is_stable else self._layer)
+            if not all_of_them and (done.is_stable or self.advised is not None):
+                self._cures = [(name, value)] if done.is_cured else []
+                break
+            layer = None if self._shown_trouble is None else self._shown_trouble.layer
+            more = with_next_layer(name, value, None if done.is_stable else layer)
             if more is not None:
                 waiting.insert(0, (name, more))
         return self._proof
+
+    def _needs_a_cure(self, done: Try) -> bool:
+        """Whether a rate failed by what a lower one does not mend, while none has held yet."""
+        if self._proof.kept is not None or self._proof.held:
+            return False
+        if self._cures is None and self._failed_alike(done):
+            assert self._shown_trouble is not None
+            self.begin_trouble(self._shown_trouble)
+            self._cures = cures_of(self._shown_trouble)
+            return bool(self._cures)
+        return bool(self._cures) and done.is_cured is False
+
+    def _failed_alike(self, done: Try) -> bool:
+        """Whether it failed by what another rate failed by, and is not told to be too high."""
+        alike = [one for one in self._proof.rates if one.told == done.told]
+        return len(alike) > 1 and bool(done.told) and not done.is_stable and self.advised is None
+
+    def _with_a_cure(self, rate: float, failed: Try) -> Try:
+        """Try this rate with each of the cures; the first that ends the trouble is kept."""
+        cures, self._cures = self._cures or [], []
+        for cure in cures:
+            if len(self._proof.tries) >= self._budget.tries:
+                break
+            self._proof = replace(self._proof, kept=cure)
+            try:
+                done = self._try(RATE, rate)
+            except NotChangedError as problem:
+                self._reruns.tell(f"  {problem}")
+                continue
+            if done is None:
+                break
+            if done.is_cured:
+                self._note(BOTH_CHANGED.format(failed.told, switch_text(*cure)))
+                return done
+        self._keep(replace(self._proof, kept=None))
+        return failed
 
     def _try(self, name: str, value: Value) -> Try | None:
         """One rerun; None once the time is up, and it has shown nothing."""
         if time.monotonic() >= self._until_s:
             return None
-        wanted = Try(name, value, 0, "", is_stable=False, told="", loss_at={}, run="")
+        kept = self._proof.kept
+        wanted = Try(name, value, 0, "", is_stable=False, told="", loss_at={}, run="", kept=kept)
         self._count += 1
         self._reruns.tell(
             f"rerun {self._count}: {self._proof.steps:,} steps with {words_of(wanted)}"
         )
         self._folder = self._folder or self._reruns.place()
         shown = self._shown(name, value, self._folder / f"try-{self._count}")
-        done, self._layer, self.advised = shown.done, shown.layer, shown.advised_rate
+        done, self._shown_trouble, self.advised = shown.done, shown.trouble, shown.advised_rate
         if not done.is_stable and done.told == TIME_WAS_UP:
             self._reruns.tell(f"  the time was up after {done.steps:,} steps")
             return None
@@ -213,15 +280,16 @@ class _Search:
         rate = value if name == RATE and isinstance(value, float) else None
         asked = Asked(
             name, value, self._reached, self._proof.steps, self._until_s, self._own,
-            self.trouble, self.died_by, self._reruns.from_step,
+            self._trouble, self.died_by, self._reruns.from_step,
             None if rate is None else ceiling(self._proof.rates, rate),
+            self._proof.kept, self._trouble_begins,
         )  # fmt: skip
         if asked.factor is not None and self._current is not None:
             value = asked.factor * self._current
         return rerun(self._reruns.command(name, value), self._reruns.cwd, folder, asked)
 
     def _was_tried_twice(self, rate: float) -> bool:
-        return sum(one.value == rate for one in self._proof.tries) > 1
+        return sum(one.value == rate for one in self._proof.rates) > 1
 
     def _note(self, sentence: str) -> None:
         self._keep(replace(self._proof, notes=(*self._proof.notes, sentence)))

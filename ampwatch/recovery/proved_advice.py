@@ -10,9 +10,9 @@ from dataclasses import replace
 from ampwatch.diagnosis import Action, Advice, Diagnosis
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.recovery.change import NOTHING, RATE
-from ampwatch.recovery.proof import Proof, sentence_of
+from ampwatch.recovery.proof import Proof, besides_rate, sentence_of
 
-PROVED_CONFIDENCE = 0.9  # all of 42 proved rates trained (`benchmarks/results/prove.md`)
+PROVED_CONFIDENCE = 0.9  # all of 67 proved rates trained (`benchmarks/results/prove.md`)
 
 
 def with_proof(diagnosis: Diagnosis, proof: Proof | None) -> Diagnosis:
@@ -40,13 +40,14 @@ def proved_advice(advice: Advice, proof: Proof) -> Advice | None:
     current, (low, high) = advice.current or proof.base, proof.interval
     if not current:
         return None
-    rate = proof.proved_rate
-    if rate is not None and rate < current:
+    best, rate = proof.proved, proof.proved_rate
+    if best is not None and rate is not None and rate < current:
         return replace(
             advice, action=Action.LOWER, because=sentence_of(proof), current=current,
             recommended=rate, factor=rate / current, low=low, high=high,
             confidence=PROVED_CONFIDENCE, leapt_at_step=None, explained_by=None,
             proved_steps=proof.steps, group=0 if advice.group is None else advice.group,
+            besides=besides_rate(best),
         )  # fmt: skip
     if rate is None and advice.recommended is not None and high is not None:
         return _refuted(advice, proof, high)

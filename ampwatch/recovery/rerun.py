@@ -19,9 +19,19 @@ from ampwatch.diagnosis.column_arrays import integers, known, numbers
 from ampwatch.diagnosis.findings import Verdict
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
-from ampwatch.recovery.change import CHANGE, NOTHING, RATE, Change, Value, switch_text
+from ampwatch.recovery.change import (
+    CHANGE,
+    NOTHING,
+    RATE,
+    Change,
+    Cure,
+    Value,
+    changes_text,
+    switch_text,
+)
 from ampwatch.recovery.outcome import WINDOW, Try, highest_loss
 from ampwatch.recovery.proof import TIME_WAS_UP
+from ampwatch.recovery.switches import Trouble, trouble_of
 from ampwatch.rows import Table
 from ampwatch.store import Run, list_runs
 
@@ -68,6 +78,14 @@ class Asked:
     died_by: str | None  # the exception that ended the run
     from_step: int  # of the checkpoint that the rerun is to load
     ceiling: float | None = None  # of the loss: a rate with which it stands above is too high
+    kept: Cure | None = None  # what is changed besides the rate
+    trouble_begins: int = 0  # after so many steps: a rerun that ends before shows none of it
+
+    def changes(self, outputs: str) -> list[Change]:
+        """What the process that trains is told."""
+        named = [] if self.kept is None else [self.kept]
+        named.append((self.name, self.value if self.factor is None else self.factor))
+        return [Change(name, value, outputs) for name, value in named]
 
     @property
     def factor(self) -> float | None:
@@ -85,7 +103,7 @@ class Shown:
 
     done: Try
     repeats: bool  # it began as the run did; a training that is not deterministic does not
-    layer: str | None  # where its own trouble shows
+    trouble: Trouble  # its own
     advised_rate: float | None  # the lower one that its own diagnosis asks for
 
 
@@ -93,11 +111,10 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
     """Train again with one thing changed, in a folder of its own."""
     folder.mkdir(parents=True)
     arguments, environment = command(folder / "runs")
-    value = asked.value if asked.factor is None else asked.factor
-    change = Change(asked.name, value, str((folder / "outputs").resolve()))
+    changes = asked.changes(str((folder / "outputs").resolve()))
     with (folder / "printed.txt").open("wb") as printed:
         child = subprocess.Popen(
-            list(arguments), cwd=cwd, env={**environment, CHANGE: change.to_text()},
+            list(arguments), cwd=cwd, env={**environment, CHANGE: changes_text(changes)},
             stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
@@ -110,13 +127,13 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
         raise AmpwatchError(_without_a_step(left_by_itself, folder))
     follower, diagnosis = shown
     with follower.reading() as run:
-        record = record_of(run)
+        record, trouble = record_of(run), trouble_of(run, diagnosis)
     _refuse_other_death(diagnosis, left_by_itself, asked, folder)
-    _refuse_unchanged(change, record, asked)
-    suspect, advice = diagnosis.suspect, diagnosis.learning_rate
+    _refuse_unchanged(changes, record, asked)
+    advice = diagnosis.learning_rate
     return Shown(
         _judged(str(follower.path), diagnosis, record, left_by_itself, asked),
-        _repeats(record, asked), None if suspect is None else suspect.layer,
+        _repeats(record, asked), trouble,
         advice.recommended if advice.action is Action.LOWER else None,
     )  # fmt: skip
 
@@ -212,7 +229,8 @@ def _judged(path: str, diagnosis: Diagnosis, record: Record, code: int | None, a
         change=asked.name, value=asked.value, steps=steps, verdict=diagnosis.verdict.value,
         is_stable=came_far and is_over, told=_told(diagnosis, came_far=came_far),
         loss_at=_some_losses(record, steps), run=path,
-        is_lost=is_lost, highest=highest_loss(record.losses),
+        is_lost=is_lost, highest=highest_loss(record.losses), kept=asked.kept,
+        is_cured=_is_cured(diagnosis, asked),
     )  # fmt: skip
 
 
@@ -231,6 +249,16 @@ def _is_troubled(diagnosis: Diagnosis, asked: Asked) -> bool:
     if asked.name == RATE and diagnosis.learning_rate.action is Action.LOWER:
         return True
     return any(one.code == asked.trouble and one.severity.weight > 0 for one in diagnosis.findings)
+
+
+def _is_cured(diagnosis: Diagnosis, asked: Asked) -> bool | None:
+    """Whether the named trouble is gone; what only follows from another one is not that trouble."""
+    if asked.trouble is None:
+        return None
+    named = [one for one in diagnosis.findings if one.code == asked.trouble and one.severity.weight]
+    if any(one.because_of is None for one in named):
+        return False
+    return True if diagnosis.run.steps > asked.trouble_begins else None
 
 
 def _told(diagnosis: Diagnosis, *, came_far: bool) -> str:
@@ -255,7 +283,7 @@ def _some_losses(record: Record, steps: int) -> dict[str, float]:
 
 def _repeats(record: Record, asked: Asked) -> bool:
     """Whether it began as the run did: a change of the rate shows only after the first step."""
-    if asked.name not in (RATE, NOTHING):
+    if asked.name not in (RATE, NOTHING) or asked.kept is not None:
         return True
     at, theirs = record.first_step, asked.own
     of_run = at + _offset(record, asked)
@@ -276,13 +304,14 @@ def _offset(record: Record, asked: Asked) -> int:
 # --- what shows nothing ---------------------------------------------------------------------------
 
 
-def _refuse_unchanged(change: Change, record: Record, asked: Asked) -> None:
+def _refuse_unchanged(changes: Sequence[Change], record: Record, asked: Asked) -> None:
     """What was asked for is what was trained with: else nothing is proved."""
+    for change in changes:
+        if change.name != RATE and not change.was_done:
+            told = switch_text(change.name, change.value)
+            raise NotChangedError(f"the training has nothing that this is about: {told}")
     factor = asked.factor
     if factor is None:
-        if not change.was_done:
-            told = switch_text(asked.name, asked.value)
-            raise NotChangedError(f"the training has nothing that this is about: {told}")
         return
     offset = _offset(record, asked)
     wanted = {at: factor * asked.own.rates.get(at + offset, 0.0) for at in record.rates}

@@ -170,9 +170,9 @@ def _without_error(run: Run, diagnosis: Diagnosis) -> Plan:
 def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) -> Plan | None:
     """The changes that fix this error; None if a launcher cannot fix it."""
     advice = diagnosis.learning_rate
-    if advice.action is Action.LOWER and advice.factor is not None:
-        return _lower_rate(run, diagnosis, head)
     best = None if proof is None else proof.proved
+    if advice.action is Action.LOWER and advice.factor is not None:
+        return _lower_rate(run, diagnosis, head, best)
     if best is not None and best.change in SAID_BY_PLAN:
         return _as_proved(run, diagnosis, head, best)
     saved = _clean_save(run, diagnosis, head.first_step)
@@ -189,18 +189,26 @@ def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) ->
     return None
 
 
-def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding) -> Plan:
+def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, best: Try | None) -> Plan | None:
+    """The advised rate, with what its reruns changed besides; None if a plan cannot say that."""
     advice = diagnosis.learning_rate
-    factor, told = advice.factor, "as estimated"
-    assert factor is not None
+    assert advice.factor is not None
+    how, said = "as estimated", dict[str, Any](clip=advice.clip)
     if advice.proved_steps is not None:
-        told = f"as proved by reruns of {advice.proved_steps:,} steps"
+        how = f"as proved by reruns of {advice.proved_steps:,} steps"
+        kept = None if best is None else best.kept
+        if kept is not None and kept[0] not in SAID_BY_PLAN:
+            return None
+        if kept is not None:
+            how = f"with {advice.besides}, {how}"
+            said |= SAID_BY_PLAN[kept[0]](kept[1])
     saved = _clean_save(run, diagnosis, advice.restart_from_step)
-    rates = tuple(rate * factor for rate in _base_rates(run, head))
+    rates = tuple(rate * advice.factor for rate in _base_rates(run, head))
+    said = _scaler(run, saved, head) | said
     return Plan(
-        Next.RESTART, f"{head.summary} Multiply every rate by {factor:.3g}, {told}.", saved,
-        factor=factor, base_rates=rates, warmup_steps=advice.warmup_steps, clip=advice.clip,
-        watch_for=_watch_for(head), **_scaler(run, saved, head),
+        Next.RESTART, f"{head.summary} Multiply every rate by {advice.factor:.3g}, {how}.", saved,
+        factor=advice.factor, base_rates=rates, warmup_steps=advice.warmup_steps,
+        watch_for=_watch_for(head), **said,
     )  # fmt: skip
 
 

@@ -225,6 +225,8 @@ def advised(advice: Advice) -> str:
         if advice.low is not None and advice.high is not None and is_estimated and now != then:
             parts[0] += f"; {limit_text(advice.low, advice.high, advice.recommended)}"
         parts[0] += "" if now == then else ")"
+        if advice.besides is not None:
+            parts[0] += f" with {advice.besides}"
         if advice.leapt_at_step is not None:
             parts.append(f"the rate before step {advice.leapt_at_step:,}")
     restart = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)

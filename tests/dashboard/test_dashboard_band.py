@@ -105,7 +105,10 @@ def test_the_band_says_what_reruns_have_proved(tmp_path):
     assert "Proved: a learning rate of 0.05 held for 300 steps" in shown
 
 
-def test_letter_band_page_and_json_show_the_proved_rate_in_place_of_the_estimate(tmp_path, capsys):
+@pytest.mark.parametrize("kept", [None, ("float32", "head")])
+def test_letter_band_page_and_json_show_the_proved_rate_in_place_of_the_estimate(
+    tmp_path, capsys, kept
+):
     from findings_page import findings_html
     from open_runs import OpenRuns
     from structured_runs import write_structured
@@ -117,9 +120,9 @@ def test_letter_band_page_and_json_show_the_proved_rate_in_place_of_the_estimate
     path = write_structured(tmp_path, "one", rate=0.1, fails=True)
     estimate = diagnose(open_run(path)).learning_rate
     assert estimate.action is Action.LOWER
-    tries = (Try("lr", 0.0432, 300, "healthy", True, "", {}, "again"),
-             Try("lr", 0.0765, 300, "failing", False, "", {}, "again"))  # fmt: skip
-    Proof(str(path), 0.1, 300, tries).keep(path)
+    tries = (Try("lr", 0.0432, 300, "healthy", True, "", {}, "again", kept=kept),
+             Try("lr", 0.0765, 300, "failing", False, "", {}, "again", kept=kept))  # fmt: skip
+    Proof(str(path), 0.1, 300, tries, kept=kept).keep(path)
     asked = (["report", str(path)], ["report", str(path), "--json"],
              ["report", str(path), "--html", str(tmp_path / "page.html")])  # fmt: skip
     letter, told, _ = (ampwatch(one) == 0 and capsys.readouterr().out for one in asked)
@@ -133,4 +136,6 @@ def test_letter_band_page_and_json_show_the_proved_rate_in_place_of_the_estimate
         assert f"{estimate.recommended:.3g}" not in text
         assert "the limit lies between 0.0432 and 0.0765" in " ".join(text.split())
         assert "90 % confidence" not in text
+        times = " ".join(text.split()).count("head in float32")
+        assert times == 0 if kept is None else times >= 2  # what to do, and what was proved
     assert "band: 90 %" not in shown[2]

@@ -18,7 +18,7 @@ from ampwatch import cli
 from ampwatch.codec import encode
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Evidence, Finding, RunFacts, Severity
 from ampwatch.diagnosis.findings import CUT_OFF, ENDED, LIVE, Verdict
-from ampwatch.recovery.change import WORDS
+from ampwatch.recovery.change import WORDS, switch_text
 from ampwatch.recovery.outcome import Try
 from ampwatch.recovery.proof import Proof
 from ampwatch.recovery.restart_plan import (
@@ -114,6 +114,30 @@ def test_what_was_proved_goes_before_the_estimate(tmp_path):
     nothing = Proof("train", 0.1, 300, ())
     made = plan_of(run_with(tmp_path), diagnosis(finding("AMP301"), advice=LOWER), nothing)
     assert made.factor == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("kept", "where"),
+    [(("float32", "block.3"), {"keep_in_float32": ["block.3"]}),
+     (("bfloat16", True), {"settings": {"autocast": "bfloat16"}})],
+)  # fmt: skip
+def test_what_was_kept_with_a_proved_rate_is_planned_with_it(tmp_path, kept, where):
+    came_back = Try("nothing", None, 60, "failing", False, "AMP203 forward-overflow", {}, "x")
+    held = Try("lr", 0.02, 300, "healthy", True, "", {}, "x", kept=kept)
+    proof = Proof("train", 0.1, 300, (came_back, held), kept=kept)
+    unknown = Advice(Action.UNKNOWN, "Not recorded.", current=0.1)
+    made = plan_of(run_with(tmp_path), diagnosis(finding("AMP203"), advice=unknown), proof)
+    assert made.factor == pytest.approx(0.2)
+    assert made.to_json().items() >= where.items()
+    assert f"with {switch_text(*kept)}, as proved by reruns of 300 steps" in made.because
+
+
+def test_a_rate_is_not_planned_where_a_plan_cannot_say_what_was_kept_with_it(tmp_path):
+    kept = ("of another version", 1.0)
+    held = Try("lr", 0.02, 300, "healthy", True, "", {}, "x", kept=kept)
+    proof = Proof("train", 0.1, 300, (held,), kept=kept)
+    made = plan_of(run_with(tmp_path), diagnosis(finding("AMP301"), advice=LOWER), proof)
+    assert (made.action, made.factor) == (Next.STOP, None)
 
 
 def test_a_rate_that_was_proved_and_failed_all_the_same_is_not_planned_again(tmp_path):

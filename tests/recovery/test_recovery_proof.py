@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -91,6 +92,49 @@ def test_the_printed_object_has_the_keys_of_the_contract_and_no_others():
     assert set(told["tries"][0]) == {"change", "value", "steps", "verdict", "loss_at", "run"}
 
 
+WIDE = ("float32", "wide")
+OVERFLOW = {"told": "AMP203 forward-overflow", "is_stable": False}
+
+
+def with_wide(rate, *, held):
+    return replace(tried(rate, held=held), kept=WIDE)
+
+
+def test_rates_with_a_cure_and_without_are_not_compared_and_both_changes_are_named():
+    proof = replace(proof_of(
+        Try("float32", "wide", 60, "failing", False, "AMP301 lr-too-high", {}, "a"),
+        replace(tried(0.05, held=False), **OVERFLOW),
+        with_wide(0.05, held=True), with_wide(0.1, held=True), with_wide(0.2, held=False),
+    ), kept=WIDE)  # fmt: skip
+    assert proof.interval == (0.1, 0.2)
+    assert (proof.proved.value, proof.proved.kept) == (0.1, WIDE)
+    assert sentence_of(proof) == (
+        "Proved: a learning rate of 0.1 with wide in float32 held for 300 steps; the limit lies "
+        "between 0.1 and 0.2."
+    )
+    assert [(row[0], row[2]) for row in table_of(proof)[1:]] == [
+        ("wide in float32", "no"), ("rate 0.05", "no"), ("rate 0.05 and wide in float32", "yes"),
+        ("rate 0.1 and wide in float32", "yes"), ("rate 0.2 and wide in float32", "no"),
+    ]  # fmt: skip
+
+
+def test_a_printed_rate_with_a_cure_is_not_to_be_taken_for_the_rate_alone():
+    told = replace(proof_of(with_wide(0.1, held=True)), kept=WIDE).to_json()
+    assert told["proved"] == {
+        "change": "float32+lr", "value": {"float32": "wide", "lr": 0.1}, "steps": 300,
+        "verdict": "healthy",
+    }  # fmt: skip
+    assert told["tries"][0]["change"] == "float32+lr"
+
+
+def test_where_no_rate_held_with_the_cure_the_sentence_names_it():
+    proof = replace(proof_of(tried(0.05, held=False), with_wide(0.02, held=False)), kept=WIDE)
+    assert sentence_of(proof) == (
+        "No rate down to 0.02 with wide in float32 held: nothing is proved."
+    )
+    assert "down to 0.05 held" in sentence_of(replace(proof, tries=proof.tries[:1]))
+
+
 def test_where_none_held_nothing_is_proved():
     proof = proof_of(tried(0.1, held=False), tried(0.02, held=False))
     assert proof.proved is None
@@ -160,15 +204,18 @@ def test_where_a_rate_failed_below_one_that_held_the_limit_is_the_lower_one():
 
 
 def test_a_proof_is_kept_beside_the_run_and_read_again(tmp_path):
-    proof = proof_of(tried(0.05, held=True, at10=1.5))
-    proof.keep(tmp_path)
-    assert kept_proof(tmp_path) == proof
+    for proof in (
+        proof_of(tried(0.05, held=True, at10=1.5)),
+        replace(proof_of(with_wide(0.05, held=True)), kept=WIDE),
+    ):
+        proof.keep(tmp_path)
+        assert kept_proof(tmp_path) == proof
     (tmp_path / "proved.json").write_text("{")
     assert kept_proof(tmp_path) is None
     assert kept_proof(tmp_path / "none") is None
 
 
-@pytest.mark.parametrize("text", ["[]", '{"tries": [{"change": 1}]}', "null"])
+@pytest.mark.parametrize("text", ["[]", '{"tries": [{"change": 1}]}', '{"tries": [1]}', "null"])
 def test_a_damaged_proof_is_none(tmp_path, text):
     (tmp_path / "proved.json").write_text(text)
     assert kept_proof(tmp_path) is None

@@ -66,6 +66,8 @@ class Advice:
     explained_by: str | None = dataclasses.field(default=None, metadata={"json": False})
     # Steps for which reruns held `recommended`; None for an estimate (`recovery.proved_advice`).
     proved_steps: int | None = dataclasses.field(default=None, metadata={"json": False})
+    # What those reruns changed besides the rate, in words: without it the rate did not hold.
+    besides: str | None = dataclasses.field(default=None, metadata={"json": False})
 
     @property
     def interval_name(self) -> str:

@@ -175,4 +175,6 @@ def _paste(advice: Advice, factor: float) -> str:
     if advice.recommended is None:
         return with_lines(f"Paste {WHEN_LOADED}:", lines)
     rates = f"{advice.recommended:.3g} instead of {advice.current:.3g}"
+    if advice.besides is not None:
+        rates += f", with {advice.besides}"
     return with_lines(f"Use a base rate of {rates} (paste {WHEN_LOADED}).", lines)
