@@ -25,7 +25,7 @@ from ampwatch.guarding.guard_advice import write_plan
 from ampwatch.guarding.guard_settings import LEAVE_OUT, NON_FINITE, STOP, Proposed, Settings
 from ampwatch.guarding.joint_decision import Alone, Together, Word
 from ampwatch.guarding.left_out_step import LeftOut, leave_out, put_back
-from ampwatch.guarding.rate_actions import RateActions
+from ampwatch.guarding.lowered_rate import RateActions
 from ampwatch.guarding.step_hooks import any_step_begins, any_step_ended, evaluate
 from ampwatch.guarding.step_signs import Measured, Seen, UsualSteps, rate_of
 from ampwatch.probe.hooks import Handle, hook_step_begin, hook_step_end
