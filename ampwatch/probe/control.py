@@ -199,10 +199,8 @@ class Control:
         self._answer(asked, "done", told)
         if self._stop is not None:
             self._call(self._stop, asked, "on_stop")
-        elif threading.current_thread() is threading.main_thread():
-            signal.raise_signal(signal.SIGINT)  # as Ctrl-C: what the loop does then, it does now
         else:
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt()
 
     def _call(self, function: Callable[[], object], asked: Asked, given_to: str) -> bool:
         """Call the user's function; its exception is reported, and training continues."""
@@ -228,6 +226,14 @@ class Control:
         if self._loop is not None:
             _, step, deliver = self._loop
             deliver(EventRecord(step.number, time.time_ns(), EventKind.CONTROL, detail))
+
+
+def interrupt() -> None:
+    """End the training as Ctrl-C does: what the loop does then, it does now."""
+    if threading.current_thread() is threading.main_thread():
+        signal.raise_signal(signal.SIGINT)
+    else:
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _is_nearer(now: list[float], before: list[float], after: list[float]) -> bool:
