@@ -17,7 +17,7 @@ from ampwatch.guarding.guard_advice import PATIENCE_S, Advice
 from ampwatch.guarding.guard_settings import LOWER, RAISE, Proposed, Settings
 from ampwatch.guarding.joint_decision import Alone, Together
 from ampwatch.probe.loop import Loop
-from ampwatch.probe.optimizers import OptimizerView, number_of
+from ampwatch.probe.optimizers import OptimizerView, groups_of, number_of
 from ampwatch.probe.rank_agreement import Ranks
 
 HOLD_STEPS = 200
@@ -44,15 +44,12 @@ class LoweredRate:
 
     def rates(self) -> list[float]:
         """Each group's rate."""
-        return [number_of(group.get("lr")) for group in self._groups()]
+        return [number_of(group.get("lr")) for group in groups_of(self._views())]
 
     def _bases(self) -> list[float]:
         """Of each group what a schedule does not move: its initial rate, else the rate."""
-        return [number_of(group.get("initial_lr", group.get("lr"))) for group in self._groups()]
-
-    def _groups(self) -> list[dict[str, Any]]:
-        optimizers = [view.reference() for view in self._views()]
-        return [group for one in optimizers if one is not None for group in one.param_groups]
+        groups = groups_of(self._views())
+        return [number_of(group.get("initial_lr", group.get("lr"))) for group in groups]
 
     @property
     def is_undone(self) -> bool:
@@ -82,9 +79,7 @@ class LoweredRate:
 
     def _multiply(self, factor: float) -> None:
         for view in self._views():
-            optimizer: Any = view.reference()
-            if optimizer is not None:
-                view.multiply_rates(optimizer, factor)
+            view.multiply_rates(factor)
 
 
 class Actor(Protocol):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.probe.current_step import CurrentStep
 from ampwatch.probe.optimizer_turns import Turns
-from ampwatch.probe.optimizers import OptimizerView, number_of
+from ampwatch.probe.optimizers import OptimizerView, groups_of, number_of
 from ampwatch.probe.rank_agreement import RankAgreement
 from ampwatch.probe.records import EventRecord
 from ampwatch.rows import EventKind
@@ -152,8 +152,7 @@ class Control:
         assert factor is not None
         before, views = self._rates(), self._views()
         for view in views:
-            if (optimizer := view.reference()) is not None:
-                view.multiply_rates(optimizer, factor)
+            view.multiply_rates(factor)
         after = self._rates()
         if not views:
             self._answer(asked, "refused", "The learning rate stays: no optimizer was seen yet.")
@@ -180,9 +179,7 @@ class Control:
 
     def _rates(self) -> list[float]:
         """Each group's rate, of all optimizers; without those that only a device knows."""
-        optimizers = [view.reference() for view in self._views()]
-        groups = [group for one in optimizers if one is not None for group in one.param_groups]
-        found = [number_of(group.get("lr")) for group in groups]
+        found = [number_of(group.get("lr")) for group in groups_of(self._views())]
         return [rate for rate in found if math.isfinite(rate)]
 
     def _write_checkpoint(self, asked: Asked) -> None:

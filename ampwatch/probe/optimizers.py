@@ -169,11 +169,13 @@ class OptimizerView:
         self.lrs, self.lr_bases = known, [self._base(group, highest) for group, highest in pairs]
         return leaps
 
-    def multiply_rates(self, optimizer: Any, factor: float) -> None:
+    def multiply_rates(self, factor: float) -> None:
         """Multiply every rate, in its groups and schedules; the base rate falls or rises along."""
-        multiply_rates(optimizer, factor)
-        self._highest = [rate * factor for rate in self._highest]
-        self.multiplied *= factor
+        optimizer = self.reference()
+        if optimizer is not None:
+            multiply_rates(optimizer, factor)
+            self._highest = [rate * factor for rate in self._highest]
+            self.multiplied *= factor
 
     @staticmethod
     def _base(group: Mapping[str, Any], highest: float) -> float:
@@ -238,6 +240,12 @@ def matrix_parameters(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 # -- change the rates ------------------------------------------------------------------------------
+
+
+def groups_of(views: Iterable[OptimizerView]) -> list[dict[str, Any]]:
+    """The parameter groups of those optimizers that are still there."""
+    optimizers = [view.reference() for view in views]
+    return [group for one in optimizers if one is not None for group in one.param_groups]
 
 
 def multiply_rates(optimizer: Any, factor: float) -> None:
