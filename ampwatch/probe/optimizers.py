@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ampwatch.probe.hooks import hook_step_end
 from ampwatch.probe.norms import GradientMeter
 from ampwatch.probe.tensor_values import is_shard
-from ampwatch.probe.weight_slices import Slices
+from ampwatch.probe.weight_updates import Slices
 from ampwatch.rows import LR_LEAP
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "eta_min")

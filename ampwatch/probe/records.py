@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ampwatch.probe.norms import NormCapture
-from ampwatch.probe.optimizer_state import StateCapture
 from ampwatch.probe.tensor_values import Pack
-from ampwatch.probe.weight_slices import UpdateCapture
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
@@ -120,6 +120,53 @@ class Stale:
             return None  # no harm until the scale moves
         told = {"scales": scales, "updates": waiting.updates, "unscaled": waiting.unscaled}
         return "AMP403", told
+
+
+# -- what an optimizer has done --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)  # without slots, so that it can be referred to weakly
+class SliceLayout:
+    """Which elements stand for which parameter in a joined slice."""
+
+    starts: NDArray[np.int64]  # where each sliced parameter begins
+    weights: NDArray[np.float64]  # elements of the parameter for one of the slice
+    counts: NDArray[np.int64]
+    positions: NDArray[np.int64]  # the parameters' positions in the survey or the optimizer
+    matrix: NDArray[np.bool_]  # two dimensions or more
+
+
+@dataclass(slots=True)  # not frozen: one is made each step, and freezing triples its price
+class HostUpdate:
+    """One optimizer step seen through the slices of parameters on the CPU: before and after."""
+
+    layout: SliceLayout
+    before: NDArray[np.float32]
+    after: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUpdate:
+    """The same, reduced on the device: where each parameter's norms stand in the pack."""
+
+    layout: SliceLayout
+    moved_at: int  # norms of the slices' movement
+    squared_at: int  # norms of the squared movement, for the error
+    weight_at: int  # norms of the slices before
+    along_at: int | None = None  # the scaled-up product with the update before, if there was one
+
+
+UpdateCapture = HostUpdate | DeviceUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class StateCapture:
+    """Where the figures of one step of an optimizer's state stand in the pack."""
+
+    layout: SliceLayout
+    places: tuple[int, ...]  # in the layout: the parameters with a second moment
+    squares_at: tuple[int, ...]  # of each its sum of g^2 / v over the slice
+    rounding_at: int | None  # the first of the sums; None without half-precision weights
 
 
 class Turn:

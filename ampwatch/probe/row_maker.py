@@ -25,7 +25,7 @@ from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
 from ampwatch.probe.sampled_layers import SampledLayers
 from ampwatch.probe.saved_moments import NOT_FINITE
 from ampwatch.probe.tensor_values import HALF, dtype_name, largest
-from ampwatch.probe.update_norms import Move, Mover
+from ampwatch.probe.weight_updates import Move, Mover
 from ampwatch.rows import DTYPE_NUMBERS, EventKind, Table
 
 Columns = dict[str, list[Any]]
