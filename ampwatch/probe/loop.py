@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ampwatch.errors import warn
 from ampwatch.probe.backward_passes import BackwardWatch, Losses
+from ampwatch.probe.checkpoints import SavedMoments
 from ampwatch.probe.control import Control
 from ampwatch.probe.current_step import BatchSize, CurrentStep, Forwards, Sampling
 from ampwatch.probe.models import Survey
@@ -26,7 +27,6 @@ from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
-from ampwatch.probe.saved_moments import SavedMoments
 from ampwatch.probe.tensor_values import dtype_name, measurable
 from ampwatch.probe.unscaled_steps import UnscaledSteps
 from ampwatch.rows import EventKind

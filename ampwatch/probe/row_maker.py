@@ -1,8 +1,6 @@
 """Makes rows of the raw values of closed steps: many steps at once, on the courier's thread.
 
-Work is done on whole columns, so that the training thread seldom waits for the interpreter. A save
-is an event, and the weights' norm and the scale are in the rows of the steps before it: so a save
-whose weights or scaler were broken is marked as poisoned, and reported, at once.
+Work is done on whole columns, so that the training thread seldom waits for the interpreter.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ampwatch.errors import warn
+from ampwatch.probe.checkpoints import CheckpointStamps
 from ampwatch.probe.culprit import CulpritFinder, own_backward
 from ampwatch.probe.layer_figures import LayerFigures, LayerInfos, figures_of, info_columns
 from ampwatch.probe.layer_rows import LayerLog, LayerStep, has_moved, merged, rows_of
@@ -23,7 +21,6 @@ from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import rounding_of
 from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
 from ampwatch.probe.sampled_layers import SampledLayers
-from ampwatch.probe.saved_moments import NOT_FINITE
 from ampwatch.probe.tensor_values import HALF, dtype_name, largest
 from ampwatch.probe.weight_updates import Move, Mover
 from ampwatch.rows import DTYPE_NUMBERS, EventKind, Table
@@ -35,10 +32,6 @@ StepRow = tuple[StepRecord, Turn | None]
 # What a rank holds of sharded gradients; squared and added up over the ranks that share one copy
 # of the model it is the norm, which no rank knows.
 SHARD_NORM = "grad_norm_shard"
-
-POISONED = "poisoned"
-_WEIGHTS, _SCALER = "weights that are not finite", "a loss scale that cannot be used"
-_LEAST_SCALE = 2.0**-127  # the inverse of a lower one is inf in float32
 
 
 class RowMaker:
@@ -356,54 +349,3 @@ def _event_columns(events: Sequence[EventRecord]) -> Columns:
         "kind": [EventKind(event.kind).value for event in events],
         "detail": [json.dumps(event.detail, default=str) for event in events],
     }
-
-
-# -- checkpoints that nobody wants to load ---------------------------------------------------------
-
-
-class CheckpointStamps:
-    """Follows whether the weights are finite and the loss scale can be used."""
-
-    def __init__(self) -> None:
-        self._broken_since: dict[str, int] = {}  # by what is broken
-
-    def follow(
-        self,
-        steps: Sequence[int],
-        param_norms: Iterable[float | None],
-        scales: Iterable[float | None],
-    ) -> None:
-        """Take in whether weights and scale were broken in the next steps, in their order."""
-        for step, norm, scale in zip(steps, param_norms, scales, strict=True):
-            if norm is not None:
-                self._note(_WEIGHTS, step, is_broken=not math.isfinite(norm))
-            if scale is not None:
-                usable = math.isfinite(scale) and scale > _LEAST_SCALE
-                self._note(_SCALER, step, is_broken=not usable)
-
-    def _note(self, what: str, step: int, *, is_broken: bool) -> None:
-        if is_broken:
-            self._broken_since.setdefault(what, step)
-        else:
-            self._broken_since.pop(what, None)
-
-    def stamp(self, events: Iterable[EventRecord]) -> None:
-        """Mark the saves of checkpoints among these events that nobody wants to load."""
-        for event in events:
-            if event.kind is not EventKind.STATE_SAVED:
-                continue
-            broken = [
-                f"{what} since step {at:,}"
-                for what, at in self._broken_since.items()
-                if event.step > at
-            ]
-            if event.detail.get("moments") == NOT_FINITE:
-                broken.append("optimizer moments that are not finite")
-            if not broken:
-                continue
-            event.detail["state"] = POISONED
-            path = event.detail.get("path")
-            warn(
-                f"the checkpoint saved before step {event.step:,}{f' ({path})' if path else ''} "
-                f"holds {' and '.join(broken)}: do not keep this one."
-            )
