@@ -18,7 +18,7 @@ from ampwatch.guarding.guard_settings import LOWER, RAISE, Proposed, Settings
 from ampwatch.guarding.joint_decision import Alone, Together
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.optimizers import OptimizerView, groups_of, number_of
-from ampwatch.probe.rank_agreement import Ranks
+from ampwatch.probe.run_identity import Ranks
 
 HOLD_STEPS = 200
 PART_STEPS = 50  # between two parts of the way back

@@ -14,7 +14,7 @@ into the training, nothing synchronises a device, and no bit of the training cha
   number_formats, library_formats
 - rows, on the courier's thread: courier, row_maker, layer_figures, layer_rows,
   exponent_histogram, culprit
-- what a page may ask for: control, rank_agreement
+- what a page may ask for: control
 """
 
 from ampwatch.errors import warn

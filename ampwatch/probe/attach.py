@@ -22,7 +22,7 @@ from torch import nn
 from ampwatch.environment import switched_off
 from ampwatch.errors import AmpwatchError, AttachError, warn
 from ampwatch.probe import hooks, run_identity
-from ampwatch.probe.control import Control
+from ampwatch.probe.control import Control, RankAgreement
 from ampwatch.probe.courier import Courier, Log, MemoryLog
 from ampwatch.probe.current_step import Sampling
 from ampwatch.probe.devices import DeviceSampler
@@ -32,9 +32,8 @@ from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey, survey
 from ampwatch.probe.optimizers import takes_hooks
 from ampwatch.probe.own_failures import Guard
-from ampwatch.probe.rank_agreement import RankAgreement, Ranks, store_of_process_group
 from ampwatch.probe.row_maker import RowMaker
-from ampwatch.probe.run_identity import origin
+from ampwatch.probe.run_identity import Ranks, origin, store_of_process_group
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 from ampwatch.rows import EventKind
 from ampwatch.store import RankWriter, RunInfo, create_run, read_info, register_run

@@ -23,9 +23,9 @@ from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
 from ampwatch.probe.own_failures import Guard
-from ampwatch.probe.rank_agreement import Ranks
 from ampwatch.probe.records import EventRecord
 from ampwatch.probe.row_maker import RowMaker
+from ampwatch.probe.run_identity import Ranks
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ampwatch
 from ampwatch.feed import Instruction, InstructionArrived, Key
-from ampwatch.probe import rank_agreement
+from ampwatch.probe import control as controls
 
 STEPS, ASKED_AT, LATER, HALVED_AT = 500, 30, 260, 220
 
 
 def train(rank, world, meet, folder, deaf):
-    rank_agreement.LOOK_S = 0.1
-    rank_agreement._SPARE_S = 1.5
+    controls.LOOK_S = 0.1
+    controls._SPARE_S = 1.5
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 1))
