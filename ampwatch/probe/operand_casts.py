@@ -22,8 +22,15 @@ from ampwatch.probe.library_formats import (
     scales_in_use,
 )
 from ampwatch.probe.models import Survey
-from ampwatch.probe.narrow_casts import CastBatches, CastCounts, CastSample, Number, sample
-from ampwatch.probe.number_formats import NumberFormat, RoleFormats
+from ampwatch.probe.number_formats import (
+    CastBatches,
+    CastCounts,
+    CastSample,
+    Number,
+    NumberFormat,
+    RoleFormats,
+    sample,
+)
 from ampwatch.probe.tensor_values import HALF, is_shard, measurable
 
 Extremes = tuple[Tensor, Tensor]

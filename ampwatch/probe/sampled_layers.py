@@ -29,8 +29,8 @@ from ampwatch.probe.exponent_histogram import (
 )
 from ampwatch.probe.hooks import Handle, Hook, hook_gradient
 from ampwatch.probe.models import Survey
-from ampwatch.probe.narrow_casts import CastBatches
 from ampwatch.probe.norms import WeightMeasure
+from ampwatch.probe.number_formats import CastBatches
 from ampwatch.probe.operand_casts import GradientCast, LayerCasts, Operands
 from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.tensor_values import (
