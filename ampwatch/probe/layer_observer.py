@@ -175,12 +175,12 @@ class LayerObserver:
         """What this rank's own backward gave; None where there is but one rank."""
         return None if self._local is None else self._local.collect(pack)
 
-    def collect_first(self, pack: Pack) -> list[int]:
+    def collect_first(self, pack: Pack) -> Sequence[int]:
         """Where the first layer's activation maxima of this step stand, one for each call."""
         if not self._first:
-            return []
+            return ()
         first, self._first = self._first, []
-        return [pack.put_magnitude(low, high) for low, high in first]
+        return _put(first, pack)
 
     # -- hooks while armed -----------------------------------------------------------------------
 
@@ -333,8 +333,7 @@ class LocalGradients:
 
     def disarm(self) -> None:
         """Take the hooks off the parameters."""
-        for handle in self._handles:
-            handle.remove()
+        _remove(self._handles)
         self._handles.clear()
         self._seen.clear()
 
@@ -363,8 +362,7 @@ class LocalGradients:
 
     def _forget_first(self) -> None:
         """Unhook the first layer's outputs: one that the user keeps must not keep us."""
-        for handle in self._first_handles:
-            handle.remove()
+        _remove(self._first_handles)
         self._first_handles.clear()
 
     def _note(self, position: int, gradient: Tensor | None) -> None:

@@ -276,10 +276,6 @@ class StepRecord:
         """Whether a turn of it used gradients that were not finite before its backward."""
         return any(turn.stale is not None and turn.stale.is_poison for turn in self.turns)
 
-    def has_content(self) -> bool:
-        """Whether anything happened that deserves a row, beyond a forward pass."""
-        return bool(self.turns or self.losses or self.logged_loss_at is not None)
-
     @property
     def is_bypassed(self) -> bool:
         """Whether all of its optimizers stepped past the scaler, so that no update is missing."""

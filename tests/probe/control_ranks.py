@@ -32,7 +32,7 @@ def train(rank, world, meet, folder, deaf):
     watch = ampwatch.attach(
         None, model, optimizer=optimizer, run="ranks", log_dir=folder, endpoint="off", control=True
     )
-    control = watch._loop.control
+    control = watch.loop.control
     if rank == 0:
         watch.on_save(lambda: torch.save(model.state_dict(), folder / "saved.pt"))
     if rank == deaf:
