@@ -35,7 +35,7 @@ class SavedMoments:
 
     def __init__(self, deliver: Callable[[EventRecord], None]) -> None:
         self._deliver = deliver
-        self._waiting: deque[tuple[EventRecord, Pack]] = deque()
+        self.waiting: deque[tuple[EventRecord, Pack]] = deque()
         self._last: tuple[int, Pack] = (-1, Pack())  # a save of scaler and weights is two events
 
     def take(self, event: EventRecord, optimizers: Iterable[Any]) -> None:
@@ -44,7 +44,7 @@ class SavedMoments:
         is_new = event.step != step
         if is_new:
             self._last = event.step, (pack := Pack())
-        self._waiting.append((event, pack))  # it is handed on whatever the optimizers hold
+        self.waiting.append((event, pack))  # it is handed on whatever the optimizers hold
         if is_new:
             for largest in _largest_of(optimizers):
                 pack.put(largest)
@@ -53,15 +53,15 @@ class SavedMoments:
 
     def settle(self) -> None:
         """Hand on the events whose values have arrived, in their order; never waits."""
-        while self._waiting and self._waiting[0][1].ready():
-            event, pack = self._waiting.popleft()
+        while self.waiting and self.waiting[0][1].ready():
+            event, pack = self.waiting.popleft()
             if not all(map(math.isfinite, pack.values)):
                 event.detail["moments"] = _NOT_FINITE
             self._deliver(event)
 
     def close(self) -> None:
         """Let the values arrive: the watch ends."""
-        for _, pack in self._waiting:
+        for _, pack in self.waiting:
             pack.wait()
         self.settle()
 

@@ -175,12 +175,12 @@ class LayerObserver:
         """What this rank's own backward gave; None where there is but one rank."""
         return None if self._local is None else self._local.collect(pack)
 
-    def collect_first(self, pack: Pack) -> Sequence[int]:
+    def collect_first(self, pack: Pack) -> list[int]:
         """Where the first layer's activation maxima of this step stand, one for each call."""
         if not self._first:
-            return ()
+            return []
         first, self._first = self._first, []
-        return _put(first, pack)
+        return [pack.put_magnitude(low, high) for low, high in first]  # each step: no call more
 
     # -- hooks while armed -----------------------------------------------------------------------
 

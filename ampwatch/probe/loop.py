@@ -322,12 +322,11 @@ class Loop:
             record.step_time_ms = (now - self._closed_at) * 1e3
         self._closed_at = now
         current.number += not record.doubtful
-        if self._settling or record.pack.copies is not None:
+        if self._settling or record.pack.copies is not None or self._saves.waiting:
             self._settling.append(record)
             self.settle()
         else:
             self._hand_over(record)
-        self._saves.settle()
         sampling.begin(current.number)
         if losses.followed or losses.closely_for or sampling.sampled:
             losses.begin_step(sampled=sampling.sampled)
@@ -357,10 +356,11 @@ class Loop:
         self.forwards.step_over()
 
     def settle(self) -> None:
-        """Hand over the records whose values have arrived, in their order; never waits."""
+        """Hand over records and saves whose values have arrived, in their order; never waits."""
         settling = self._settling
         while settling and (settling[0].pack.copies is None or settling[0].pack.ready()):
             self._hand_over(settling.popleft())
+        self._saves.settle()
 
     def _hand_over(self, record: StepRecord) -> None:
         """The values of this record have arrived: check them and give it to the courier."""

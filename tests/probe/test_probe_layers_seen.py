@@ -337,7 +337,7 @@ def test_a_copy_of_an_armed_model_is_not_watched() -> None:
         watched.observer.arm()
         square(copied).backward()
         assert watched.observer.collect().visits == {}
-        assert watched.observer.collect_first(pack) == ()
+        assert watched.observer.collect_first(pack) == []
 
 
 def copied_by_deepcopy(watched: Watched) -> nn.Module:
@@ -459,7 +459,7 @@ def test_the_first_layer_is_measured_on_every_step() -> None:
         truth = model[0](ROWS).abs().max().item()
     at = watched.observer.collect_first(pack)
     assert [pack.values[place] for place in at] == [truth, truth]
-    assert watched.observer.collect_first(pack) == ()
+    assert watched.observer.collect_first(pack) == []
 
 
 class Listener:
