@@ -39,11 +39,9 @@ class Value:
 
 
 @dataclass(slots=True)
-class Loss:
-    """One tensor given to `scale`: where its value stands, and whether a backward used it."""
+class Loss(Value):
+    """One tensor given to `scale`, and whether a backward used it."""
 
-    pack: Pack
-    at: int
     counted: bool = False
 
 
@@ -114,8 +112,8 @@ class Stale:
         if waiting is None:
             return "AMP412", {}
         scales = [scale.value for scale in waiting.scales]
-        if record.scale_at is not None:
-            scales.append(record.pack.values[record.scale_at])
+        if (scale := record.scale) is not None:
+            scales.append(scale)
         if len(set(scales)) == 1 and not waiting.unscaled:
             return None  # no harm until the scale moves
         told = {"scales": scales, "updates": waiting.updates, "unscaled": waiting.unscaled}
@@ -199,6 +197,14 @@ class Turn:
         self.groups = groups
         self.losses = losses
 
+    def found_inf(self, values: Sequence[float]) -> bool | None:
+        """Whether the scaler found its gradients not finite; None where none looked."""
+        return any(values[at] for at in self.found_inf_at) if self.found_inf_at else None
+
+    def has_moved(self, values: Sequence[float]) -> bool:
+        """Whether the optimizer's own step was made: after a skip its state is of an earlier."""
+        return self.stepped is not False and not self.found_inf(values)
+
     def take_norms(self, norms: NormCapture | None) -> None:
         """Norms of gradients as the backward left them, unless someone has been at them."""
         if self.edited_before_unscale:
@@ -239,6 +245,11 @@ class StepRecord:
         self.pack = pack
         self.turns: list[Turn] = []
         self.outputs_at: list[tuple[int, int]] = []  # layer and largest magnitude, if unfollowed
+
+    @property
+    def scale(self) -> float | None:
+        """The loss scale of this step's gradients."""
+        return None if self.scale_at is None else self.pack.values[self.scale_at]
 
     def forget_outputs(self) -> None:
         """The forward passes that no step followed were finite: they are none of our business."""
@@ -285,7 +296,7 @@ class StepRecord:
     def has_failed(self) -> bool:
         """Whether its loss was not finite."""
         losses = (loss for turn in self.turns for loss in turn.losses if loss.counted)
-        return not all(math.isfinite(loss.pack.values[loss.at]) for loss in losses)
+        return not all(math.isfinite(loss.value) for loss in losses)
 
     @property
     def has_overflowed(self) -> bool:

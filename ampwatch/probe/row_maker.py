@@ -15,7 +15,7 @@ import numpy as np
 from ampwatch.probe.checkpoints import CheckpointStamps
 from ampwatch.probe.culprit import CulpritFinder, own_backward
 from ampwatch.probe.layer_figures import LayerFigures, LayerInfos, figures_of, info_columns
-from ampwatch.probe.layer_rows import LayerLog, LayerStep, has_moved, merged, rows_of
+from ampwatch.probe.layer_rows import LayerLog, LayerStep, merged, rows_of
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import rounding_of
@@ -121,11 +121,11 @@ class RowMaker:
             tables.append((Table.LAYERS, rows_of(self._layers.around_overflow())))
             events.append(self._overflow(record, known, figures))
         if figures is not None:
-            self._culprits.learn(figures, scale_of(record), overflowed=bad)
+            self._culprits.learn(figures, record.scale, overflowed=bad)
         return tables, events
 
     def _figures(self, record: StepRecord, sampled: SampledLayers) -> LayerFigures:
-        values, scale = record.pack.values, scale_of(record)
+        values, scale = record.pack.values, record.scale
         return figures_of(sampled, self._survey.layers, values, scale, _largest_scaled_loss(record))
 
     def _overflow(
@@ -134,7 +134,7 @@ class RowMaker:
         """The event of a step in which an optimizer found an inf."""
         values = record.pack.values
         losses = [loss for turn in record.turns for loss in turn.losses if loss.counted]
-        losses_known = [loss.pack.values[loss.at] for loss in losses]
+        losses_known = [loss.value for loss in losses]
         left_out = record.was_left_out
         if left_out and record.logged_loss_at is not None:
             losses_known.append(values[record.logged_loss_at])
@@ -148,8 +148,8 @@ class RowMaker:
             figures=figures,
             looked_inside=record.sampled or not left_out,
         )
-        optimizers = [t.optimizer for t in record.turns if any(values[at] for at in t.found_inf_at)]
-        detail: dict[str, Any] = {"optimizers": optimizers, "scale": scale_of(record)}
+        optimizers = [turn.optimizer for turn in record.turns if turn.found_inf(values)]
+        detail: dict[str, Any] = {"optimizers": optimizers, "scale": record.scale}
         if left_out:
             detail["guarded"] = True
         detail |= {"stale": True} if poisoned else own.detail()
@@ -201,7 +201,7 @@ def _step_columns(rows: Sequence[StepRow]) -> Columns:
         "time_ns": [record.time_ns for record in records],
         "update_seen": [record.update_seen for record in records],
         "step_time_ms": [record.step_time_ms for record in records],
-        "scale": list(map(scale_of, records)),
+        "scale": [record.scale for record in records],
         "growth_tracker": [
             None if r.tracker_at is None else int(r.pack.values[r.tracker_at]) for r in records
         ],
@@ -218,7 +218,7 @@ def _step_columns(rows: Sequence[StepRow]) -> Columns:
         "lr_bases": _of_turns(rows, lambda _, turn: turn.lr_bases or None),
         "lr": _of_turns(rows, lambda _, turn: turn.lrs[0] if turn.lrs else None),
         "lr_base": _of_turns(rows, lambda _, turn: turn.lr_bases[0] if turn.lr_bases else None),
-        "found_inf": _of_turns(rows, _found_inf),
+        "found_inf": _of_turns(rows, lambda record, turn: turn.found_inf(record.pack.values)),
         "skipped": _of_turns(rows, _skipped),
         "grad_norm": norms,
         "grad_norm_applied": [
@@ -233,7 +233,7 @@ def _of_turns(rows: Sequence[StepRow], cell: Callable[[StepRecord, Turn], Any]) 
 
 
 def _counted(losses: Iterable[Loss]) -> list[float]:
-    return [loss.pack.values[loss.at] for loss in losses if loss.counted]
+    return [loss.value for loss in losses if loss.counted]
 
 
 def _loss(record: StepRecord, counted: Sequence[float]) -> float | None:
@@ -242,28 +242,15 @@ def _loss(record: StepRecord, counted: Sequence[float]) -> float | None:
     return sum(counted) if counted else None
 
 
-def _found_inf(record: StepRecord, turn: Turn) -> bool | None:
-    if not turn.found_inf_at:
-        return None
-    return any(record.pack.values[at] > 0 for at in turn.found_inf_at)
-
-
 def _skipped(record: StepRecord, turn: Turn) -> bool | None:
-    if turn.found_inf_at:
-        return _found_inf(record, turn)
-    return None if record.enabled else False
+    found = turn.found_inf(record.pack.values)
+    return False if found is None and not record.enabled else found
 
 
 def _rounding(record: StepRecord, turn: Turn) -> Any:
     """What became of the update in half-precision weights, where it was looked for."""
-    if turn.state is None or not has_moved(turn, record.pack.values):
-        return None
-    return rounding_of(turn.state, record.pack.values)
-
-
-def scale_of(record: StepRecord) -> float | None:
-    """The loss scale of this step's gradients."""
-    return None if record.scale_at is None else record.pack.values[record.scale_at]
+    values = record.pack.values
+    return rounding_of(turn.state, values) if turn.state and turn.has_moved(values) else None
 
 
 def _all_finite(values: Sequence[float]) -> bool | None:
@@ -283,7 +270,7 @@ def _held_norm(record: StepRecord, norms: NormCapture) -> float | None:
     total = norms.total(record.pack.values)
     if not norms.scaled:
         return total
-    scale = scale_of(record)
+    scale = record.scale
     if scale is None:
         return None
     return float(np.float32(total) * np.float32(1.0 / scale)) if scale else math.inf
@@ -298,7 +285,7 @@ def _largest_scaled_loss(record: StepRecord) -> float | None:
     seen = [abs(loss) for turn in record.turns for loss in _counted(turn.losses)]
     if record.logged_loss_at is not None:
         seen.append(abs(values[record.logged_loss_at]))
-    scale = scale_of(record) if record.enabled else 1.0
+    scale = record.scale if record.enabled else 1.0
     return None if scale is None or not seen else scale * max(seen)
 
 
