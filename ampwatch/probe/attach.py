@@ -22,7 +22,7 @@ from torch import nn
 from ampwatch.environment import switched_off
 from ampwatch.errors import AmpwatchError, AttachError, warn
 from ampwatch.probe import hooks, run_identity
-from ampwatch.probe.control import Control, RankAgreement
+from ampwatch.probe.control import Control
 from ampwatch.probe.courier import Courier, Log, MemoryLog
 from ampwatch.probe.current_step import Sampling
 from ampwatch.probe.devices import DeviceSampler
@@ -175,7 +175,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     several_ranks = own_info.world_size > 1
     meeting = partial(store_of_process_group, f"{own_info.id}/{_attached}")
     ranks = Ranks(rank, own_info.world_size, meeting)
-    control = _control(ranks, settings)
+    control = Control(ranks) if settings.control else None
     courier = Courier(
         weakref.ref(row_maker),
         log,
@@ -200,13 +200,6 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     return Watch(
         scaler, surveyed, loop, observer, row_maker, courier, devices, guard, run_folder, ranks
     )
-
-
-def _control(ranks: Ranks, settings: Settings) -> Control | None:
-    """What a page may do, if anything; where there are several ranks they agree on a step."""
-    if not settings.control:
-        return None
-    return Control(RankAgreement(ranks) if ranks.world_size > 1 else None)
 
 
 def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:

@@ -59,8 +59,8 @@ class Asked:
 class Control:
     """Holds what was asked until the step in progress has ended."""
 
-    def __init__(self, ranks: RankAgreement | None = None) -> None:
-        self._ranks = ranks  # where there are several
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = RankAgreement(ranks) if ranks.world_size > 1 else None
         self._waiting: deque[Asked] = deque()
         self._last_number = 0
         self._lowered: tuple[int, list[float], list[float]] | None = None

@@ -302,8 +302,8 @@ class Sampling:
             if not layers.on_host:
                 layers.put(record.pack)
             record.layers = layers
-        if observer.several_ranks:
-            record.local = observer.collect_local(record.pack)
+        if observer.local is not None:
+            record.local = observer.local.collect(record.pack)
         first = observer.collect_first(record.pack)
         if first and observer.first_layer is not None:
             record.first_layer_at = first

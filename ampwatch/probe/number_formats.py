@@ -197,26 +197,16 @@ _COUNTS = 7 + len(WHAT_IF)  # of `counts_of`
 _TOGETHER = 8
 
 
+@dataclass(slots=True, eq=False)
 class CastSample:
     """Some blocks of a tensor, as magnitudes, and the data needed to cast them."""
 
-    __slots__ = ("at", "extremes", "form", "scale", "values", "what_if")
-
-    def __init__(
-        self,
-        values: Tensor,  # rows of whole blocks
-        extremes: tuple[Tensor, Tensor] | None,  # of the whole tensor; None: these are all of it
-        form: NumberFormat | None,  # what it is really cast to
-        scale: Tensor | None = None,  # in use, where it does not follow from the tensor
-        *,
-        what_if: bool = True,  # whether other formats are of interest
-    ) -> None:
-        self.values: Tensor | None = values
-        self.extremes = extremes
-        self.form = form
-        self.scale = scale
-        self.what_if = what_if
-        self.at = -1  # of its counts, in the step's pack
+    values: Tensor | None  # rows of whole blocks; None once they are counted
+    extremes: tuple[Tensor, Tensor] | None  # of the whole tensor; None: these are all of it
+    form: NumberFormat | None  # what it is really cast to
+    scale: Tensor | None  # in use, where it does not follow from the tensor
+    what_if: bool  # whether other formats are of interest
+    at: int = -1  # of its counts, in the step's pack
 
     def counts(self, values: Sequence[float]) -> CastCounts | None:
         """What the cast would do to the sample's values; None if the tensor was not finite."""
@@ -269,7 +259,7 @@ def sample(
     rows = _rows(tensor, width)
     if found is None and rows.numel() < tensor.numel():
         found = extremes(tensor)
-    return CastSample(rows.abs(), found, known, scale, what_if=what_if)
+    return CastSample(rows.abs(), found, known, scale, what_if)
 
 
 @functools.lru_cache(maxsize=1024)  # asked of every operand, and there are but a few answers
@@ -320,14 +310,12 @@ def _fewer(tensor: Tensor, width: int) -> Tensor:
     return tensor
 
 
+@dataclass(slots=True, eq=False)
 class Number:
     """A number on its way into the step's pack."""
 
-    __slots__ = ("at", "value")
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-        self.at = -1
+    value: Tensor
+    at: int = -1
 
 
 class CastBatches:
