@@ -83,7 +83,7 @@ class Turns:
     @property
     def sees_backward(self) -> bool:
         """Whether a backward pass has been followed to its end."""
-        return self._backward.has_followed
+        return self._backward.gradients_left is not None
 
     def knows(self, optimizer: Any) -> bool:
         """Whether the optimizer has been seen, or holds a parameter of the watched models."""

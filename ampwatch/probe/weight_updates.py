@@ -69,6 +69,12 @@ def stride_of(shape: Sequence[int]) -> int:
     return stride
 
 
+def few_of(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The first, the middle and the last, to stand for all."""
+    count = len(parameters)
+    return [parameters[at] for at in sorted({0, count // 2, count - 1})] if count else []
+
+
 def _local(tensor: Tensor) -> Tensor:
     """The part of a sharded tensor that this process holds."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
@@ -113,7 +119,7 @@ class Slices:
             np.array([p.ndim >= 2 for p in self.parameters], np.bool_),
         )
         # Whatever gives parameters other memory (`.to`, FSDP) does so for all of them.
-        self._sentinels = [self.parameters[at] for at in _spread(len(self.parameters))]
+        self._sentinels = few_of(self.parameters)
         self._plain = {type(p) for p in self.parameters} <= set(PLAIN)
         self._pointers: list[int] = []  # of the sentinels, as they were looked at
         self._all_pointers: list[int] = []
@@ -223,11 +229,6 @@ class Slices:
         if self._on_host and all(view.dtype == torch.float32 for view in views):
             return [view.numpy() for view in views]
         return views
-
-
-def _spread(count: int) -> list[int]:
-    """The first, the middle and the last position."""
-    return sorted({0, count // 2, count - 1}) if count else []
 
 
 # -- norms, on the courier's thread ----------------------------------------------------------------
