@@ -41,6 +41,7 @@ from ampwatch.store import RankWriter, RunInfo, create_run, read_info, register_
 if TYPE_CHECKING:
     from ampwatch.feed import Sender
 
+_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")  # of a scaler
 _attached = 0
 
 
@@ -171,8 +172,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     own_info, rank = _run_info(scaler, settings)
     log, info, run_folder = _open_log(own_info, rank, settings)
     row_maker = RowMaker(surveyed)
-    devices = DeviceSampler(_devices(surveyed))
-    several_ranks = own_info.world_size > 1
+    devices = DeviceSampler(p.device for p in surveyed.parameters)
     meeting = partial(store_of_process_group, f"{own_info.id}/{_attached}")
     ranks = Ranks(rank, own_info.world_size, meeting)
     control = Control(ranks) if settings.control else None
@@ -186,7 +186,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     )
     observer = None
     if surveyed.layers:
-        observer = LayerObserver(surveyed, guard, several_ranks=several_ranks)
+        observer = LayerObserver(surveyed, guard, several_ranks=ranks.world_size > 1)
     sampling = Sampling(observer, settings.layer_every, settings.start_step)
     loop = Loop(scaler, surveyed, courier.deliver, sampling, guard, settings.start_step)
     if observer is not None:
@@ -235,13 +235,12 @@ def _scaler_facts(scaler: Any) -> dict[str, Any]:
     """The scaler's settings, by its public getters; nothing here waits for a device."""
     if scaler is None:
         return {}
+    enabled = scaler.is_enabled()
     return {
         "class": type(scaler).__name__,
-        "enabled": scaler.is_enabled(),
+        "enabled": enabled,
         "init_scale": getattr(scaler, "_init_scale", None),
-        "growth_factor": scaler.get_growth_factor() if scaler.is_enabled() else None,
-        "backoff_factor": scaler.get_backoff_factor() if scaler.is_enabled() else None,
-        "growth_interval": scaler.get_growth_interval() if scaler.is_enabled() else None,
+        **{name: getattr(scaler, f"get_{name}")() if enabled else None for name in _SETTINGS},
     }
 
 
@@ -277,11 +276,6 @@ def _open_sender(
     except (AmpwatchError, OSError) as error:
         warn(f"nothing is sent live ({error}); the log on disk is complete.")
         return None
-
-
-def _devices(surveyed: Survey) -> list[torch.device]:
-    """The devices the model lives on, each once."""
-    return list(dict.fromkeys(p.device for p in surveyed.parameters))
 
 
 def _started(info: RunInfo, settings: Settings, rank: int, surveyed: Survey) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def _stop(monitoring: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExceptionReport:
-    """An exception that ended training. What is unknown is None or empty."""
+    """An exception that ended training, as json can write it. What is unknown is None or empty."""
 
     exception: str  # its type, as a traceback prints it
     message: str
@@ -209,10 +209,6 @@ class ExceptionReport:
     memory: tuple[
         Mapping[str, Any], ...
     ]  # a row of each device; with its pressure if out of memory
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as a dict that json can write."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +19,6 @@ from ampwatch.errors import warn
 from ampwatch.probe import fatal_exceptions, hooks, watched_scaler
 from ampwatch.probe.courier import Courier
 from ampwatch.probe.devices import DeviceSampler
-from ampwatch.probe.fatal_exceptions import describe
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
@@ -264,9 +264,9 @@ class Watch:
         self.errors.run(self._note_exception, error)
 
     def _note_exception(self, error: BaseException) -> None:
-        words = describe(error, self._names, self._devices)
+        words = asdict(fatal_exceptions.describe(error, self._names, self._devices))
         fatal = not isinstance(error, KeyboardInterrupt)  # the user's own wish is not a failure
-        self.loop.current.event(EventKind.EXCEPTION, {"fatal": fatal, **words.to_json()})
+        self.loop.current.event(EventKind.EXCEPTION, {"fatal": fatal, **words})
 
     def _end_event(self) -> EventRecord:
         failures = self.errors.failures + self._courier.failures
