@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ampwatch.probe.rank_agreement import Ranks, Store
+from ampwatch.probe.run_identity import Ranks, Store
 
 CARD_STEPS = 5  # whose norms are compared
 MOST_STEPS = 500  # to wait for the other ranks' cards

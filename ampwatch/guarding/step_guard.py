@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import signal
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from ampwatch.errors import warn
 from ampwatch.guarding.caps import AMONG, MOST_IN_A_ROW, STANDING, Cap, StandingFault
-from ampwatch.guarding.device_verdict import DeviceVerdicts, Guarded, Pending, waited_for
 from ampwatch.guarding.guard_advice import write_plan
 from ampwatch.guarding.guard_settings import LEAVE_OUT, NON_FINITE, STOP, Proposed, Settings
 from ampwatch.guarding.joint_decision import Alone, Together, Word
-from ampwatch.guarding.left_out_step import LeftOut, leave_out, put_back
-from ampwatch.guarding.rate_actions import RateActions
-from ampwatch.guarding.step_hooks import any_step_begins, any_step_ended, evaluate
-from ampwatch.guarding.step_signs import Measured, Seen, UsualSteps, rate_of
+from ampwatch.guarding.left_out_step import (
+    DeviceVerdicts,
+    LeftOut,
+    Pending,
+    leave_out,
+    put_back,
+)
+from ampwatch.guarding.lowered_rate import RateActions
+from ampwatch.guarding.step_signs import Guarded, Measured, Seen, UsualSteps, rate_of
+from ampwatch.probe.control import interrupt
 from ampwatch.probe.hooks import Handle, hook_step_begin, hook_step_end
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizers import OptimizerView
@@ -38,7 +42,17 @@ from ampwatch.rows import EventKind
 AGAIN_STEPS = 100  # a second outlier within so many is no accident of the data
 PERSON = 11  # `ampwatch plan`'s exit code for: a person must look
 
+WAIT = (
+    "Before each step the guard waits for one copy from the device; a fused optimizer without a "
+    "scaler, alone, without on_action and stop, needs no wait."
+)
+LATE_LOSS = (
+    "The loss is logged after its step, so that no step is judged by it: call "
+    "watch.log(loss=...) before optimizer.step()."
+)
+
 _log = logging.getLogger("ampwatch.guard")
+_is_compiling = torch.compiler.is_compiling
 
 
 class StepGuard:
@@ -63,10 +77,10 @@ class StepGuard:
         self._outlying_at = -math.inf
         self._rate = RateActions(self)
         self._on_stop: Callable[[], object] | None = None
-        self._is_ended = self._has_said_failure = self._has_said_wait = False
-        self._has_said_late_loss = False
+        self._is_ended = False
+        self._said: set[str] = set()  # of what is said once
         self._ends: dict[int, Handle] = {}
-        self._begin = hook_step_begin(partial(any_step_begins, weakref.ref(self)))
+        self._begin = hook_step_begin(partial(_any_step_begins, weakref.ref(self)))
         weakref.finalize(self, self._begin.leave)
         self._say_begin()
 
@@ -94,7 +108,7 @@ class StepGuard:
             return None
         view, turn = found
         if not self.settings.dry_run and view.number not in self._ends:
-            ended = partial(any_step_ended, weakref.ref(self))
+            ended = partial(_step_ended, weakref.ref(self))
             self._ends[view.number] = hook_step_end(optimizer, ended)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if not callable(closure):
@@ -102,7 +116,7 @@ class StepGuard:
                 self._judge(optimizer, view, turn, turn.norms or turn.applied)
             return None
         self._evaluated.discard(view.number)
-        judged = partial(evaluate, weakref.ref(self), weakref.ref(optimizer), view, closure)
+        judged = partial(_evaluate, weakref.ref(self), weakref.ref(optimizer), view, closure)
         if len(args) > 1:
             return (args[0], judged, *args[2:]), kwargs
         return args, {**kwargs, "closure": judged}
@@ -112,7 +126,7 @@ class StepGuard:
         if view.number not in self._evaluated:
             self._evaluated.add(view.number)
             turn = self.loop.turns.turn(view)
-            self._judge(optimizer, view, turn, self.loop.evaluated(view))
+            self._judge(optimizer, view, turn, self.loop.unscaled_steps.evaluated(view))
 
     def ended(self, optimizer: Any) -> None:
         """An optimizer's step has run."""
@@ -159,8 +173,8 @@ class StepGuard:
         record = self.loop.current.record
         if norms is None or norms.unseen or record is None or view.number in self._unfit:
             return
-        if record.logged_loss_is_late:
-            self._say_late_loss()
+        if record.logged_loss_is_late and self._say_once("late-loss", LATE_LOSS):
+            _log.warning("%s", LATE_LOSS)
         scaler = self.loop.current.scaler() if self.loop.current.enabled else None
         part = self._part(optimizer, view, turn, norms, record)
         if part.pack.pending is None:
@@ -171,11 +185,11 @@ class StepGuard:
             judged = self.settings.skip != NON_FINITE
             self._on_device.give(optimizer, part, self._usual_of(view) if judged else None)
             return
-        elif (found := waited_for(part)) is None:
+        elif (found := part.waited_for()) is None:
             self._give_up(view, "its gradients are on several devices")
             return
         else:
-            self._say_wait()
+            self._say_once("wait", WAIT)
             seen = self._seen_in(found, view)
         if scaler is not None:
             if not seen.is_finite:
@@ -202,21 +216,6 @@ class StepGuard:
         if not self.together.sees_all:  # else one rank alone would leave it out
             step = replace(step, loss=math.nan, largest_input=math.nan)
         return Seen(step, self._usual_of(view))
-
-    def _say_wait(self) -> None:
-        if not self._has_said_wait:
-            self._has_said_wait = True
-            told = "Before each step the guard waits for one copy from the device; a fused "
-            told += "optimizer without a scaler, alone, without on_action and stop, needs no wait."
-            self._event({"decided": "nothing", "why": "wait", "told": told})
-
-    def _say_late_loss(self) -> None:
-        if not self._has_said_late_loss:
-            self._has_said_late_loss = True
-            told = "The loss is logged after its step, so that no step is judged by it: call "
-            told += "watch.log(loss=...) before optimizer.step()."
-            self._event({"decided": "nothing", "why": "late-loss", "told": told})
-            _log.warning("%s", told)
 
     def _needs_no_word(self) -> bool:
         """Whether a step may be left out before the host, the user or other ranks know of it."""
@@ -250,10 +249,9 @@ class StepGuard:
         if outlying or self.together.votes or seen.is_near:
             mine, why = self._wanted(seen, step) if outlying else (Word.TAKE, "")
             word = self.together.agreed(f"step/{step}/{view.number}", mine)
-        if self.together.failure and not self._has_said_failure:
-            self._has_said_failure = True
+        if self.together.failure:
             told = f"The guard does nothing from here on: {self.together.failure}."
-            self._event({"decided": "nothing", "why": "ranks", "told": told}, step)
+            self._say_once("ranks", told, step)
         seen.usual.in_a_row.see(outlying=outlying or word is not Word.TAKE)
         if word is not Word.TAKE:
             self._act(optimizer, seen, step, word)
@@ -385,10 +383,8 @@ class StepGuard:
         self._is_ended = True
         if self._on_stop is not None:
             self._on_stop()
-        elif threading.current_thread() is threading.main_thread():
-            signal.raise_signal(signal.SIGINT)  # as Ctrl-C: what the loop does then, it does now
         else:
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt()
 
     # --- telling ----------------------------------------------------------------------------------
 
@@ -399,5 +395,47 @@ class StepGuard:
         self._event({**detail, **more, "told": told}, step)
         _log.warning("step %d: %s", step, told)
 
+    def _say_once(self, why: str, told: str, step: int | None = None) -> bool:
+        """An event, the first time; whether this was it."""
+        is_new = why not in self._said
+        if is_new:
+            self._said.add(why)
+            self._event({"decided": "nothing", "why": why, "told": told}, step)
+        return is_new
+
     def _event(self, detail: dict[str, Any], step: int | None = None) -> None:
         self.loop.current.event(EventKind.GUARD, detail, step=step)
+
+
+# -- hooks around an optimizer's step and in its closure; they keep no guard alive -----------------
+
+Reference = weakref.ref[StepGuard]
+
+
+def _any_step_begins(reference: Reference, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Before any optimizer's step; other arguments for it, or None."""
+    guard = None if _is_compiling() else reference()
+    return None if guard is None else guard.run(guard.begins, optimizer, args, kwargs)
+
+
+def _step_ended(reference: Reference, optimizer: Any, *_: Any) -> None:
+    """After the step of an optimizer that is guarded."""
+    guard = None if _is_compiling() else reference()
+    if guard is not None:
+        guard.run(guard.ended, optimizer)
+
+
+def _evaluate(
+    reference: Reference,
+    optimizer: weakref.ref[Any],
+    view: OptimizerView,
+    closure: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The user's closure, and then ours."""
+    given = closure(*args, **kwargs)
+    guard = reference()
+    if guard is not None:
+        guard.run(guard.evaluated, optimizer(), view)
+    return given

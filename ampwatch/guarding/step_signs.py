@@ -13,6 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ampwatch.guarding.caps import OutliersInARow
 from ampwatch.guarding.usual_values import (
     NEAR,
@@ -22,8 +25,10 @@ from ampwatch.guarding.usual_values import (
     usual_inputs,
     usual_norms,
 )
+from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizers import OptimizerView, number_of
 from ampwatch.probe.records import StepRecord, Turn
+from ampwatch.probe.tensor_values import Pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,81 @@ class Seen:
         return words[0].upper() + words[1:]
 
 
+# -- one optimizer's part of a step, before its optimizer runs -------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """One optimizer's part of the step in progress, as the probe has measured it."""
+
+    view: OptimizerView
+    turn: Turn
+    norms: NormCapture
+    record: StepRecord
+    rate: dict[str, float]  # as `rate_of` gives it
+
+    @property
+    def pack(self) -> Pack:
+        """Where the values stand."""
+        return self.record.pack
+
+    def measured(self) -> Measured:
+        """What is known of it, once its values have arrived."""
+        norms, values = self.norms, self.pack.values
+        norm = math.hypot(*values[norms.at : norms.at + norms.count])
+        is_finite = math.isfinite(norm)
+        if not is_finite and norms.amax_at is not None:  # a norm may leave its format
+            largest = values[norms.amax_at : norms.amax_at + norms.count]
+            is_finite = all(map(math.isfinite, largest))
+        return Measured(norm, is_finite, **self.rate, **self.own_values())
+
+    def own_places(self) -> dict[str, Sequence[int]]:
+        """Where this rank's losses and largest inputs stand in the step's pack.
+
+        A loss that was logged late is the step before's: a good step would be left out for a bad
+        one.
+        """
+        record = self.record
+        losses = [loss.at for loss in self.turn.losses if loss.pack is record.pack]
+        if record.logged_loss_at is not None and not record.logged_loss_is_late:
+            losses = [record.logged_loss_at]
+        return {"loss": losses, "largest_input": record.input_at}
+
+    def own_values(self) -> dict[str, float]:
+        """This rank's loss and largest input; nan as long as a device has them."""
+        values, places = self.pack.values, self.own_places()
+        losses = [values[at] for at in places["loss"]]
+        return {
+            "loss": sum(losses) / len(losses) if losses else math.nan,
+            "largest_input": max([values[at] for at in places["largest_input"]], default=math.nan),
+        }
+
+    def norm_there(self) -> Tensor | None:
+        """The gradient norm, if it waits on one device."""
+        at = self.norms.total_at
+        return None if at is None else dict(self.pack.pending or ()).get(at)
+
+    def own_there(self, device: torch.device) -> dict[str, Tensor]:
+        """This rank's loss and largest input, where they wait on this device."""
+        known, found = dict(self.pack.pending or ()), {}
+        for name, places in self.own_places().items():
+            waiting = [known[at].reshape(-1)[0].float() for at in places if at in known]
+            if waiting and len(waiting) == len(places) and all(w.device == device for w in waiting):
+                joined = torch.stack(waiting)
+                found[name] = joined.mean() if name == "loss" else joined.amax()
+        return found
+
+    def waited_for(self) -> Measured | None:
+        """What is known of it, waited for once; None where it is on several devices."""
+        total = self.norm_there()
+        if total is None:
+            return None
+        there = self.own_there(total.device)
+        norm, *others = torch.stack([total.float(), *there.values()]).tolist()
+        own = self.own_values() | dict(zip(there, others, strict=True))
+        return Measured(norm, math.isfinite(norm), **self.rate, **own)
+
+
 def rate_of(optimizer: Any, view: OptimizerView, turn: Turn, usual: UsualSteps) -> dict[str, float]:
     """The highest rate of the groups; where it leapt, the peak that the schedule plans too."""
     rate = max(turn.lrs, default=math.nan) / view.multiplied
@@ -136,25 +216,3 @@ def rate_of(optimizer: Any, view: OptimizerView, turn: Turn, usual: UsualSteps) 
     ]
     known = [one for one in planned if one > 0.0]
     return {"rate": rate, "peak": max(known, default=math.nan) / view.multiplied}
-
-
-def own_places(record: StepRecord, turn: Turn) -> dict[str, Sequence[int]]:
-    """Where this rank's losses and largest inputs stand in the step's pack.
-
-    A loss that was logged late is the step before's: a good step would be left out for a bad one.
-    """
-    losses = [loss.at for loss in turn.losses if loss.pack is record.pack]
-    if record.logged_loss_at is not None and not record.logged_loss_is_late:
-        losses = [record.logged_loss_at]
-    return {"loss": losses, "largest_input": record.input_at}
-
-
-def own_values(record: StepRecord, turn: Turn) -> dict[str, float]:
-    """This rank's loss and largest input; nan as long as a device has them."""
-    values = record.pack.values
-    places = own_places(record, turn)
-    losses = [values[at] for at in places["loss"]]
-    return {
-        "loss": sum(losses) / len(losses) if losses else math.nan,
-        "largest_input": max([values[at] for at in places["largest_input"]], default=math.nan),
-    }

@@ -9,13 +9,12 @@ into the training, nothing synchronises a device, and no bit of the training cha
 - begin and end: attach, watch, run_identity, fatal_exceptions, own_failures
 - who calls us: watched_scaler, unscaled_steps, hooks
 - the loop: loop, current_step, optimizer_turns, optimizers, backward_passes, records
-- what is measured: tensor_values, norms, weight_slices, optimizer_state, saved_moments,
-  devices
-- layers while they run: models, layer_observer, sampled_layers, operand_casts, narrow_casts,
-  number_formats, library_formats
-- rows, on the courier's thread: courier, row_maker, layer_figures, layer_rows, update_norms,
+- what is measured: tensor_values, norms, weight_updates, optimizer_state, checkpoints, devices
+- layers while they run: models, layer_observer, sampled_layers, operand_casts, number_formats,
+  library_formats
+- rows, on the courier's thread: courier, row_maker, layer_figures, layer_rows,
   exponent_histogram, culprit
-- what a page may ask for: control, rank_agreement
+- what a page may ask for: control
 """
 
 from ampwatch.errors import warn

@@ -32,9 +32,8 @@ from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey, survey
 from ampwatch.probe.optimizers import takes_hooks
 from ampwatch.probe.own_failures import Guard
-from ampwatch.probe.rank_agreement import RankAgreement, Ranks, store_of_process_group
 from ampwatch.probe.row_maker import RowMaker
-from ampwatch.probe.run_identity import origin
+from ampwatch.probe.run_identity import Ranks, origin, store_of_process_group
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 from ampwatch.rows import EventKind
 from ampwatch.store import RankWriter, RunInfo, create_run, read_info, register_run
@@ -42,6 +41,7 @@ from ampwatch.store import RankWriter, RunInfo, create_run, read_info, register_
 if TYPE_CHECKING:
     from ampwatch.feed import Sender
 
+_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")  # of a scaler
 _attached = 0
 
 
@@ -172,11 +172,10 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     own_info, rank = _run_info(scaler, settings)
     log, info, run_folder = _open_log(own_info, rank, settings)
     row_maker = RowMaker(surveyed)
-    devices = DeviceSampler(_devices(surveyed))
-    several_ranks = own_info.world_size > 1
+    devices = DeviceSampler(p.device for p in surveyed.parameters)
     meeting = partial(store_of_process_group, f"{own_info.id}/{_attached}")
     ranks = Ranks(rank, own_info.world_size, meeting)
-    control = _control(ranks, settings)
+    control = Control(ranks) if settings.control else None
     courier = Courier(
         weakref.ref(row_maker),
         log,
@@ -187,7 +186,7 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     )
     observer = None
     if surveyed.layers:
-        observer = LayerObserver(surveyed, guard, several_ranks=several_ranks)
+        observer = LayerObserver(surveyed, guard, several_ranks=ranks.world_size > 1)
     sampling = Sampling(observer, settings.layer_every, settings.start_step)
     loop = Loop(scaler, surveyed, courier.deliver, sampling, guard, settings.start_step)
     if observer is not None:
@@ -201,13 +200,6 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     return Watch(
         scaler, surveyed, loop, observer, row_maker, courier, devices, guard, run_folder, ranks
     )
-
-
-def _control(ranks: Ranks, settings: Settings) -> Control | None:
-    """What a page may do, if anything; where there are several ranks they agree on a step."""
-    if not settings.control:
-        return None
-    return Control(RankAgreement(ranks) if ranks.world_size > 1 else None)
 
 
 def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:
@@ -243,13 +235,12 @@ def _scaler_facts(scaler: Any) -> dict[str, Any]:
     """The scaler's settings, by its public getters; nothing here waits for a device."""
     if scaler is None:
         return {}
+    enabled = scaler.is_enabled()
     return {
         "class": type(scaler).__name__,
-        "enabled": scaler.is_enabled(),
+        "enabled": enabled,
         "init_scale": getattr(scaler, "_init_scale", None),
-        "growth_factor": scaler.get_growth_factor() if scaler.is_enabled() else None,
-        "backoff_factor": scaler.get_backoff_factor() if scaler.is_enabled() else None,
-        "growth_interval": scaler.get_growth_interval() if scaler.is_enabled() else None,
+        **{name: getattr(scaler, f"get_{name}")() if enabled else None for name in _SETTINGS},
     }
 
 
@@ -285,11 +276,6 @@ def _open_sender(
     except (AmpwatchError, OSError) as error:
         warn(f"nothing is sent live ({error}); the log on disk is complete.")
         return None
-
-
-def _devices(surveyed: Survey) -> list[torch.device]:
-    """The devices the model lives on, each once."""
-    return list(dict.fromkeys(p.device for p in surveyed.parameters))
 
 
 def _started(info: RunInfo, settings: Settings, rank: int, surveyed: Survey) -> dict[str, Any]:

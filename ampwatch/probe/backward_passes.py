@@ -81,7 +81,7 @@ class BackwardWatch:
         self._guard = guard
         self._task: int | None = None  # the pass in progress, by the engine's number
         self._before: Fingerprint | None = None
-        self._left: Fingerprint | None = None  # the gradients as the last pass left them
+        self.gradients_left: Fingerprint | None = None  # as the last pass left them
         self._losses: list[Loss] = []
         self._passes: dict[int, int] = {}
         self._released = False
@@ -100,7 +100,7 @@ class BackwardWatch:
             self._frozen.pop(id(parameter), None)
             self._known[id(parameter)] = len(self._parameters)
             self._parameters.append(parameter)
-            self._left = None
+            self.gradients_left = None
 
     def look_again(self) -> None:
         """Follow backward passes into parameters that have been unfrozen since."""
@@ -152,7 +152,7 @@ class BackwardWatch:
                 return
             now = fingerprint(self._parameters)
         self._count_passes(now)
-        self._left = now
+        self.gradients_left = now
         for loss in self._losses:
             loss.counted = True
         self._ended()
@@ -167,11 +167,6 @@ class BackwardWatch:
             if not same or before.versions[position] != now.versions[position]:
                 self._passes[id(parameter)] = self._passes.get(id(parameter), 0) + 1
 
-    @property
-    def has_followed(self) -> bool:
-        """Whether a backward pass has been followed to its end, and left gradients."""
-        return self._left is not None
-
     def passes_of(self, parameter: Tensor) -> int:
         """How many of the backward passes that were followed have reached this parameter."""
         return self._passes.get(id(parameter), 0)
@@ -179,13 +174,13 @@ class BackwardWatch:
     def left(self, parameter: Tensor) -> tuple[int, int] | None:
         """This parameter's gradient, by id and version, as the last pass left it."""
         position = self._known.get(id(parameter))
-        if self._left is None or position is None:
+        if self.gradients_left is None or position is None:
             return None
-        return self._left.identities[position], self._left.versions[position]
+        return self.gradients_left.identities[position], self.gradients_left.versions[position]
 
     def edited(self, parameters: Sequence[Tensor]) -> bool:
         """Whether someone wrote to these parameters' gradients since the last pass left them."""
-        left = self._left
+        left = self.gradients_left
         if left is None:
             return False
         now = fingerprint(parameters)

@@ -3,10 +3,18 @@
 An instruction arrives on the courier's thread and is done on the training thread, between two
 steps. Each gets an answer, a `control` event in the run's own rows: done, or why not. What is
 late, comes twice, is not on the list or came unencrypted is refused.
+
+All ranks do it in the same step, or none does. No collective is added to the training's. The ranks
+meet in the store of its process group, on their courier threads. Rank 0 proposes a step some
+seconds ahead. A rank that sees the proposal before that step agrees to it. Once all have agreed,
+rank 0 decides for it; otherwise, when it comes to the step itself, against it. A rank that has
+agreed asks for the decision as it comes to the step: the one moment when a training thread may
+wait, and only for rank 0.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -19,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.probe.current_step import CurrentStep
 from ampwatch.probe.optimizer_turns import Turns
-from ampwatch.probe.optimizers import OptimizerView, number_of
-from ampwatch.probe.rank_agreement import RankAgreement
+from ampwatch.probe.optimizers import OptimizerView, groups_of, number_of
 from ampwatch.probe.records import EventRecord
+from ampwatch.probe.run_identity import Ranks, Store
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
@@ -29,6 +37,12 @@ if TYPE_CHECKING:
 
 FRESH_S = 15.0  # since the sign of life that its sender had heard; there is one a second
 _MOST_WAITING = 16
+LOOK_S = 1.0  # between two looks at the ranks' store; longer where many of them ask one store
+_RANKS_A_SECOND = 1000
+_SPARE_S = 2.0
+_LEAST_STEPS = 2
+_PATIENCE_S = 60.0  # a rank 0 that is silent for longer is dead
+_DO, _DROP = "do", "drop"
 RATE, SAVE, STOP = "learning-rate", "save", "stop"  # `feed.Key`, which would load zmq
 _NAMES = {RATE: "A change of the learning rate", SAVE: "A checkpoint", STOP: "Stopping"}
 
@@ -45,8 +59,8 @@ class Asked:
 class Control:
     """Holds what was asked until the step in progress has ended."""
 
-    def __init__(self, ranks: RankAgreement | None = None) -> None:
-        self._ranks = ranks  # where there are several
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = RankAgreement(ranks) if ranks.world_size > 1 else None
         self._waiting: deque[Asked] = deque()
         self._last_number = 0
         self._lowered: tuple[int, list[float], list[float]] | None = None
@@ -152,8 +166,7 @@ class Control:
         assert factor is not None
         before, views = self._rates(), self._views()
         for view in views:
-            if (optimizer := view.reference()) is not None:
-                view.multiply_rates(optimizer, factor)
+            view.multiply_rates(factor)
         after = self._rates()
         if not views:
             self._answer(asked, "refused", "The learning rate stays: no optimizer was seen yet.")
@@ -180,9 +193,7 @@ class Control:
 
     def _rates(self) -> list[float]:
         """Each group's rate, of all optimizers; without those that only a device knows."""
-        optimizers = [view.reference() for view in self._views()]
-        groups = [group for one in optimizers if one is not None for group in one.param_groups]
-        found = [number_of(group.get("lr")) for group in groups]
+        found = [number_of(group.get("lr")) for group in groups_of(self._views())]
         return [rate for rate in found if math.isfinite(rate)]
 
     def _write_checkpoint(self, asked: Asked) -> None:
@@ -199,10 +210,8 @@ class Control:
         self._answer(asked, "done", told)
         if self._stop is not None:
             self._call(self._stop, asked, "on_stop")
-        elif threading.current_thread() is threading.main_thread():
-            signal.raise_signal(signal.SIGINT)  # as Ctrl-C: what the loop does then, it does now
         else:
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt()
 
     def _call(self, function: Callable[[], object], asked: Asked, given_to: str) -> bool:
         """Call the user's function; its exception is reported, and training continues."""
@@ -230,6 +239,14 @@ class Control:
             deliver(EventRecord(step.number, time.time_ns(), EventKind.CONTROL, detail))
 
 
+def interrupt() -> None:
+    """End the training as Ctrl-C does: what the loop does then, it does now."""
+    if threading.current_thread() is threading.main_thread():
+        signal.raise_signal(signal.SIGINT)
+    else:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 def _is_nearer(now: list[float], before: list[float], after: list[float]) -> bool:
     """Whether each rate is nearer to the first than to the second, in octaves."""
     moved = [three for three in zip(now, before, after, strict=True) if min(three) > 0]
@@ -240,3 +257,112 @@ def _from_to(before: list[float], after: list[float]) -> str:
     pairs = dict.fromkeys(zip(before, after, strict=True))
     told = ", ".join(f"from {one:.4g} to {other:.4g}" for one, other in list(pairs)[:3])
     return f" {told}" if told else ""
+
+
+# -- all ranks in the same step, or none -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What all ranks are to do once so many steps are over."""
+
+    number: int
+    at_step: int
+    what: Any  # as JSON can hold it
+
+
+class RankAgreement:
+    """One rank's part."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.look_s = max(LOOK_S, ranks.world_size / _RANKS_A_SECOND)
+        self._rank, self._others = ranks.rank, ranks.world_size - 1
+        self._find_store = ranks.find_store
+        self._store: Store | None = None
+        self._agreed: Proposal | None = None
+        self._decided = False  # for it; rank 0 alone knows before the step
+        self._deciding = threading.Lock()
+        self._last_number = 0
+        self._looked_at = -math.inf
+
+    def propose(self, what: Any, step: int, step_s: float) -> str:
+        """On rank 0: propose it for a step that all can still see coming; else why not."""
+        if self._agreed is not None:
+            return "another instruction is on its way to all ranks"
+        store = self._met()
+        if store is None:
+            return "the ranks have no process group to agree in"
+        ahead = max(_LEAST_STEPS, math.ceil((2 * self.look_s + _SPARE_S) / max(step_s, 1e-3)))
+        self._last_number += 1
+        made = Proposal(self._last_number, step + ahead, what)
+        self._decided = False
+        self._agreed = made
+        text = json.dumps({"at_step": made.at_step, "what": what})
+        store.set(f"proposal/{made.number}", text)
+        return ""
+
+    def look(self, step: CurrentStep) -> None:
+        """On the courier's thread, often: agree, or see whether all have."""
+        now = time.monotonic()
+        if now - self._looked_at < self.look_s:
+            return
+        self._looked_at = now
+        if self._rank != 0:
+            self._look_for_proposal(step)
+        elif (mine := self._agreed) is not None:
+            self._decide_if_all_agree(mine)
+
+    def due(self, step: int) -> tuple[Any, bool] | None:
+        """After each step: what was to be done now, and whether it is; None if nothing was."""
+        agreed = self._agreed
+        if agreed is None or step < agreed.at_step:
+            return None
+        is_done = self._decide_now(agreed) if self._rank == 0 else self._await_decision(agreed)
+        self._agreed = None
+        return agreed.what, is_done
+
+    # --- rank 0 ----------------------------------------------------------------------------------
+
+    def _decide_if_all_agree(self, mine: Proposal) -> None:
+        store = self._met()
+        if store is None or store.add(f"agreed/{mine.number}", 0) < self._others:
+            return
+        with self._deciding:
+            if self._agreed is mine and not self._decided:
+                store.set(f"decision/{mine.number}", _DO)
+                self._decided = True
+
+    def _decide_now(self, mine: Proposal) -> bool:
+        with self._deciding:
+            if not self._decided and (store := self._met()) is not None:
+                store.set(f"decision/{mine.number}", _DROP)
+            return self._decided
+
+    # --- the others ------------------------------------------------------------------------------
+
+    def _look_for_proposal(self, step: CurrentStep) -> None:
+        store, number = self._met(), self._last_number + 1
+        if store is None or self._agreed is not None or not store.check([f"proposal/{number}"]):
+            return
+        told = json.loads(store.get(f"proposal/{number}"))
+        self._last_number = number
+        self._agreed = Proposal(number, told["at_step"], told["what"])
+        # Asked after it is set: from here on the training thread comes to that step knowing of it.
+        if step.number < told["at_step"]:
+            store.add(f"agreed/{number}", 1)
+        else:
+            self._agreed = None
+
+    def _await_decision(self, agreed: Proposal) -> bool:
+        store, key = self._met(), f"decision/{agreed.number}"
+        until = time.monotonic() + _PATIENCE_S
+        while store is not None and time.monotonic() < until:
+            if store.check([key]):
+                return store.get(key).decode() == _DO
+            time.sleep(0.001)
+        return False
+
+    def _met(self) -> Store | None:
+        if self._store is None:
+            self._store = self._find_store()
+        return self._store

@@ -23,9 +23,8 @@ from ampwatch import codec
 from ampwatch.errors import AmpwatchError, warn
 from ampwatch.probe.control import Control
 from ampwatch.probe.own_failures import Guard
-from ampwatch.probe.records import EventRecord, StepRecord
+from ampwatch.probe.records import EventRecord, HostUpdate, StepRecord
 from ampwatch.probe.row_maker import RowMaker
-from ampwatch.probe.weight_slices import HostUpdate
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import RankWriter
 

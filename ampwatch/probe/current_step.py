@@ -109,10 +109,6 @@ class Forwards:
             return True
         return bool(self._usual) and not record.scalars
 
-    def begin_anew(self) -> None:
-        """The step is closed as one that was left out: how long it was says nothing."""
-        self.unused = 0
-
     def put(self, record: StepRecord) -> None:
         """Write down what the model gave since a loss was last used; no step follows it."""
         record.unfollowed = True
@@ -125,21 +121,17 @@ class Forwards:
 class BatchSize:
     """The usual number of samples that a step's forward passes take."""
 
-    __slots__ = ("_candidate", "_first_step", "_repeats", "usual")
+    __slots__ = ("_candidate", "_first_step", "_repeats", "_usual")
 
     def __init__(self) -> None:
-        self.usual = 0  # not known yet
+        self._usual = 0  # not known yet
         self._candidate = 0
         self._first_step = 0  # that had the candidate
         self._repeats = 0  # steps in a row that had it; 0 while all is as usual
 
-    def is_usual(self, samples: int) -> bool:
-        """Whether a step of so many samples is no change of the batch size."""
-        return samples == self.usual and not self._repeats
-
     def see(self, samples: int, step: int) -> tuple[int, int] | None:
         """A step took so many; if that changes the usual number: since which step, from what."""
-        if samples == self.usual:
+        if samples == self._usual:
             self._repeats = 0
             return None
         if samples != self._candidate or not self._repeats:
@@ -147,7 +139,7 @@ class BatchSize:
         self._repeats += 1
         if self._repeats < STEPS_TO_BELIEVE:
             return None
-        before, self.usual, self._repeats = self.usual, samples, 0
+        before, self._usual, self._repeats = self._usual, samples, 0
         return (self._first_step, before) if before else None
 
 
@@ -310,8 +302,8 @@ class Sampling:
             if not layers.on_host:
                 layers.put(record.pack)
             record.layers = layers
-        if observer.several_ranks:
-            record.local = observer.collect_local(record.pack)
+        if observer.local is not None:
+            record.local = observer.local.collect(record.pack)
         first = observer.collect_first(record.pack)
         if first and observer.first_layer is not None:
             record.first_layer_at = first

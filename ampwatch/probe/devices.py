@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -409,13 +409,5 @@ def _current(stats: Mapping[str, Any], what: str, which: str = "current") -> int
 
 def _with_reading(row: DeviceRow, reading: Reading | None) -> DeviceRow:
     """The row with what NVML says; the total is torch's own word where NVML has none."""
-    if reading is None:
-        return row
-    return replace(
-        row,
-        used_bytes=reading.used_bytes,
-        total_bytes=row.total_bytes if reading.total_bytes is None else reading.total_bytes,
-        utilisation=reading.utilisation,
-        power_w=reading.power_w,
-        temperature_c=reading.temperature_c,
-    )
+    known = {} if reading is None else asdict(reading)
+    return replace(row, **{name: value for name, value in known.items() if value is not None})

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ampwatch.probe.devices import DeviceSampler, pressure
+from ampwatch.probe.tensor_values import dtype_name
 
 # Children of multiprocessing run these, highest first, while their exception is still in flight.
 _CHILD_PRIORITY = 1000
@@ -193,7 +194,7 @@ def _stop(monitoring: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExceptionReport:
-    """An exception that ended training. What is unknown is None or empty."""
+    """An exception that ended training, as json can write it. What is unknown is None or empty."""
 
     exception: str  # its type, as a traceback prints it
     message: str
@@ -208,10 +209,6 @@ class ExceptionReport:
     memory: tuple[
         Mapping[str, Any], ...
     ]  # a row of each device; with its pressure if out of memory
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as a dict that json can write."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +333,7 @@ def _param_dtypes(module: Any) -> dict[str, str]:
     if module is None:
         return {}
     own = module._parameters.items()  # by name, those of children left out
-    return {name: _dtype(value) for name, value in own if value is not None}
+    return {name: dtype_name(value.dtype) for name, value in own if value is not None}
 
 
 def _tensor_dtypes(place: _Place) -> dict[str, str]:
@@ -344,12 +341,8 @@ def _tensor_dtypes(place: _Place) -> dict[str, str]:
     for name, value in place.variables.items():
         several = value if name == "args" and type(value) is tuple else ()
         named = [(name, value), *((f"args[{i}]", one) for i, one in enumerate(several))]
-        found.update((key, _dtype(one)) for key, one in named if issubclass(type(one), Tensor))
+        found |= {k: dtype_name(one.dtype) for k, one in named if issubclass(type(one), Tensor)}
     return dict(list(found.items())[:_MOST_TENSORS])
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 # -- words and memory ------------------------------------------------------------------------------

@@ -55,8 +55,7 @@ class LayerObserver:
         self._ran_roots: set[int] = set()  # ids of root modules that have run
         self._part: Layer | None = None  # one that is called though its root is not, at work
         self._notes = StepNotes(survey, guard)
-        self.several_ranks = several_ranks
-        self._local = LocalGradients(survey, guard) if several_ranks else None
+        self.local = LocalGradients(survey, guard) if several_ranks else None
         self._while_armed: dict[int, tuple[Handle, ...]] = {}  # by the layer's number
         self._hooks: dict[int, tuple[Hook, Hook]] = {}  # to enter and to leave, likewise
         self._heard: set[int] = set()  # layers whose hooks have been called
@@ -82,8 +81,8 @@ class LayerObserver:
             self._notes.measure_weights()  # no hook will be called when a forward begins
         else:
             self._hook_modules()
-            if self._local is not None:
-                self._local.arm(self._sealed)
+            if self.local is not None:
+                self.local.arm(self._sealed)
 
     def _hook_modules(self) -> None:
         self._sealed = {}
@@ -123,8 +122,8 @@ class LayerObserver:
         """Take the hooks off the layers; what was noted and not collected is forgotten."""
         self.armed = False
         self._unhook_modules()
-        if self._local is not None:
-            self._local.disarm()
+        if self.local is not None:
+            self.local.disarm()
         self._begin_notes()
 
     def release(self) -> None:
@@ -135,8 +134,8 @@ class LayerObserver:
         self._while_armed.clear()
         self._hooks.clear()
         self._permanent.clear()
-        if self._local is not None:
-            self._local.release()
+        if self.local is not None:
+            self.local.release()
         self._listener = None
 
     def _begin_notes(self) -> None:
@@ -171,16 +170,12 @@ class LayerObserver:
         self._begin_notes()
         return sampled
 
-    def collect_local(self, pack: Pack) -> LocalCapture | None:
-        """What this rank's own backward gave; None where there is but one rank."""
-        return None if self._local is None else self._local.collect(pack)
-
     def collect_first(self, pack: Pack) -> list[int]:
         """Where the first layer's activation maxima of this step stand, one for each call."""
         if not self._first:
             return []
         first, self._first = self._first, []
-        return [pack.put_magnitude(low, high) for low, high in first]
+        return [pack.put_magnitude(low, high) for low, high in first]  # each step: no call more
 
     # -- hooks while armed -----------------------------------------------------------------------
 
@@ -275,8 +270,8 @@ class LayerObserver:
         if not _trains(layer) or len(self._first) >= _MOST_FIRST:
             return
         outputs = tensors_in(output)
-        if self._local is not None:
-            self._local.follow_first(outputs)
+        if self.local is not None:
+            self.local.follow_first(outputs)
         for tensor in outputs:
             if self.armed:
                 seen = self._notes.extremes_of(tensor)
@@ -333,8 +328,7 @@ class LocalGradients:
 
     def disarm(self) -> None:
         """Take the hooks off the parameters."""
-        for handle in self._handles:
-            handle.remove()
+        _remove(self._handles)
         self._handles.clear()
         self._seen.clear()
 
@@ -363,8 +357,7 @@ class LocalGradients:
 
     def _forget_first(self) -> None:
         """Unhook the first layer's outputs: one that the user keeps must not keep us."""
-        for handle in self._first_handles:
-            handle.remove()
+        _remove(self._first_handles)
         self._first_handles.clear()
 
     def _note(self, position: int, gradient: Tensor | None) -> None:

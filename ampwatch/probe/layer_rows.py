@@ -7,7 +7,7 @@ Gradient norms, their finiteness and the update ratios are known for every step;
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ampwatch.probe.models import Survey
 from ampwatch.probe.optimizer_state import ratios_by_layer
 from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.tensor_values import largest
-from ampwatch.probe.update_norms import Move
+from ampwatch.probe.weight_updates import Move
 
 RING_STEPS = 64
 Columns = dict[str, list[Any]]
@@ -46,16 +46,6 @@ class LayerStep:
         self.first_amax: float | None = None  # of its output
         self.layer_local_finite: dict[int, bool] = {}
         self.moment_ratio: dict[int, float] = {}  # on sampled steps, where known
-
-    def add_amax(
-        self, positions: NDArray[np.int64], layer_of: NDArray[np.int64], amax: NDArray[np.float64]
-    ) -> None:
-        """Add the largest magnitudes of some parameters' gradients; nan wins."""
-        ours = positions >= 0
-        layers = layer_of[positions[ours]]
-        self.grad_amax[layers] = 0.0
-        np.maximum.at(self.grad_amax, layers, amax[ours])
-        self.amax_known[layers] = True
 
     def columns(self, layers: NDArray[np.int64]) -> Columns:
         """What the step knows of these layers, as columns; absent as None."""
@@ -93,7 +83,6 @@ class LayerLog:
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
         self._count = len(survey.layers)
-        self._layer_of = np.asarray(survey.parameter_layers, np.int64)
         self._ring: deque[_Waiting] = deque(maxlen=RING_STEPS)
 
     def take(self, record: StepRecord, moved: Mapping[int, Move]) -> None:
@@ -116,7 +105,9 @@ class LayerLog:
     def _worked_out(self, waiting: _Waiting) -> LayerStep:
         record = waiting.record
         known = LayerStep(record.step, self._count)
-        known.first_layer, known.first_amax = first_activation(record)
+        if record.first_layer_at:
+            known.first_layer = record.first_layer
+            known.first_amax = largest([record.pack.values[at] for at in record.first_layer_at])
         if record.local is not None:
             known.local_finite = record.local.finite(record.pack)
         for turn in record.turns:
@@ -126,9 +117,8 @@ class LayerLog:
         for move in waiting.moves:
             known.update_ratio[move.layers] = move.ratios
         for turn in record.turns:
-            if self._count and turn.state is not None and has_moved(turn, record.pack.values):
-                positions = np.asarray(turn.positions, np.int64)
-                layers = np.where(positions >= 0, self._layer_of[positions], -1)
+            if self._count and turn.state is not None and turn.has_moved(record.pack.values):
+                layers = self._survey.layers_of(turn.positions)
                 known.moment_ratio |= ratios_by_layer(turn.state, record.pack.values, layers)
         return known
 
@@ -158,20 +148,20 @@ class LayerLog:
         positions = np.asarray(turn.positions, np.int64)
         if norms.present is not None:
             positions = positions[list(norms.present)]
-        parts = np.array(values[norms.at : norms.at + norms.count])
-        if norms.scaled and record.scale_at is not None:
-            parts = parts / values[record.scale_at]
+        ours = positions >= 0
+        layers = self._survey.parameter_layers[positions[ours]]
+        scale = 1.0 if not norms.scaled or record.scale is None else record.scale
+        parts = np.array(values[norms.at : norms.at + norms.count]) / scale
         finite = np.isfinite(parts)
         judged = finite.copy()
         if norms.amax_at is not None:
             amax = np.array(values[norms.amax_at : norms.amax_at + norms.count])
             finite, judged = np.isfinite(amax), np.ones(len(amax), np.bool_)
-            scale = values[record.scale_at] if norms.scaled and record.scale_at is not None else 1.0
-            known.add_amax(positions, self._layer_of, amax / scale)
-        elif turn.found_inf_at and not any(values[at] for at in turn.found_inf_at):
+            known.grad_amax[layers] = 0.0
+            np.maximum.at(known.grad_amax, layers, amax[ours] / scale)  # nan wins
+            known.amax_known[layers] = True
+        elif turn.found_inf(values) is False:
             finite, judged = np.ones(len(parts), np.bool_), np.ones(len(parts), np.bool_)
-        ours = positions >= 0
-        layers = self._layer_of[positions[ours]]
         known.seen[layers] = True
         known.norm_known[layers] = not norms.sharded
         np.add.at(known.grad_norm, layers, parts[ours] ** 2)
@@ -180,18 +170,6 @@ class LayerLog:
         known.finite_known[layers[~judged[ours]]] = False
         at = positions[ours & judged].tolist()
         known.parameter_finite.update(zip(at, finite[ours & judged].tolist(), strict=True))
-
-
-def has_moved(turn: Turn, values: Sequence[float]) -> bool:
-    """Whether the optimizer's own step was made: after a skip its state is of an earlier one."""
-    return turn.stepped is not False and not any(values[at] for at in turn.found_inf_at)
-
-
-def first_activation(record: StepRecord) -> tuple[int | None, float | None]:
-    """The first layer's number and its activation maximum in this step."""
-    if not record.first_layer_at:
-        return None, None
-    return record.first_layer, largest([record.pack.values[at] for at in record.first_layer_at])
 
 
 def rows_of(steps: Iterable[LayerStep]) -> Columns:

@@ -18,15 +18,14 @@ from torch import Tensor
 
 from ampwatch.errors import warn
 from ampwatch.probe.backward_passes import BackwardWatch, Losses
+from ampwatch.probe.checkpoints import SavedMoments
 from ampwatch.probe.control import Control
 from ampwatch.probe.current_step import BatchSize, CurrentStep, Forwards, Sampling
 from ampwatch.probe.models import Survey
-from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
-from ampwatch.probe.saved_moments import SavedMoments
 from ampwatch.probe.tensor_values import dtype_name, measurable
 from ampwatch.probe.unscaled_steps import UnscaledSteps
 from ampwatch.rows import EventKind
@@ -100,7 +99,7 @@ class Loop:
             stepped_alone=self._stepped_alone,
             gone=self._optimizer_gone,
         )
-        self._unscaled_steps = UnscaledSteps(
+        self.unscaled_steps = UnscaledSteps(
             self.current,
             self.turns,
             guard,
@@ -180,9 +179,9 @@ class Loop:
 
     def _stepped_alone(self, optimizer: Any) -> None:
         """An optimizer has stepped, and not by our scaler."""
-        self._unscaled_steps.ended(optimizer)
+        self.unscaled_steps.ended(optimizer)
 
-    def _optimizer_gone(self) -> None:
+    def _optimizer_gone(self, _reference: Any) -> None:
         """The user has let an optimizer go."""
         if self.owner is not None:
             self.owner.end_if_over()
@@ -193,7 +192,7 @@ class Loop:
 
     def _backward_ended(self) -> None:
         if not self.current.enabled:
-            self._unscaled_steps.backward_ended()
+            self.unscaled_steps.backward_ended()
         elif self.turns.detailed and (self.sampling.sampled or self.turns.unseen_edits):
             self.turns.backward_ended()
 
@@ -286,7 +285,7 @@ class Loop:
         if not doubtful and not record.was_left_out:
             record.forget_outputs()
             return
-        self.forwards.begin_anew()
+        self.forwards.unused = 0  # how long a step that was left out took says nothing
         if self.current.enabled:
             self.before_update()
         record.doubtful = doubtful
@@ -323,12 +322,11 @@ class Loop:
             record.step_time_ms = (now - self._closed_at) * 1e3
         self._closed_at = now
         current.number += not record.doubtful
-        if self._settling or record.pack.copies is not None:
+        if self._settling or record.pack.copies is not None or self._saves.waiting:
             self._settling.append(record)
             self.settle()
         else:
             self._hand_over(record)
-        self._saves.settle()
         sampling.begin(current.number)
         if losses.followed or losses.closely_for or sampling.sampled:
             losses.begin_step(sampled=sampling.sampled)
@@ -342,34 +340,27 @@ class Loop:
         turns = self.turns
         if turns.stepping is optimizer:
             return turns.in_step
-        if self._unscaled_steps.begun is optimizer:
+        if self.unscaled_steps.begun is optimizer:
             view = turns.view(optimizer)
             return view, turns.turn(view)
         return None
 
-    def evaluated(self, view: OptimizerView) -> NormCapture | None:
-        """The norms that a closure's backward has left, while this optimizer steps."""
-        return self._unscaled_steps.evaluated(view)
-
     def _close_forwards(self, record: StepRecord) -> None:
         """Put what the step's forward passes have shown into its record."""
-        if record.samples and not self._batch_size.is_usual(record.samples):
-            self._report_batch_size(record)
-        self.sampling.collect(record)
-        self.forwards.step_over()
-
-    def _report_batch_size(self, record: StepRecord) -> None:
-        change = self._batch_size.see(record.samples, record.step)
+        change = self._batch_size.see(record.samples, record.step) if record.samples else None
         if change is not None:
             since, before = change
             detail = {"from": before, "to": record.samples}
             self.current.event(EventKind.BATCH_SIZE_CHANGED, detail, step=since)
+        self.sampling.collect(record)
+        self.forwards.step_over()
 
     def settle(self) -> None:
-        """Hand over the records whose values have arrived, in their order; never waits."""
+        """Hand over records and saves whose values have arrived, in their order; never waits."""
         settling = self._settling
         while settling and (settling[0].pack.copies is None or settling[0].pack.ready()):
             self._hand_over(settling.popleft())
+        self._saves.settle()
 
     def _hand_over(self, record: StepRecord) -> None:
         """The values of this record have arrived: check them and give it to the courier."""
@@ -426,7 +417,7 @@ class Loop:
             self.actor = None
         self.owner = None
         self.turns.release()
-        self._unscaled_steps.release()
+        self.unscaled_steps.release()
         self._backward.release()
         self.losses.release()
 
@@ -437,4 +428,6 @@ class Loop:
         record.pack.wait()
         if record.pack.ready() and not record.was_left_out:
             record.forget_outputs()
-        return record.unfollowed or record.has_content()
+        return bool(
+            record.unfollowed or record.turns or record.losses or record.logged_loss_at is not None
+        )

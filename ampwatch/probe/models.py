@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from ampwatch.errors import AttachError
@@ -208,7 +209,7 @@ class Survey:
     layers: tuple[Layer, ...]
     parameters: list[nn.Parameter]
     slots: tuple[tuple[Reference, str], ...] = field(repr=False)  # where each parameter is held
-    parameter_layers: np.ndarray[Any, np.dtype[np.int32]] = field(repr=False)
+    parameter_layers: NDArray[np.int64] = field(repr=False)
     to_roots: tuple[Reference, ...] = field(repr=False)
     described: tuple[Root, ...] = ()  # the roots, for readers of the run
 
@@ -248,6 +249,13 @@ class Survey:
         held = self.held_by(layer)
         return next((one for one in held if len(parameter_shape(one) or ()) >= 2), None)
 
+    def layers_of(self, positions: Sequence[int]) -> NDArray[np.int64]:
+        """The layer of each parameter by its position; -1 for a parameter of no watched model."""
+        at = np.asarray(positions, np.int64)
+        layers, ours = np.full(len(at), -1), at >= 0
+        layers[ours] = self.parameter_layers[at[ours]]
+        return layers
+
     def around(self, layer: Layer) -> list[int]:
         """The numbers of the layers that contain this one, the nearest first."""
         found = []
@@ -266,7 +274,7 @@ def survey(model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | No
         layers=tuple(surveyor.layers),
         parameters=surveyor.parameters,
         slots=tuple(surveyor.slots),
-        parameter_layers=np.asarray(surveyor.parameter_layers, dtype=np.int32),
+        parameter_layers=np.asarray(surveyor.parameter_layers, dtype=np.int64),
         to_roots=tuple(weakref.ref(root) for root in surveyor.roots),
         described=tuple(surveyor.described),
     )

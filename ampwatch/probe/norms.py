@@ -17,9 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ampwatch.probe.tensor_values import Pack, extremes, is_shard, measurable
-
-_HALF = frozenset((torch.float16, torch.bfloat16))
+from ampwatch.probe.tensor_values import HALF, Pack, extremes, is_shard, measurable
 
 # Two norms of the same gradients agree to this, also where one of them was divided by the scale.
 SAME_NORM = 1e-3
@@ -197,7 +195,7 @@ def norms_of(tensors: Any, order: float = 2.0, *, half: bool) -> tuple[Tensor, .
 
 def any_half(tensors: Sequence[Tensor]) -> bool:
     """Whether one of these tensors is in half precision: then its norm is summed in float32."""
-    return not _HALF.isdisjoint(map(_TYPE, tensors))
+    return not HALF.isdisjoint(map(_TYPE, tensors))
 
 
 def _amax(gradient: Tensor) -> float:

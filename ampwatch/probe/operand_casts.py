@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -22,8 +23,15 @@ from ampwatch.probe.library_formats import (
     scales_in_use,
 )
 from ampwatch.probe.models import Survey
-from ampwatch.probe.narrow_casts import CastBatches, CastCounts, CastSample, Number, sample
-from ampwatch.probe.number_formats import NumberFormat, RoleFormats
+from ampwatch.probe.number_formats import (
+    CastBatches,
+    CastCounts,
+    CastSample,
+    Number,
+    NumberFormat,
+    RoleFormats,
+    sample,
+)
 from ampwatch.probe.tensor_values import HALF, is_shard, measurable
 
 Extremes = tuple[Tensor, Tensor]
@@ -37,50 +45,39 @@ class Noted(Protocol):
     cast: GradientCast | None
 
 
+@dataclass(slots=True, eq=False)
 class LayerCasts:
     """The samples of one layer's operands; its own formats."""
 
-    __slots__ = ("formats", "grad", "input", "room", "scale_numbers", "scales", "used", "weight")
-
-    def __init__(self, formats: RoleFormats, scales: dict[str, Tensor]) -> None:
-        self.formats = formats
-        self.scales = scales  # in use, by role, where they do not follow from the operands
-        self.input: CastSample | None = None
-        self.weight: CastSample | None = None
-        self.grad: GradientCast | None = None
-        self.room: DelayedRoom | None = None  # of delayed scales
-        self.used: list[Number] = []  # of it: forward, then backward
-        self.scale_numbers: dict[str, Number] = {}  # the scales, by role
+    formats: RoleFormats
+    scales: dict[str, Tensor]  # in use, by role, where they do not follow from the operands
+    scale_numbers: dict[str, Number]  # the scales, by role
+    input: CastSample | None = None
+    weight: CastSample | None = None
+    grad: GradientCast | None = None
+    room: DelayedRoom | None = None  # of delayed scales
+    used: list[Number] = field(default_factory=list)  # of it: forward, then backward
 
 
+@dataclass(slots=True, eq=False)
 class GradientCast:
     """Samples the first gradient of one tensor."""
 
-    __slots__ = ("_batches", "_what_if", "form", "sample", "scale")
-
-    def __init__(
-        self,
-        batches: CastBatches,
-        form: NumberFormat | None,
-        scale: Tensor | None,
-        *,
-        what_if: bool,
-    ) -> None:
-        self._batches = batches
-        self._what_if = what_if
-        self.form = form
-        self.scale = scale
-        self.sample: CastSample | None = None
+    batches: CastBatches
+    form: NumberFormat | None
+    scale: Tensor | None
+    what_if: bool
+    sample: CastSample | None = None
 
     def take(self, gradient: Tensor, found: Extremes) -> Tensor | None:
         """The backward pass has made this gradient; the sample's values, if one was taken now."""
         if self.sample is not None:
             return None
-        self.sample = sample(gradient, found, self.form, self.scale, what_if=self._what_if)
+        self.sample = sample(gradient, found, self.form, self.scale, what_if=self.what_if)
         if self.sample is None:
             return None
         values = self.sample.values
-        self._batches.add(self.sample)
+        self.batches.add(self.sample)
         return values
 
 
@@ -104,10 +101,9 @@ class Operands:
         linear = isinstance(module, nn.Linear) or is_linear(module)
         if not formats and not (self.what_if and linear and (half or _is_half(weight))):
             return None
-        casts = LayerCasts(formats, scales_in_use(module, formats))
-        casts.scale_numbers = {
-            role: self.batches.add_number(scale) for role, scale in casts.scales.items()
-        }
+        scales = scales_in_use(module, formats)
+        numbers = {role: self.batches.add_number(scale) for role, scale in scales.items()}
+        casts = LayerCasts(formats, scales, numbers)
         if taken is not None and linear:
             casts.input = self._input(taken, casts)
         casts.weight = self._weight(weight, casts)
@@ -141,7 +137,7 @@ class Operands:
         """The layer gave this tensor: its gradient is the product's third operand."""
         if given.cast is None:
             form, scale = casts.formats.grad, casts.scales.get("grad")
-            given.cast = GradientCast(self.batches, form, scale, what_if=self.what_if)
+            given.cast = GradientCast(self.batches, form, scale, self.what_if)
         casts.grad = given.cast
 
     def _input(self, taken: Noted, casts: LayerCasts) -> CastSample | None:

@@ -1,7 +1,7 @@
 """What an optimizer's state asks of the weights, and how much of it half-precision weights take up.
 
-Read on sampled steps, after the step, through the strided slices of `updates`, and reduced where
-the weights live: nothing waits for a device. Two questions are asked.
+Read on sampled steps, after the step, through the slices of `weight_updates`, and reduced where the
+weights live: nothing waits for a device. Two questions are asked.
 
 *Does Adam's second moment keep up with the gradient?* The RMS of g / sqrt(v) of each parameter, v
 corrected for its start (with amsgrad its largest so far, which is what divides): about 1 where it
@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ampwatch.probe.norms import norms_of
+from ampwatch.probe.records import StateCapture
 from ampwatch.probe.tensor_values import HALF, Pack
-from ampwatch.probe.weight_slices import SliceLayout, Slices
+from ampwatch.probe.weight_updates import Slices
 
 _ADAM = frozenset({"exp_avg", "exp_avg_sq"})
 _UNDERSTOOD = _ADAM | {"max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "step"}
@@ -51,16 +52,6 @@ class Stepped:
     slices: Slices
     before: Any  # the slices of the weights
     after: Any
-
-
-@dataclass(frozen=True, slots=True)
-class StateCapture:
-    """Where one step's figures stand in the pack."""
-
-    layout: SliceLayout
-    places: tuple[int, ...]  # in the layout: the parameters with a second moment
-    squares_at: tuple[int, ...]  # of each its sum of g^2 / v over the slice
-    rounding_at: int | None  # the first of the sums; None without half-precision weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Turns:
         losses: Losses,
         come_round: Callable[[], None],
         stepped_alone: Callable[[Any], None],
-        gone: Callable[[], None],
+        gone: Callable[[Any], None],
     ) -> None:
         self.views: dict[int, OptimizerView] = {}
         self.detailed = bool(survey.parameters)  # without a model: the scalars and the skips alone
@@ -83,7 +83,7 @@ class Turns:
     @property
     def sees_backward(self) -> bool:
         """Whether a backward pass has been followed to its end."""
-        return self._backward.has_followed
+        return self._backward.gradients_left is not None
 
     def knows(self, optimizer: Any) -> bool:
         """Whether the optimizer has been seen, or holds a parameter of the watched models."""
@@ -108,7 +108,7 @@ class Turns:
             optimizer,
             self._positions,
             self._optimizer_stepped,
-            self._optimizer_gone,
+            self._gone,
             detailed=self.detailed,
         )
         shared = {id(p) for view in self.views.values() for p in view.parameters}
@@ -256,9 +256,6 @@ class Turns:
             self._stepped_alone(optimizer)
         else:
             self.in_step[1].stepped = True
-
-    def _optimizer_gone(self, _reference: Any) -> None:
-        self._gone()
 
     def abandon(self, optimizer: Any) -> str | None:
         """An exception has left a call; how far the scaler was with this optimizer."""

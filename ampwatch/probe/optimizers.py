@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ampwatch.probe.hooks import hook_step_end
 from ampwatch.probe.norms import GradientMeter
 from ampwatch.probe.tensor_values import is_shard
-from ampwatch.probe.weight_slices import Slices
+from ampwatch.probe.weight_updates import Slices, few_of
 from ampwatch.rows import LR_LEAP
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "eta_min")
@@ -131,7 +131,7 @@ class OptimizerView:
         self.parameters = list(_parameters(groups))
         self.groups = [number for number, count in enumerate(counts) for _ in range(count)]
         self.positions = [self._known.get(id(p), -1) for p in self.parameters]
-        self._choose_sentinels()
+        self.sentinels = few_of([p for p in self.parameters if p.requires_grad])
         self.observed = self.parameters if self._detailed else []
         self.slices = Slices(self.observed, range(len(self.observed)))
         self.meter = GradientMeter(self.observed)
@@ -139,12 +139,7 @@ class OptimizerView:
     def look_again(self) -> None:
         """Ask again what kind of gradients there are, and which parameters are trained."""
         self.meter.look_again()
-        self._choose_sentinels()
-
-    def _choose_sentinels(self) -> None:
-        trained = [p for p in self.parameters if p.requires_grad]
-        places = {0, len(trained) // 2, len(trained) - 1} if trained else ()
-        self.sentinels = [trained[at] for at in sorted(places)]
+        self.sentinels = few_of([p for p in self.parameters if p.requires_grad])
 
     def read_rates(self, optimizer: Any) -> Sequence[Leap]:
         """Read each group's rate into `lrs` and `lr_bases`; the rates that have just leapt.
@@ -169,11 +164,13 @@ class OptimizerView:
         self.lrs, self.lr_bases = known, [self._base(group, highest) for group, highest in pairs]
         return leaps
 
-    def multiply_rates(self, optimizer: Any, factor: float) -> None:
+    def multiply_rates(self, factor: float) -> None:
         """Multiply every rate, in its groups and schedules; the base rate falls or rises along."""
-        multiply_rates(optimizer, factor)
-        self._highest = [rate * factor for rate in self._highest]
-        self.multiplied *= factor
+        optimizer = self.reference()
+        if optimizer is not None:
+            multiply_rates(optimizer, factor)
+            self._highest = [rate * factor for rate in self._highest]
+            self.multiplied *= factor
 
     @staticmethod
     def _base(group: Mapping[str, Any], highest: float) -> float:
@@ -238,6 +235,12 @@ def matrix_parameters(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 # -- change the rates ------------------------------------------------------------------------------
+
+
+def groups_of(views: Iterable[OptimizerView]) -> list[dict[str, Any]]:
+    """The parameter groups of those optimizers that are still there."""
+    optimizers = [view.reference() for view in views]
+    return [group for one in optimizers if one is not None for group in one.param_groups]
 
 
 def multiply_rates(optimizer: Any, factor: float) -> None:

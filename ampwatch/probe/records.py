@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ampwatch.probe.norms import NormCapture
-from ampwatch.probe.optimizer_state import StateCapture
 from ampwatch.probe.tensor_values import Pack
-from ampwatch.probe.weight_slices import UpdateCapture
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
@@ -39,11 +39,9 @@ class Value:
 
 
 @dataclass(slots=True)
-class Loss:
-    """One tensor given to `scale`: where its value stands, and whether a backward used it."""
+class Loss(Value):
+    """One tensor given to `scale`, and whether a backward used it."""
 
-    pack: Pack
-    at: int
     counted: bool = False
 
 
@@ -114,12 +112,59 @@ class Stale:
         if waiting is None:
             return "AMP412", {}
         scales = [scale.value for scale in waiting.scales]
-        if record.scale_at is not None:
-            scales.append(record.pack.values[record.scale_at])
+        if (scale := record.scale) is not None:
+            scales.append(scale)
         if len(set(scales)) == 1 and not waiting.unscaled:
             return None  # no harm until the scale moves
         told = {"scales": scales, "updates": waiting.updates, "unscaled": waiting.unscaled}
         return "AMP403", told
+
+
+# -- what an optimizer has done --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)  # without slots, so that it can be referred to weakly
+class SliceLayout:
+    """Which elements stand for which parameter in a joined slice."""
+
+    starts: NDArray[np.int64]  # where each sliced parameter begins
+    weights: NDArray[np.float64]  # elements of the parameter for one of the slice
+    counts: NDArray[np.int64]
+    positions: NDArray[np.int64]  # the parameters' positions in the survey or the optimizer
+    matrix: NDArray[np.bool_]  # two dimensions or more
+
+
+@dataclass(slots=True)  # not frozen: one is made each step, and freezing triples its price
+class HostUpdate:
+    """One optimizer step seen through the slices of parameters on the CPU: before and after."""
+
+    layout: SliceLayout
+    before: NDArray[np.float32]
+    after: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUpdate:
+    """The same, reduced on the device: where each parameter's norms stand in the pack."""
+
+    layout: SliceLayout
+    moved_at: int  # norms of the slices' movement
+    squared_at: int  # norms of the squared movement, for the error
+    weight_at: int  # norms of the slices before
+    along_at: int | None = None  # the scaled-up product with the update before, if there was one
+
+
+UpdateCapture = HostUpdate | DeviceUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class StateCapture:
+    """Where the figures of one step of an optimizer's state stand in the pack."""
+
+    layout: SliceLayout
+    places: tuple[int, ...]  # in the layout: the parameters with a second moment
+    squares_at: tuple[int, ...]  # of each its sum of g^2 / v over the slice
+    rounding_at: int | None  # the first of the sums; None without half-precision weights
 
 
 class Turn:
@@ -151,6 +196,14 @@ class Turn:
         self.positions = positions
         self.groups = groups
         self.losses = losses
+
+    def found_inf(self, values: Sequence[float]) -> bool | None:
+        """Whether the scaler found its gradients not finite; None where none looked."""
+        return any(values[at] for at in self.found_inf_at) if self.found_inf_at else None
+
+    def has_moved(self, values: Sequence[float]) -> bool:
+        """Whether the optimizer's own step was made: after a skip its state is of an earlier."""
+        return self.stepped is not False and not self.found_inf(values)
 
     def take_norms(self, norms: NormCapture | None) -> None:
         """Norms of gradients as the backward left them, unless someone has been at them."""
@@ -193,6 +246,11 @@ class StepRecord:
         self.turns: list[Turn] = []
         self.outputs_at: list[tuple[int, int]] = []  # layer and largest magnitude, if unfollowed
 
+    @property
+    def scale(self) -> float | None:
+        """The loss scale of this step's gradients."""
+        return None if self.scale_at is None else self.pack.values[self.scale_at]
+
     def forget_outputs(self) -> None:
         """The forward passes that no step followed were finite: they are none of our business."""
         self.unfollowed = False
@@ -229,10 +287,6 @@ class StepRecord:
         """Whether a turn of it used gradients that were not finite before its backward."""
         return any(turn.stale is not None and turn.stale.is_poison for turn in self.turns)
 
-    def has_content(self) -> bool:
-        """Whether anything happened that deserves a row, beyond a forward pass."""
-        return bool(self.turns or self.losses or self.logged_loss_at is not None)
-
     @property
     def is_bypassed(self) -> bool:
         """Whether all of its optimizers stepped past the scaler, so that no update is missing."""
@@ -242,7 +296,7 @@ class StepRecord:
     def has_failed(self) -> bool:
         """Whether its loss was not finite."""
         losses = (loss for turn in self.turns for loss in turn.losses if loss.counted)
-        return not all(math.isfinite(loss.pack.values[loss.at]) for loss in losses)
+        return not all(math.isfinite(loss.value) for loss in losses)
 
     @property
     def has_overflowed(self) -> bool:

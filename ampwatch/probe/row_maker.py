@@ -1,8 +1,6 @@
 """Makes rows of the raw values of closed steps: many steps at once, on the courier's thread.
 
-Work is done on whole columns, so that the training thread seldom waits for the interpreter. A save
-is an event, and the weights' norm and the scale are in the rows of the steps before it: so a save
-whose weights or scaler were broken is marked as poisoned, and reported, at once.
+Work is done on whole columns, so that the training thread seldom waits for the interpreter.
 """
 
 from __future__ import annotations
@@ -14,18 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from ampwatch.errors import warn
+from ampwatch.probe.checkpoints import CheckpointStamps
 from ampwatch.probe.culprit import CulpritFinder, own_backward
 from ampwatch.probe.layer_figures import LayerFigures, LayerInfos, figures_of, info_columns
-from ampwatch.probe.layer_rows import LayerLog, LayerStep, has_moved, merged, rows_of
+from ampwatch.probe.layer_rows import LayerLog, LayerStep, merged, rows_of
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizer_state import rounding_of
 from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
 from ampwatch.probe.sampled_layers import SampledLayers
-from ampwatch.probe.saved_moments import NOT_FINITE
 from ampwatch.probe.tensor_values import HALF, dtype_name, largest
-from ampwatch.probe.update_norms import Move, Mover
+from ampwatch.probe.weight_updates import Move, Mover
 from ampwatch.rows import DTYPE_NUMBERS, EventKind, Table
 
 Columns = dict[str, list[Any]]
@@ -35,10 +32,6 @@ StepRow = tuple[StepRecord, Turn | None]
 # What a rank holds of sharded gradients; squared and added up over the ranks that share one copy
 # of the model it is the norm, which no rank knows.
 SHARD_NORM = "grad_norm_shard"
-
-POISONED = "poisoned"
-_WEIGHTS, _SCALER = "weights that are not finite", "a loss scale that cannot be used"
-_LEAST_SCALE = 2.0**-127  # the inverse of a lower one is inf in float32
 
 
 class RowMaker:
@@ -128,11 +121,11 @@ class RowMaker:
             tables.append((Table.LAYERS, rows_of(self._layers.around_overflow())))
             events.append(self._overflow(record, known, figures))
         if figures is not None:
-            self._culprits.learn(figures, scale_of(record), overflowed=bad)
+            self._culprits.learn(figures, record.scale, overflowed=bad)
         return tables, events
 
     def _figures(self, record: StepRecord, sampled: SampledLayers) -> LayerFigures:
-        values, scale = record.pack.values, scale_of(record)
+        values, scale = record.pack.values, record.scale
         return figures_of(sampled, self._survey.layers, values, scale, _largest_scaled_loss(record))
 
     def _overflow(
@@ -141,7 +134,7 @@ class RowMaker:
         """The event of a step in which an optimizer found an inf."""
         values = record.pack.values
         losses = [loss for turn in record.turns for loss in turn.losses if loss.counted]
-        losses_known = [loss.pack.values[loss.at] for loss in losses]
+        losses_known = [loss.value for loss in losses]
         left_out = record.was_left_out
         if left_out and record.logged_loss_at is not None:
             losses_known.append(values[record.logged_loss_at])
@@ -155,8 +148,8 @@ class RowMaker:
             figures=figures,
             looked_inside=record.sampled or not left_out,
         )
-        optimizers = [t.optimizer for t in record.turns if any(values[at] for at in t.found_inf_at)]
-        detail: dict[str, Any] = {"optimizers": optimizers, "scale": scale_of(record)}
+        optimizers = [turn.optimizer for turn in record.turns if turn.found_inf(values)]
+        detail: dict[str, Any] = {"optimizers": optimizers, "scale": record.scale}
         if left_out:
             detail["guarded"] = True
         detail |= {"stale": True} if poisoned else own.detail()
@@ -208,7 +201,7 @@ def _step_columns(rows: Sequence[StepRow]) -> Columns:
         "time_ns": [record.time_ns for record in records],
         "update_seen": [record.update_seen for record in records],
         "step_time_ms": [record.step_time_ms for record in records],
-        "scale": list(map(scale_of, records)),
+        "scale": [record.scale for record in records],
         "growth_tracker": [
             None if r.tracker_at is None else int(r.pack.values[r.tracker_at]) for r in records
         ],
@@ -225,7 +218,7 @@ def _step_columns(rows: Sequence[StepRow]) -> Columns:
         "lr_bases": _of_turns(rows, lambda _, turn: turn.lr_bases or None),
         "lr": _of_turns(rows, lambda _, turn: turn.lrs[0] if turn.lrs else None),
         "lr_base": _of_turns(rows, lambda _, turn: turn.lr_bases[0] if turn.lr_bases else None),
-        "found_inf": _of_turns(rows, _found_inf),
+        "found_inf": _of_turns(rows, lambda record, turn: turn.found_inf(record.pack.values)),
         "skipped": _of_turns(rows, _skipped),
         "grad_norm": norms,
         "grad_norm_applied": [
@@ -240,7 +233,7 @@ def _of_turns(rows: Sequence[StepRow], cell: Callable[[StepRecord, Turn], Any]) 
 
 
 def _counted(losses: Iterable[Loss]) -> list[float]:
-    return [loss.pack.values[loss.at] for loss in losses if loss.counted]
+    return [loss.value for loss in losses if loss.counted]
 
 
 def _loss(record: StepRecord, counted: Sequence[float]) -> float | None:
@@ -249,28 +242,15 @@ def _loss(record: StepRecord, counted: Sequence[float]) -> float | None:
     return sum(counted) if counted else None
 
 
-def _found_inf(record: StepRecord, turn: Turn) -> bool | None:
-    if not turn.found_inf_at:
-        return None
-    return any(record.pack.values[at] > 0 for at in turn.found_inf_at)
-
-
 def _skipped(record: StepRecord, turn: Turn) -> bool | None:
-    if turn.found_inf_at:
-        return _found_inf(record, turn)
-    return None if record.enabled else False
+    found = turn.found_inf(record.pack.values)
+    return False if found is None and not record.enabled else found
 
 
 def _rounding(record: StepRecord, turn: Turn) -> Any:
     """What became of the update in half-precision weights, where it was looked for."""
-    if turn.state is None or not has_moved(turn, record.pack.values):
-        return None
-    return rounding_of(turn.state, record.pack.values)
-
-
-def scale_of(record: StepRecord) -> float | None:
-    """The loss scale of this step's gradients."""
-    return None if record.scale_at is None else record.pack.values[record.scale_at]
+    values = record.pack.values
+    return rounding_of(turn.state, values) if turn.state and turn.has_moved(values) else None
 
 
 def _all_finite(values: Sequence[float]) -> bool | None:
@@ -290,7 +270,7 @@ def _held_norm(record: StepRecord, norms: NormCapture) -> float | None:
     total = norms.total(record.pack.values)
     if not norms.scaled:
         return total
-    scale = scale_of(record)
+    scale = record.scale
     if scale is None:
         return None
     return float(np.float32(total) * np.float32(1.0 / scale)) if scale else math.inf
@@ -305,7 +285,7 @@ def _largest_scaled_loss(record: StepRecord) -> float | None:
     seen = [abs(loss) for turn in record.turns for loss in _counted(turn.losses)]
     if record.logged_loss_at is not None:
         seen.append(abs(values[record.logged_loss_at]))
-    scale = scale_of(record) if record.enabled else 1.0
+    scale = record.scale if record.enabled else 1.0
     return None if scale is None or not seen else scale * max(seen)
 
 
@@ -356,54 +336,3 @@ def _event_columns(events: Sequence[EventRecord]) -> Columns:
         "kind": [EventKind(event.kind).value for event in events],
         "detail": [json.dumps(event.detail, default=str) for event in events],
     }
-
-
-# -- checkpoints that nobody wants to load ---------------------------------------------------------
-
-
-class CheckpointStamps:
-    """Follows whether the weights are finite and the loss scale can be used."""
-
-    def __init__(self) -> None:
-        self._broken_since: dict[str, int] = {}  # by what is broken
-
-    def follow(
-        self,
-        steps: Sequence[int],
-        param_norms: Iterable[float | None],
-        scales: Iterable[float | None],
-    ) -> None:
-        """Take in whether weights and scale were broken in the next steps, in their order."""
-        for step, norm, scale in zip(steps, param_norms, scales, strict=True):
-            if norm is not None:
-                self._note(_WEIGHTS, step, is_broken=not math.isfinite(norm))
-            if scale is not None:
-                usable = math.isfinite(scale) and scale > _LEAST_SCALE
-                self._note(_SCALER, step, is_broken=not usable)
-
-    def _note(self, what: str, step: int, *, is_broken: bool) -> None:
-        if is_broken:
-            self._broken_since.setdefault(what, step)
-        else:
-            self._broken_since.pop(what, None)
-
-    def stamp(self, events: Iterable[EventRecord]) -> None:
-        """Mark the saves of checkpoints among these events that nobody wants to load."""
-        for event in events:
-            if event.kind is not EventKind.STATE_SAVED:
-                continue
-            broken = [
-                f"{what} since step {at:,}"
-                for what, at in self._broken_since.items()
-                if event.step > at
-            ]
-            if event.detail.get("moments") == NOT_FINITE:
-                broken.append("optimizer moments that are not finite")
-            if not broken:
-                continue
-            event.detail["state"] = POISONED
-            path = event.detail.get("path")
-            warn(
-                f"the checkpoint saved before step {event.step:,}{f' ({path})' if path else ''} "
-                f"holds {' and '.join(broken)}: do not keep this one."
-            )

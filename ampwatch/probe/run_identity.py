@@ -1,4 +1,4 @@
-"""What identifies a run, settled before any step: id, rank, name, folder, endpoint, origin.
+"""What identifies a run, settled before any step: id, ranks, name, folder, endpoint, origin.
 
 Each function takes the environment, the clock and the arguments that it reads, so its answer
 depends on nothing else, with two exceptions: `rank` and `world_size` ask an initialised
@@ -15,10 +15,11 @@ import platform
 import re
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import distributed
@@ -49,7 +50,6 @@ _LAUNCH_KEYS = (
     "OMPI_MCA_ess_base_jobid",
     "TORCHELASTIC_RESTART_COUNT",
 )
-_STORE_KEY = "ampwatch/run"
 # Not AMPWATCH_*: alerts are sent to addresses that are secrets themselves.
 _TELLING = re.compile(
     r"(?:CUDA|CUBLAS|CUDNN|NCCL|RCCL|PYTORCH|TORCH|TORCHINDUCTOR|TORCHDYNAMO|TRITON|ROCR|HIP|HSA"
@@ -234,14 +234,53 @@ def _agree(proposal: str, number: int) -> str:
     One round trip, not a collective: a rank that never attaches is not waited for. Empty where the
     backend has no such store.
     """
-    from torch.distributed import distributed_c10d
-
     try:
-        store = distributed_c10d._get_default_store()
-        agreed: bytes = store.compare_set(f"{_STORE_KEY}/{number}", "", proposal)
+        store = store_of_process_group("run")
+        agreed = b"" if store is None else store.compare_set(str(number), "", proposal)
     except (AttributeError, RuntimeError, ValueError, NotImplementedError):
         return ""
     return agreed.decode(errors="replace")
+
+
+# -- where the ranks meet --------------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """What is asked of `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write."""
+
+    def get(self, key: str) -> bytes:
+        """Read what is there."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether they are there."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, and read it."""
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """Write if what is there is as expected, nothing if ""; read what is there then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those of one training, and where they meet."""
+
+    rank: int
+    world_size: int
+    find_store: Callable[[], Store | None]  # None while the process group is not there
+
+
+def store_of_process_group(name: str) -> Store | None:
+    """The store in which the training's own ranks met, under a name of ours."""
+    if not _gathered():
+        return None
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+    found: Store = PrefixStore(f"ampwatch/{name}", _get_default_store())
+    return found
 
 
 # -- the launcher ----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ from ampwatch.probe.exponent_histogram import (
 )
 from ampwatch.probe.hooks import Handle, Hook, hook_gradient
 from ampwatch.probe.models import Survey
-from ampwatch.probe.narrow_casts import CastBatches
 from ampwatch.probe.norms import WeightMeasure
+from ampwatch.probe.number_formats import CastBatches
 from ampwatch.probe.operand_casts import GradientCast, LayerCasts, Operands
 from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.tensor_values import (
@@ -110,23 +111,20 @@ class SeenTensor:
         self.bins = sum(parts[1:], parts[0]) if parts else None
 
 
+@dataclass(slots=True, eq=False)
 class Visit:
     """What one layer took and gave in the step, over all its calls."""
 
-    __slots__ = ("autocast", "calls", "casts", "input_dtype", "input_shapes", "inputs", "order",
-                 "output_dtype", "output_shape", "outputs")  # fmt: skip
-
-    def __init__(self, order: int) -> None:
-        self.order = order
-        self.calls = 0
-        self.inputs: list[SeenTensor] = []
-        self.outputs: list[SeenTensor] = []
-        self.input_dtype: torch.dtype | None = None
-        self.output_dtype: torch.dtype | None = None
-        self.autocast: bool | None = None
-        self.casts: LayerCasts | None = None  # of a matrix product
-        self.input_shapes: tuple[Shape, ...] = ()
-        self.output_shape: Shape | None = None
+    order: int
+    calls: int = 0
+    inputs: list[SeenTensor] = field(default_factory=list)
+    outputs: list[SeenTensor] = field(default_factory=list)
+    input_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    autocast: bool | None = None
+    casts: LayerCasts | None = None  # of a matrix product
+    input_shapes: tuple[Shape, ...] = ()
+    output_shape: Shape | None = None
 
     def describe_call(self, tensors: list[Tensor]) -> None:
         """Note the data types and shapes that the layer's first call takes."""
@@ -139,30 +137,18 @@ class Visit:
         self.autocast = torch.is_autocast_enabled(chosen.device.type)
 
 
+@dataclass(slots=True, eq=False)
 class SampledLayers:
     """The layers of one sampled step; holds nothing of the model."""
 
-    __slots__ = ("batches", "grad_dtypes", "is_put", "on_host", "sealed", "tensors", "visits",
-                 "weights")  # fmt: skip
-
-    def __init__(
-        self,
-        visits: Mapping[int, Visit],
-        weights: WeightMeasure | None,
-        grad_dtypes: Mapping[int, torch.dtype],  # by the parameter's position
-        sealed: Mapping[int, str],  # layers not seen inside, and why
-        batches: CastBatches,
-        *,
-        on_host: bool,  # else the values must be put before the step's pack is sealed
-    ) -> None:
-        self.visits = visits
-        self.weights = weights
-        self.grad_dtypes = grad_dtypes
-        self.sealed = sealed
-        self.batches = batches
-        self.on_host = on_host
-        self.tensors: list[SeenTensor] = []  # each once; listed when they are put
-        self.is_put = False
+    visits: Mapping[int, Visit]
+    weights: WeightMeasure | None
+    grad_dtypes: Mapping[int, torch.dtype]  # by the parameter's position
+    sealed: Mapping[int, str]  # layers not seen inside, and why
+    batches: CastBatches
+    on_host: bool  # else the values must be put before the step's pack is sealed
+    tensors: list[SeenTensor] = field(default_factory=list)  # each once; listed when they are put
+    is_put: bool = False
 
     def put(self, pack: Pack) -> None:
         """Put every value seen of the layers into the step's pack, once."""
@@ -255,9 +241,8 @@ class StepNotes:
         dtypes = {position: g.dtype for position, g in gradients if g is not None}
         self.operands.end(visit.casts for visit in self.visits.values())
         on_host = self._on_host and (self._weights is None or self._weights.on_host)
-        return SampledLayers(
-            self.visits, self._weights, dtypes, sealed, self.operands.batches, on_host=on_host
-        )
+        batches = self.operands.batches
+        return SampledLayers(self.visits, self._weights, dtypes, sealed, batches, on_host)
 
     def release(self) -> None:
         """Unhook every tensor; one that the user keeps must not keep us."""

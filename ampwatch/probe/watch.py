@@ -6,6 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,14 +19,13 @@ from ampwatch.errors import warn
 from ampwatch.probe import fatal_exceptions, hooks, watched_scaler
 from ampwatch.probe.courier import Courier
 from ampwatch.probe.devices import DeviceSampler
-from ampwatch.probe.fatal_exceptions import describe
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
 from ampwatch.probe.own_failures import Guard
-from ampwatch.probe.rank_agreement import Ranks
 from ampwatch.probe.records import EventRecord
 from ampwatch.probe.row_maker import RowMaker
+from ampwatch.probe.run_identity import Ranks
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ class Watch:
         self._scaled = scaler is not None
         self._on_gone = partial(_end_if_over, weakref.ref(self))
         self._roots = [weakref.ref(root, self._on_gone) for root in survey.roots]
-        self._loop = loop
+        self.loop = loop  # public for what acts on it: `guarding`
         self._observer = observer
         self._row_maker: RowMaker | None = row_maker
         self._courier = courier
         self._devices = devices
-        self._guard = guard
+        self.errors = guard  # counts our own failures
         self._pid = os.getpid()
         self._closed = False
         self._names = {id(layer.module): layer.name for layer in survey.layers}
@@ -91,35 +91,25 @@ class Watch:
     @property
     def scales(self) -> bool:
         """Whether a scaler is in use: then losses are seen where they are scaled."""
-        return self._loop.current.enabled and self._loop.current.used
+        return self.loop.current.enabled and self.loop.current.used
 
     @property
     def has_scaled(self) -> bool:
         """Whether a scaler was given a loss since the last optimizer's step."""
-        return bool(self._loop.losses.pending)
+        return bool(self.loop.losses.pending)
 
     @property
     def adopts_scalers(self) -> bool:
         """Whether it also watches a scaler that the loop makes later."""
-        return self._loop.current.enabled
-
-    @property
-    def loop(self) -> Loop:
-        """The loop as the watch sees it: for what acts on it, `guarding`."""
-        return self._loop
-
-    @property
-    def errors(self) -> Guard:
-        """The guard that counts our own failures."""
-        return self._guard
+        return self.loop.current.enabled
 
     def knows(self, optimizer: Any) -> bool:
         """Whether this optimizer's steps are this training's."""
-        return not self._closed and self._loop.turns.knows(optimizer)
+        return not self._closed and self.loop.turns.knows(optimizer)
 
     def take_up(self, optimizer: Any) -> None:
         """Follow another optimizer of this training."""
-        self._guard.run(self._loop.turns.view, optimizer)
+        self.errors.run(self.loop.turns.view, optimizer)
 
     def watches(self, scaler: Any) -> bool:
         """Whether it is live and watches this scaler."""
@@ -127,7 +117,7 @@ class Watch:
 
     def is_of(self, roots: tuple[nn.Module, ...], optimizers: Sequence[Any]) -> bool:
         """Whether it watches just these models, and knows one of these optimizers, if any."""
-        known = self._loop.turns.views.values()
+        known = self.loop.turns.views.values()
         has_one = not optimizers or any(v.is_of(one) for v in known for one in optimizers)
         return has_one and self._is_on(roots)
 
@@ -156,17 +146,17 @@ class Watch:
         if self._has_scaler() or self._has_optimizer():
             return False
         # The model may get another optimizer; another scaler only where none has stepped yet.
-        return not self._roots or (self._scaled and bool(self._loop.turns.views))
+        return not self._roots or (self._scaled and bool(self.loop.turns.views))
 
     def _has_scaler(self) -> bool:
         return any(reference() is not None for reference, _ in self._swapped)
 
     def _has_optimizer(self) -> bool:
-        return not all(view.is_gone for view in self._loop.turns.views.values())
+        return not all(view.is_gone for view in self.loop.turns.views.values())
 
     def adopt(self, scaler: Any) -> None:
         """Watch this scaler too: the loop steps with it."""
-        watched = watched_scaler.swap(scaler, self._loop, self._guard)
+        watched = watched_scaler.swap(scaler, self.loop, self.errors)
         self._swapped = [pair for pair in self._swapped if pair[0]() is not None]
         self._swapped.append((weakref.ref(scaler, self._on_gone), watched))
         self._scaled = True
@@ -185,12 +175,12 @@ class Watch:
         if self._closed:
             warn("log() after close() is ignored; attach again for a new run.")
             return
-        self._guard.run(self._loop.log, scalars)
+        self.errors.run(self.loop.log, scalars)
 
     def saved(self, path: str | os.PathLike[str]) -> None:
         """Say where a checkpoint was written just now: `ampwatch plan` names it if it is clean."""
         if not self._closed:
-            self._guard.run(self._loop.state_saved, os.fspath(path)[:_LONGEST_PATH])
+            self.errors.run(self.loop.state_saved, os.fspath(path)[:_LONGEST_PATH])
 
     def last_clean_checkpoint(self) -> Checkpoint | None:
         """The last save before any trouble; None if there is none, or no log that tells of it.
@@ -209,13 +199,13 @@ class Watch:
 
         It is called on the training thread, after a step.
         """
-        if self._loop.control is not None:
-            self._loop.control.on_save(save)
+        if self.loop.control is not None:
+            self.loop.control.on_save(save)
 
     def on_stop(self, stop: Callable[[], object]) -> None:
         """Have this function end the training when a page asks for it, instead of Ctrl-C."""
-        if self._loop.control is not None:
-            self._loop.control.on_stop(stop)
+        if self.loop.control is not None:
+            self.loop.control.on_stop(stop)
 
     def after_close(self, callback: Callable[[], None]) -> None:
         """Call this once the log is complete: when the watch is closed, or the process ends."""
@@ -253,35 +243,35 @@ class Watch:
             scaler = reference()
             if scaler is not None:
                 watched_scaler.restore(scaler, watched)
-        self._guard.off = False  # after too many failures, too, everything is given back
-        self._guard.run(self._loop.close)
+        self.errors.off = False  # after too many failures, too, everything is given back
+        self.errors.run(self.loop.close)
         if self._observer is not None:
-            self._guard.run(self._observer.release)
+            self.errors.run(self._observer.release)
         callbacks, self._afterwards = self._afterwards, []
         row_maker, self._row_maker, self._observer = self._row_maker, None, None
         if row_maker is not None:
             last = self._end_event()
             self._courier.close(last, row_maker, wait=wait, afterwards=() if wait else callbacks)
-        self._guard.run(self._devices.close)
+        self.errors.run(self._devices.close)
         self._cancel()
         _LIVE.discard(self)
         for callback in callbacks if wait else ():
-            self._guard.run(callback)
-        self._guard.off = True  # a hook may be left somewhere, or our class under another's
+            self.errors.run(callback)
+        self.errors.off = True  # a hook may be left somewhere, or our class under another's
 
     def record_exception(self, error: BaseException) -> None:
         """Note an exception that ends the training, with the layer it came from."""
-        self._guard.run(self._note_exception, error)
+        self.errors.run(self._note_exception, error)
 
     def _note_exception(self, error: BaseException) -> None:
-        words = describe(error, self._names, self._devices)
+        words = asdict(fatal_exceptions.describe(error, self._names, self._devices))
         fatal = not isinstance(error, KeyboardInterrupt)  # the user's own wish is not a failure
-        self._loop.current.event(EventKind.EXCEPTION, {"fatal": fatal, **words.to_json()})
+        self.loop.current.event(EventKind.EXCEPTION, {"fatal": fatal, **words})
 
     def _end_event(self) -> EventRecord:
-        failures = self._guard.failures + self._courier.failures
-        detail = {"steps": self._loop.current.number, "own_failures": failures}
-        return EventRecord(self._loop.current.number, time.time_ns(), EventKind.ENDED, detail)
+        failures = self.errors.failures + self._courier.failures
+        detail = {"steps": self.loop.current.number, "own_failures": failures}
+        return EventRecord(self.loop.current.number, time.time_ns(), EventKind.ENDED, detail)
 
     def __enter__(self) -> Watch:
         return self
@@ -308,7 +298,7 @@ class Watch:
 
     def disable_after_fork(self) -> None:
         """This is a forked child: send, write and close nothing from here on."""
-        self._guard.off = True
+        self.errors.off = True
         self._closed = True
 
 

@@ -20,7 +20,7 @@ from torch import multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ampwatch
-from ampwatch.guarding import joint_decision, rate_actions
+from ampwatch.guarding import joint_decision, lowered_rate
 
 STEPS, BAD, DIES_AT = 130, (90, 101, 117), 101
 
@@ -40,7 +40,7 @@ class Told:
 
 
 def train(rank, world, meet, folder, case):
-    joint_decision.MOST_STEPS, rate_actions.Advice = 60, Told
+    joint_decision.MOST_STEPS, lowered_rate.Advice = 60, Told
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     parts = case in {"parts", "dies", "stops"}
     torch.manual_seed(rank if parts else 0)

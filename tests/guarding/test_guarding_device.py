@@ -7,7 +7,8 @@ import torch
 from guarded_training import OPTIMIZERS, Classes, Training, same
 
 import ampwatch
-from ampwatch.guarding import device_verdict, joint_decision, step_guard
+from ampwatch.guarding import joint_decision
+from ampwatch.guarding.step_signs import Guarded
 from ampwatch.probe import norms, tensor_values
 
 BAD = {80, 91}
@@ -38,10 +39,10 @@ def waits(monkeypatch):
         look(meter)
         meter._on_host = False
 
-    asked = device_verdict.waited_for
+    asked = Guarded.waited_for
     monkeypatch.setattr(tensor_values.Pack, "put", put)
     monkeypatch.setattr(norms.GradientMeter, "look_again", look_again)
-    monkeypatch.setattr(step_guard, "waited_for", lambda part: waited.append(1) or asked(part))
+    monkeypatch.setattr(Guarded, "waited_for", lambda part: waited.append(1) or asked(part))
     return waited
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from guarded_training import Training
 
-from ampwatch.guarding import lowered_rate, rate_actions
+from ampwatch.guarding import lowered_rate
 
 RATE = 0.01
 
@@ -35,7 +35,7 @@ def short(monkeypatch):
 
 def told(monkeypatch, factor, **more):
     advice = Told(factor, **more)
-    monkeypatch.setattr(rate_actions, "Advice", advice)
+    monkeypatch.setattr(lowered_rate, "Advice", advice)
     return advice
 
 

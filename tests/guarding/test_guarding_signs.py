@@ -30,7 +30,7 @@ def test_such_a_step_is_left_out_and_its_sign_is_named(tmp_path, what, optimizer
 def test_a_rate_that_a_page_or_the_guard_itself_raises_is_no_leap(tmp_path):
     guarded = Classes().attach(tmp_path, dry_run=False).steps(60)
     (view,) = guarded.watch.loop.turns.views.values()
-    view.multiply_rates(guarded.optimizer, 10.0)
+    view.multiply_rates(10.0)
     guarded.steps(20)
     assert [one["decided"] for _, one in guarded.close()[1]] == ["begin"]
 

@@ -16,14 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ampwatch
 from ampwatch.feed import Instruction, InstructionArrived, Key
-from ampwatch.probe import rank_agreement
+from ampwatch.probe import control as controls
 
 STEPS, ASKED_AT, LATER, HALVED_AT = 500, 30, 260, 220
 
 
 def train(rank, world, meet, folder, deaf):
-    rank_agreement.LOOK_S = 0.1
-    rank_agreement._SPARE_S = 1.5
+    controls.LOOK_S = 0.1
+    controls._SPARE_S = 1.5
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 1))
@@ -32,7 +32,7 @@ def train(rank, world, meet, folder, deaf):
     watch = ampwatch.attach(
         None, model, optimizer=optimizer, run="ranks", log_dir=folder, endpoint="off", control=True
     )
-    control = watch._loop.control
+    control = watch.loop.control
     if rank == 0:
         watch.on_save(lambda: torch.save(model.state_dict(), folder / "saved.pt"))
     if rank == deaf:

@@ -45,7 +45,7 @@ class Trained:
     def ask(self, instruction, age_s=0.5, is_authentic=True, again=False):
         self.number += not again
         arrived = InstructionArrived(instruction, self.number, age_s, is_authentic)
-        self.watch._loop.control.take(arrived)
+        self.watch.loop.control.take(arrived)
 
     def answers(self, folder):
         self.watch.close()
@@ -75,7 +75,7 @@ def test_a_rate_is_changed_after_the_step_in_progress_and_the_rows_say_so(tmp_pa
 def test_nothing_can_be_asked_of_a_training_that_does_not_allow_it(tmp_path):
     trained = Trained(tmp_path, control=False)
     trained.steps(2)
-    assert trained.watch._loop.control is None
+    assert trained.watch.loop.control is None
     assert trained.answers(tmp_path)[:2] == ([], [])
 
 

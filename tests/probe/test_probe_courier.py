@@ -191,7 +191,7 @@ while not trainer.watch.lost_rows:
 for number in range(10):
     trainer.step()
 trainer.watch.close()
-print(trainer.watch.lost_rows, trainer.watch._loop.current.number)
+print(trainer.watch.lost_rows, trainer.watch.loop.current.number)
 """
 
 

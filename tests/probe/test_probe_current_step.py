@@ -260,7 +260,7 @@ def test_what_waits_for_the_loss_keeps_no_larger_tensor_alive(tmp_path):
 
     loop = Guarded(tmp_path, model=First())
     loop.forward()
-    samples = loop.watch._loop.forwards._samples
+    samples = loop.watch.loop.forwards._samples
     assert [part.untyped_storage().nbytes() for _, part in samples] == [8 * 2 * 4]
     loop.read()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -281,7 +282,7 @@ def test_everything_is_json_and_no_longer_than_it_may_be():
     words = describe(failed(model), names_of(model))
     assert len(words.message) == 2000
     assert words.message.endswith("…")
-    text = json.dumps(words.to_json())
+    text = json.dumps(asdict(words))
     text.encode("utf-8")
     assert json.loads(text)["layer"] == "inner"
 

@@ -504,10 +504,10 @@ def test_a_step_that_never_ends_is_said_and_costs_no_more_memory(tmp_path, monke
         trainer.loss().backward()
     with pytest.warns(AmpwatchWarning, match="no optimizer step was seen"):
         trainer.loss().backward()
-    kept = len(trainer.watch._loop.current.begin().pack.values)
+    kept = len(trainer.watch.loop.current.begin().pack.values)
     for _ in range(20):
         trainer.loss().backward()
-    assert len(trainer.watch._loop.current.begin().pack.values) == kept
+    assert len(trainer.watch.loop.current.begin().pack.values) == kept
     assert not trainer.model[0]._forward_hooks
     trainer.step()
     trainer.step()

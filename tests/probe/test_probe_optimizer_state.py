@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ampwatch
 from ampwatch.probe import optimizer_state
-from ampwatch.probe.weight_slices import Slices
+from ampwatch.probe.weight_updates import Slices
 from ampwatch.store import Run
 
 STEPS = 14  # the first ten are sampled, and then each third

@@ -33,7 +33,7 @@ def observed(model):
     model(torch.ones(2, 4)).sum().backward()
     pack = Pack()
     observer.collect().put(pack)
-    observer.collect_local(pack)
+    observer.local.collect(pack)
     observer.collect_first(pack)
     return observer
 
@@ -41,7 +41,7 @@ def observed(model):
 def local(observer):
     """Finiteness by parameter's position, and at the first layer."""
     pack = Pack()
-    captured = observer.collect_local(pack)
+    captured = observer.local.collect(pack)
     return None if captured is None else (captured.finite(pack), captured.first_finite(pack))
 
 
@@ -124,7 +124,7 @@ def test_a_single_rank_is_not_hooked():
     observer = LayerObserver(survey(model), Strict())
     observer.arm()
     assert not any(parameter._backward_hooks for parameter in model.parameters())
-    assert local(observer) is None
+    assert observer.local is None
 
 
 def test_copies_and_files_of_an_armed_model_carry_nothing_of_ours():

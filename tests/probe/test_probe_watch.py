@@ -159,7 +159,7 @@ def test_a_failure_of_ours_is_said_once_and_training_goes_on(tmp_path, monkeypat
     monkeypatch.setenv("AMPWATCH_STRICT", "0")
     model, optimizer, scaler = parts()
     watch = ampwatch.attach(scaler, model, log_dir=tmp_path)
-    monkeypatch.setattr(watch._loop.turns, "before_step", lambda optimizer: 1 / 0)
+    monkeypatch.setattr(watch.loop.turns, "before_step", lambda optimizer: 1 / 0)
     with pytest.warns(AmpwatchWarning, match="ZeroDivisionError"):
         step(model, optimizer, scaler)
     for _ in range(4):
@@ -172,7 +172,7 @@ def test_a_warning_filter_that_raises_does_not_end_training(tmp_path, monkeypatc
     monkeypatch.setenv("AMPWATCH_STRICT", "0")
     model, optimizer, scaler = parts()
     watch = ampwatch.attach(scaler, model, log_dir=tmp_path)
-    monkeypatch.setattr(watch._loop.turns, "before_step", lambda optimizer: 1 / 0)
+    monkeypatch.setattr(watch.loop.turns, "before_step", lambda optimizer: 1 / 0)
     step(model, optimizer, scaler)  # warnings are errors in this suite
     assert "ZeroDivisionError" in capsys.readouterr().err
     watch.close()
