@@ -120,9 +120,14 @@ def test_of_many_rows_only_those_near_the_view_are_there_wherever_one_scrolls(pa
     for part, name in ((0.51, "sweep 73"), (1.0, HARD_NAME), (0.0, "falls")):
         box.evaluate("(box, part) => { box.scrollTop = part * box.scrollHeight; }", part)
         page.page.locator(f"{ROW}[data-go='{name}'] a").wait_for()
-        seen = page.page.locator(f"{ROW}[data-go='{name}']").bounding_box()
-        around = box.bounding_box()
-        assert around["y"] - 1 <= seen["y"] <= around["y"] + around["height"]
+        page.page.wait_for_function(  # in one look: a refresh may write the rows anew
+            """(row) => {
+                const seen = document.querySelector(row)?.getBoundingClientRect();
+                const around = document.querySelector(".aw-box").getBoundingClientRect();
+                return seen && around.top - 1 <= seen.top && seen.top <= around.bottom;
+            }""",
+            arg=f"{ROW}[data-go='{name}']",
+        )
 
 
 def test_runs_are_chosen_and_compared_and_the_choice_is_in_the_address(page, server):
