@@ -81,17 +81,19 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m quick` does not load the other files: that alone takes longer than the quick tests."""
-    if config.option.markexpr != "quick" or not collection_path.name.startswith("test_"):
+    """`-m quick` and `-m slow` do not load the other files: that takes each worker seconds."""
+    holds = {"quick": is_quick, "slow": names_slow}.get(config.option.markexpr)
+    if holds is None or not collection_path.name.startswith("test_"):
         return None
-    return not is_quick(collection_path) or None
+    return not holds(collection_path) or None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put each test into its tier, before `-m` chooses among them."""
     for item in items:
-        if any(mark.name.startswith("slow_") for mark in item.iter_markers()):
+        is_slow = any(mark.name.startswith("slow_") for mark in item.iter_markers())
+        if is_slow and names_slow(item.path):
             item.add_marker("slow")
         elif is_quick(item.path):
             item.add_marker("quick")
@@ -107,6 +109,11 @@ def is_quick(path: Path) -> bool:
     name = os.path.relpath(path, HERE).replace(os.sep, "/")
     told, untold = (any(fnmatch.fnmatch(name, p) for p in which) for which in (QUICK, NOT_QUICK))
     return told and not untold
+
+
+def names_slow(path: Path) -> bool:
+    """Whether a file marks tests as slow; what is marked from elsewhere runs with the others."""
+    return b"mark.slow_" in path.read_bytes()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import children
@@ -25,6 +26,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed"),
 ]
 BAD = 1  # the rank whose text is bad
+STEPS = 150  # enough for the run to fail
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def place(folder):
 @pytest.fixture(scope="module")
 def training(place):
     """The two processes: they train from here on, and end by themselves."""
-    pair = next(one for one in SCENARIOS if one.ranks == 2)
+    [pair] = [replace(one, steps=STEPS) for one in SCENARIOS if one.ranks == 2]
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as worker:
         for name, value in children.forking({}).items():
             patch.setenv(name, value)
@@ -92,14 +94,14 @@ def test_both_ranks_are_drawn_as_they_train(page, place, server, training):
     page.says("live, ")
     page.refreshes(3)
     run = store.open_run(training.result())
-    page.drawn(200)
+    page.drawn(STEPS)
     for rank in (0, BAD):
         wait_until(lambda rank=rank: is_drawn(page, of_rank(run, rank, "loss")))
 
 
 def test_the_page_names_the_rank_and_the_layer_and_draws_both_ranks(page, server, run):
     page.open(server.url)
-    page.drawn(200)
+    page.drawn(STEPS)
     page.says("FAILING")
     assert ampwatch.diagnose(run).headline.code == "AMP602"
     band = page.page.locator(".aw-band").inner_text()
@@ -109,15 +111,16 @@ def test_the_page_names_the_rank_and_the_layer_and_draws_both_ranks(page, server
     assert is_drawn(page, of_rank(run, BAD, "loss"))
     page.says(", the same on all ranks")
     numbers = page.numbers()
-    assert numbers["loss, rank 0"] == f"{of_rank(run, 0, 'loss')[199]:.4g}"
-    assert numbers["skipped"].startswith(f"{sum(of_rank(run, 0, 'skipped').values()):.0f} of 200")
+    assert numbers["loss, rank 0"] == f"{of_rank(run, 0, 'loss')[STEPS - 1]:.4g}"
+    skipped = sum(of_rank(run, 0, "skipped").values())
+    assert numbers["skipped"].startswith(f"{skipped:.0f} of {STEPS}")
 
 
 def test_a_rank_is_chosen_in_the_sidebar_or_hidden_by_its_label_and_told_by_the_address(
     page, server, run
 ):
     page.open(server.url)
-    page.drawn(200)
+    page.drawn(STEPS)
     for rank in (BAD, 0):
         choose(page, f"rank {rank}")
         page.page.wait_for_url(re.compile(f"rank={rank}"))
@@ -144,7 +147,7 @@ def test_every_page_tells_the_ranks_apart_and_is_kept_as_a_picture(one, server, 
     shots.mkdir(exist_ok=True)
     with tab(one) as page:
         page.open(server.url)
-        page.drawn(200)
+        page.drawn(STEPS)
         for name in PAGES:
             page.go(name)
             page.settled()

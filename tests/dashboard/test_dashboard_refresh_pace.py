@@ -48,8 +48,8 @@ def test_tabs_slow_down_as_others_open_and_speed_up_as_they_close(one, server):
         first.open(f"{server.url}/?run=goes")
         first.drawn()
         others = [first.page.context.new_page() for _ in range(REFRESHES_A_SECOND)]
-        for other in others:
-            other.goto(f"{server.url}/?run=goes")
+        for other in others:  # whatever they show
+            other.goto(f"{server.url}/settings?run=goes")
         first.says(words)
         first.refreshes(2)  # it goes on
         for other in others:

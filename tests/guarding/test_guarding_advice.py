@@ -9,7 +9,7 @@ from guarded_training import Training
 import ampwatch
 from ampwatch.guarding.guard_advice import Advice, write_plan
 
-pytestmark = [pytest.mark.slow, pytest.mark.slow_starts]
+pytestmark = pytest.mark.slow_starts
 
 
 def answer_of(advice):

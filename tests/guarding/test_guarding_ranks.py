@@ -15,7 +15,6 @@ from guarded_training import guard_events, same
 import ampwatch
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.slow_ranks,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed"),
     pytest.mark.skipif(sys.platform == "win32", reason="gloo meets in a file here"),

@@ -15,7 +15,7 @@ from control_ranks import ASKED_AT, HALVED_AT, STEPS
 import ampwatch
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow_ranks,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed"),
     pytest.mark.skipif(sys.platform == "win32", reason="gloo meets in a file here"),
 ]
