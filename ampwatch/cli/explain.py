@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Explain a finding, or list all findings."""
     from ampwatch.diagnosis import RULES
-    from ampwatch.diagnosis.pages import plain_page
+    from ampwatch.diagnosis.rule_pages import plain_page
 
     if code is None:
         width = max(len(rule.name) for rule in RULES)

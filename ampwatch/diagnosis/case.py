@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ampwatch.diagnosis import learning_rate, policy
+from ampwatch.diagnosis import learning_rate, thresholds
 from ampwatch.diagnosis.attention_scores import AttentionScoreHistory
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.cast_history import CastHistory
@@ -211,7 +211,7 @@ class Case:
         final = self.final_scale
         if final is None:
             return None
-        below = 2.0**-policy.COLLAPSE_OCTAVES
+        below = 2.0**-thresholds.COLLAPSE_OCTAVES
         fall = next((fall for fall in self.scale.falls if final <= fall.level * below), None)
         return None if fall is None or self.learnt_on(fall.first_step, fall.end_step) else fall
 
@@ -246,7 +246,11 @@ class Case:
         """Whether something seen at these times still goes on at the end of the record."""
         entries = self.scale.entries
         apart = 1 if self.observed.every_step else self.scale.steps / entries
-        recent = max(policy.RECENT_STEPS / apart, policy.LOSS_LINES, entries * policy.RECENT_SHARE)
+        recent = max(
+            thresholds.RECENT_STEPS / apart,
+            thresholds.LOSS_LINES,
+            entries * thresholds.RECENT_SHARE,
+        )
         return times.last_position >= entries - recent
 
     def weighs(self, times: Times) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.findings import Finding, Severity
 from ampwatch.diagnosis.rules import RULES
 
@@ -35,11 +35,11 @@ def _explains(cause: Finding, effect: Finding) -> bool:
         return True
     acts, shows = TIES[cause.code], TIES[effect.code]
     if shows.ends_the_run and cause.last_step is not None:
-        return cause.last_step + policy.DELAY_STEPS >= effect.first_step
+        return cause.last_step + thresholds.DELAY_STEPS >= effect.first_step
     if (acts.in_strict_order or shows.in_strict_order) and not shows.spares_weights:
         return cause.first_step <= effect.first_step
     late = acts.shown_late or effect.code in acts.late_to
-    delay = policy.SAMPLING_DELAY_STEPS if late else policy.DELAY_STEPS
+    delay = thresholds.SAMPLING_DELAY_STEPS if late else thresholds.DELAY_STEPS
     return cause.first_step <= effect.first_step + delay
 
 

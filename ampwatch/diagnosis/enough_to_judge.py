@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
@@ -41,8 +41,8 @@ def is_long_enough(case: Case) -> bool:
     scales = case.rate.accepted if case.scale.has_scaler else 0
     return (
         losses >= constants.NO_LEARNING_STEPS
-        or scales >= policy.STORM_WINDOW_STEPS
-        or norms >= policy.DRIFT_ROWS
+        or scales >= thresholds.STORM_WINDOW_STEPS
+        or norms >= thresholds.DRIFT_ROWS
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.overflow_culprits import OverflowCulprits
 from ampwatch.diagnosis.scale_segments import NAN, ScaleSegment
 
@@ -104,13 +104,13 @@ class SkipEpisode:
     @property
     def is_tooth(self) -> bool:
         """Whether the episode only undoes the growth just before it: one overflow, or two."""
-        few = self.streaks <= policy.SAWTOOTH_SKIPS and self.skips <= self.tooth_skips
+        few = self.streaks <= thresholds.SAWTOOTH_SKIPS and self.skips <= self.tooth_skips
         return self.from_growth and few
 
     @property
     def is_spike(self) -> bool:
         """Whether it skipped more steps in a row than one overflow needs."""
-        return self.longest_streak >= policy.SPIKE_SKIPS
+        return self.longest_streak >= thresholds.SPIKE_SKIPS
 
     @property
     def octaves(self) -> float:
@@ -120,9 +120,9 @@ class SkipEpisode:
     @property
     def is_fall(self) -> bool:
         """Whether the episode took the scale far below its established level."""
-        if self.from_reset or self.skips < policy.COLLAPSE_SKIPS or self.level is None:
+        if self.from_reset or self.skips < thresholds.COLLAPSE_SKIPS or self.level is None:
             return False
-        return self.scale_after <= self.level * 2.0**-policy.COLLAPSE_OCTAVES
+        return self.scale_after <= self.level * 2.0**-thresholds.COLLAPSE_OCTAVES
 
 
 def _octaves_between(high: float, low: float) -> float:
@@ -131,7 +131,7 @@ def _octaves_between(high: float, low: float) -> float:
 
 
 def _lone(streak: int) -> int:
-    return streak if streak <= policy.SAWTOOTH_SKIPS else 0
+    return streak if streak <= thresholds.SAWTOOTH_SKIPS else 0
 
 
 @dataclass(frozen=True, slots=True)

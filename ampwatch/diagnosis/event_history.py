@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.code_to_paste import Root, roots_of
 from ampwatch.diagnosis.event import Event
@@ -131,4 +131,4 @@ def _few(more: frozenset[Any], before: frozenset[Any]) -> frozenset[Any]:
 
 def _is_warmup(event: Event, position: int) -> bool:
     """Whether an event about the rate comes so early that it belongs to the warm-up."""
-    return event.kind == EventKind.LR_CHANGED.value and position < policy.JUMP_LEAST_POSITION
+    return event.kind == EventKind.LR_CHANGED.value and position < thresholds.JUMP_LEAST_POSITION

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
 
@@ -81,7 +81,7 @@ class LayerHistory:
         names = ("underflow_share", "log2_headroom", "scale_low", "scale_high")
         share, headroom, low, high = (rows.numbers[name][good] for name in names)
         # A tail that is lost is normal: a layer needs a scale when it loses most.
-        low = np.where(share >= policy.UNDERFLOW_SHARE, low, np.nan)
+        low = np.where(share >= thresholds.UNDERFLOW_SHARE, low, np.nan)
         grown = grown._with_shares(layer, step, share)
         grown = grown._with_headrooms(layer, step, headroom)
         return grown._with_windows(layer, step, low, high)
@@ -119,7 +119,7 @@ class LayerHistory:
         layer, step, share = layer[told], step[told], share[told]
         first, last = self.first_step.copy(), self.last_step.copy()
         last[layer] = step
-        lost = share >= policy.UNDERFLOW_SHARE
+        lost = share >= thresholds.UNDERFLOW_SHARE
         losing, at = np.unique(layer[lost], return_index=True)
         first[losing] = np.where(first[losing] < 0, step[lost][at], first[losing])
         return replace(

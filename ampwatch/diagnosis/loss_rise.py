@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.column_arrays import Floats, Mask
 from ampwatch.diagnosis.loss_band import (
     LEAST_PAST,
@@ -47,7 +47,7 @@ _CHANCE_STEPS = 2
 # with it: updates double before the loss does.
 GREW = 1.5
 # Trouble that stands has lasted as long as a scale takes to be established.
-_STANDS = policy.ESTABLISHED_STEPS
+_STANDS = thresholds.ESTABLISHED_STEPS
 _DESCENT = 0.2  # of the climb, given back: it is on its way down
 _NOW = 16  # entries whose median is where the loss stands
 _FIRST_ROWS = 32  # what goes with a rise shows in them
@@ -141,7 +141,7 @@ class LossRise:
         known = [one for one in seen if one is not None]
         norms = self.past[:, _AT["grad_norm"]]
         undecided = (norms > 0).sum() >= LEAST_PAST and None in seen[::2]
-        recent = self.past[-policy.JUMP_STEPS :]
+        recent = self.past[-thresholds.JUMP_STEPS :]
         meant = _rose(recent, self.first, "lr", LR_LEAP)
         meant |= _rose(self.past, self.first, "micro_batches", 1.0 + ROUNDED)
         grew = True if any(known) else None if undecided or not known else False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.column_arrays import Floats, Mask
 from ampwatch.diagnosis.learning_rate import RateRows
 from ampwatch.diagnosis.medians import median_of_known
@@ -23,7 +23,7 @@ _LEAP = 4.0
 # Isolated: most of the next 8 steps are within twice the median again.
 _AFTER, _CALM = 8, 2.0
 # Several within 20 steps are a storm or an overflowing layer (AMP105, AMP203), not batches apart.
-APART_STEPS = policy.NEAR_STEPS
+APART_STEPS = thresholds.NEAR_STEPS
 # No more candidates are looked at in one block: where steps are skipped all the time none is apart.
 _CANDIDATES = 64
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.rows import LR_LEAP
 
@@ -52,7 +52,7 @@ class RateLeaps:
         base_before = np.concatenate(([self.last_base], base[:-1]))
         position = np.arange(block.start, block.start + len(block))
         leapt = (rate >= LR_LEAP * before) & (before > 0)
-        leapt &= position >= policy.JUMP_LEAST_POSITION
+        leapt &= position >= thresholds.JUMP_LEAST_POSITION
         top = np.fmax.accumulate(np.concatenate([[self.top], rate]))
         rose = np.flatnonzero(top[1:] > top[:-1])
         reached = np.concatenate([[self.top_position], block.start + rose])

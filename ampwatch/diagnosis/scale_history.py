@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
 from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode, SkipSpan
@@ -182,7 +182,7 @@ class ScaleHistory:
         scale = filled_forward(block.columns["scale"], NAN)
         if not self.has_scaler:
             return np.isnan(scale)
-        return np.asarray(np.isnan(level) | (scale > level * 2.0**-policy.COLLAPSE_OCTAVES))
+        return np.asarray(np.isnan(level) | (scale > level * 2.0**-thresholds.COLLAPSE_OCTAVES))
 
     def finish(self) -> None:
         """Close the episode that is open, as if the record ended here."""
@@ -208,14 +208,14 @@ class ScaleHistory:
 
     def _take_facts(self, block_scale: ScaleInBlock) -> None:
         block, scale = block_scale.block, block_scale.begun
-        tiny = np.flatnonzero(scale < policy.FLOOR_SCALE)
+        tiny = np.flatnonzero(scale < thresholds.FLOOR_SCALE)
         at_floor = np.flatnonzero(block.skipped & (scale <= (self.scaler.floor or 0.0)))
         self.tiny = self.tiny.and_entries(tiny, block.step, block.start)
         self.at_floor = self.at_floor.and_entries(at_floor, block.step, block.start)
         self.lowest = float(np.fmin(self.lowest, np.fmin.reduce(scale)))
         self.lead, self.entries = block_scale.next_lead, self.entries + len(block)
         recent = np.concatenate([self.recent_skips, block_scale.places[block.skipped]])
-        self.recent_skips = recent[recent >= self.steps - policy.STORM_WINDOW_STEPS]
+        self.recent_skips = recent[recent >= self.steps - thresholds.STORM_WINDOW_STEPS]
         self._take_micro_batches(block.columns["micro_batches"])
 
     def _take_micro_batches(self, count: Floats) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
 from ampwatch.diagnosis.scaler import Scaler
@@ -22,7 +22,7 @@ from ampwatch.rows import EventKind
 
 NAN = float("nan")
 # A burst of skips has so many: as many octaves up at once are no growth, and cost one.
-_LEAP_OCTAVES = policy.SPIKE_SKIPS
+_LEAP_OCTAVES = thresholds.SPIKE_SKIPS
 # Whether the very first step fitted may be untold, of the run as of the new scaler: one halving,
 # and what rounding leaves.
 _SAME_OCTAVES = 1.25
@@ -194,7 +194,7 @@ def _resets(block_scale: ScaleInBlock, scaler: Scaler) -> Mapping[int, ScaleRese
     )
     # A scale set by hand is a decision, unless it goes so far back that it overflows again.
     by_hand = block_scale.set_before & (scale == initial) & block_scale.block.skipped
-    by_hand &= block_scale.began <= initial * 2.0**-policy.COLLAPSE_OCTAVES
+    by_hand &= block_scale.began <= initial * 2.0**-thresholds.COLLAPSE_OCTAVES
     low = np.where(by_hand, block_scale.began, expected)
     found = np.flatnonzero(jumped | by_hand).tolist()
     return {at: ScaleReset(float(low[at]), initial, bool(by_hand[at])) for at in found}

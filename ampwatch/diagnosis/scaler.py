@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.event import positive_number
 from ampwatch.diagnosis.record import Info
 
@@ -33,9 +33,9 @@ class Scaler:
     def tooth_skips(self) -> int:
         """How many skips undo one growth of the scaler, with one more that an overflow may need."""
         if not (self.growth_factor > 1.0 > self.backoff_factor > 0.0):
-            return policy.SAWTOOTH_SKIPS
+            return thresholds.SAWTOOTH_SKIPS
         undone = math.log(self.growth_factor) / -math.log(self.backoff_factor)
-        return max(policy.SAWTOOTH_SKIPS, math.ceil(undone - 1e-9) + 1) + self.hysteresis - 1
+        return max(thresholds.SAWTOOTH_SKIPS, math.ceil(undone - 1e-9) + 1) + self.hysteresis - 1
 
     def skips_by_growth(self, steps: int) -> float:
         """How many skips the scaler's growth causes in so many steps: one a growth too far."""
@@ -45,12 +45,12 @@ class Scaler:
     def close_steps(self) -> int:
         """How near the next skip must be, with this scaler, to belong to the same episode."""
         share = int(self.growth_interval * _EPISODE_SHARE)
-        return min(max(policy.NEAR_STEPS, share), self.growth_interval)
+        return min(max(thresholds.NEAR_STEPS, share), self.growth_interval)
 
     @property
     def established_steps(self) -> int:
         """How many accepted steps in a row establish a scale, with this scaler."""
-        return min(policy.ESTABLISHED_STEPS, self.growth_interval)
+        return min(thresholds.ESTABLISHED_STEPS, self.growth_interval)
 
 
 def scaler_of(info: Info) -> Scaler:

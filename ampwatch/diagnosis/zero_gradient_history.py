@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.times import Times
@@ -105,7 +105,7 @@ class ZeroGradientHistory:
         The loss had come down nearly all the way, or went to and fro between 0 and more, or was 0
         almost from the start.
         """
-        if self.is_lossless and (self.earlier or 0 < self.gave < policy.ESTABLISHED_STEPS):
+        if self.is_lossless and (self.earlier or 0 < self.gave < thresholds.ESTABLISHED_STEPS):
             return True
         if not self.first_losses:
             return False

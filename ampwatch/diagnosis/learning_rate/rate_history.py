@@ -13,7 +13,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.column_arrays import Flags, Floats, Integers, Mask
 from ampwatch.diagnosis.doubling_windows import DoublingWindows
@@ -217,9 +217,9 @@ class RateState:
         loss = np.concatenate([rows.of("loss") for rows in parts])
         known = np.isfinite(loss)
         before, after = loss[known & (step < first_step)], loss[known & (step > end_step)]
-        if not len(before) or len(after) < policy.LOSS_LINES:
+        if not len(before) or len(after) < thresholds.LOSS_LINES:
             return False
-        return bool(median(after[-policy.LOSS_LINES :]) < before.min())
+        return bool(median(after[-thresholds.LOSS_LINES :]) < before.min())
 
     def with_column(self, name: str, made: Callable[[RateRows], Floats]) -> RateState:
         """The state with one column computed anew in all its parts; nan is absent.

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds, estimate
@@ -152,10 +152,10 @@ class Trouble:
         known = np.flatnonzero(np.isfinite(rates) & (rates > 0))
         values = rates[known]
         leaps = 1 + np.flatnonzero(values[1:] >= LR_LEAP * values[:-1])
-        if not len(leaps) or len(rates) - known[leaps[-1]] > policy.JUMP_STEPS:
+        if not len(leaps) or len(rates) - known[leaps[-1]] > thresholds.JUMP_STEPS:
             return None
         past = np.sort(values[: leaps[-1]])
-        enough = max(policy.JUMP_STEPS, math.ceil(WORKED_SHARE * len(past)))
+        enough = max(thresholds.JUMP_STEPS, math.ceil(WORKED_SHARE * len(past)))
         # A schedule that starts over now and then only returns to a rate that it had before.
         if len(past) < enough or values[leaps[-1] :].min() < LR_LEAP * past[-enough]:
             return None

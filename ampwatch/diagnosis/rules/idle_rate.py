@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.finiteness_history import DEAD_RATE
@@ -12,7 +12,7 @@ from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.value_text import count_text
 
 # A log whose rates are all next to zero: reported from three lines on, an error from twenty.
-DEAD_LINES, DEAD_MANY = 3, policy.NO_ACCIDENT_STEPS
+DEAD_LINES, DEAD_MANY = 3, thresholds.NO_ACCIDENT_STEPS
 # Many warm-ups begin below a hundredth of the base rate; a decay ends at that or at a tenth.
 FIRST_SHARE = 0.01
 # A schedule may advance once an epoch. A finished run in which it never did has at most one epoch,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
@@ -165,9 +165,9 @@ backward_under_autocast = _mistake(
 def _inf_in_grad(case: Case) -> str:
     """Since when an inf has stayed in gradients that are not cleared: every step is skipped."""
     scale, ending = case.scale, case.scale.ending
-    if case.is_searching and scale.search.skips >= policy.SPIKE_SKIPS:
+    if case.is_searching and scale.search.skips >= thresholds.SPIKE_SKIPS:
         return f": an inf has been left in .grad since step {scale.first_step or 0:,}"
-    if ending is None or ending.last != scale.steps - 1 or ending.streak < policy.SPIKE_SKIPS:
+    if ending is None or ending.last != scale.steps - 1 or ending.streak < thresholds.SPIKE_SKIPS:
         return ""
     since = ending.last_step - ending.streak + 1
     return f": an inf has been left in .grad since step {since:,}"

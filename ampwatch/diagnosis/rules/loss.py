@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
@@ -41,7 +41,7 @@ _FEW = 8
 # two, if gradients or updates rose with them; or one that cost as many steps as a scale takes to be
 # established. A short spike in a short record does not count, whatever its share.
 LATE_SHARE, LATE_SPIKES = 1 / 4, 3
-LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.008, 3, 2, policy.ESTABLISHED_STEPS
+LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.008, 3, 2, thresholds.ESTABLISHED_STEPS
 # Rises that take a fifteenth of all steps each come from the order of the data; so do rises of a
 # tenth together, if gradients and updates stayed as they were, or if neither is recorded and there
 # are this many.
@@ -149,9 +149,10 @@ def _most(case: Case) -> float:
         f"the record, or more than {100 * LOST_SHARE:g} % of the steps lost to {LOST_SPIKES} of "
         f"them (to {GROWN_SPIKES} if gradients or updates left their band as well; to one if it "
         f"cost {LONG_STEPS} steps and gradients are not known to have stayed). Or "
-        f"{policy.SPIKE_SKIPS} or more skips in a row, after which steps are accepted again; large "
-        f"runs have recovered like this from falls of about {policy.COLLAPSE_OCTAVES} octaves. A "
-        "rise right after the rate was raised is not a spike.",
+        f"{thresholds.SPIKE_SKIPS} or more skips in a row, after which steps are accepted again; "
+        "large runs have recovered like this from falls of about "
+        f"{thresholds.COLLAPSE_OCTAVES} octaves. A rise right after the rate was "
+        "raised is not a spike.",
         not_to_confuse="AMP103, which does not come back; AMP206, the batch that caused it; "
         "AMP105, skips that continue.",
         do="Nothing after a single spike. If spikes return, restart before them and skip those "
@@ -251,8 +252,8 @@ def _burst(case: Case) -> Seen:
     Page(
         meaning="The loss diverges and the loss scale does not react, or there is none: nothing "
         "overflows, every step is taken, and each makes the loss worse.",
-        looks=f"A loss at least {policy.DIVERGED_LOSS} times its first value and no better than "
-        "before, updates or weights out of their band before that, and no skips. Or a rise "
+        looks=f"A loss at least {thresholds.DIVERGED_LOSS} times its first value and no better "
+        "than before, updates or weights out of their band before that, and no skips. Or a rise "
         f"of the loss, {TELLING:.0f} deviations above its recent band, or a climb out of its "
         "best one, that has not come back by the end and is not falling: an error if "
         "gradients or updates left their band with it, a warning if no gradient norms are "
@@ -280,8 +281,8 @@ def _diverged(case: Case) -> Seen | None:
     if onset is None or not judged.is_the_rate or onset.collapsed or onset.descending:
         return None
     head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
-    known, last = head[np.isfinite(head)], _median(tail, policy.ESTABLISHED_STEPS)
-    if not len(known) or not last >= policy.DIVERGED_LOSS * known[0] > 0:
+    known, last = head[np.isfinite(head)], _median(tail, thresholds.ESTABLISHED_STEPS)
+    if not len(known) or not last >= thresholds.DIVERGED_LOSS * known[0] > 0:
         return None
     first = float(known[0])
     return Seen(
@@ -300,7 +301,7 @@ def rise_that_stands(case: Case) -> LossRise | None:
     if rise is None or case.standing_fall is not None:
         return None
     larger = case.rate.setup.larger_batches
-    is_summed = any(0 <= rise.first_step - step <= policy.JUMP_STEPS for step in larger)
+    is_summed = any(0 <= rise.first_step - step <= thresholds.JUMP_STEPS for step in larger)
     return None if is_summed else rise
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import AT_FLOOR
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
@@ -26,7 +26,7 @@ from ampwatch.diagnosis.value_text import scale_text
         "can succeed. At 2^-128 and below, its inverse is inf in float32: torch then finds "
         "no overflow, takes the step, and destroys the weights without a warning.",
         looks="A skip at the minimum, or any step at a scale below "
-        f"{scale_text(policy.FLOOR_SCALE)}. In another trainer's log also the error with "
+        f"{scale_text(thresholds.FLOOR_SCALE)}. In another trainer's log also the error with "
         "which it gave up.",
         not_to_confuse="AMP109: with a loss summed over many items, a scale well below 1 is "
         "healthy.",
@@ -42,7 +42,7 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
     if not times.count:
         yield from _gave_up(case)
         return
-    healed = final is not None and final > max(policy.FLOOR_SCALE, scale.floor or 0.0)
+    healed = final is not None and final > max(thresholds.FLOOR_SCALE, scale.floor or 0.0)
     standing = FindingStatus.HEALED if healed else FindingStatus.STANDS
     yield Seen(
         standing=standing,
@@ -54,7 +54,11 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
         else "It fell to the lowest scale that the framework allows, and steps still overflow.",
         evidence=(
             Evidence(
-                "scale", times.first_step, scale.lowest, policy.FLOOR_SCALE, "smallest that works"
+                "scale",
+                times.first_step,
+                scale.lowest,
+                thresholds.FLOOR_SCALE,
+                "smallest that works",
             ),
         ),
     )
@@ -112,7 +116,7 @@ def _is_lost(case: Case) -> bool:
 def low_scale_by_design(case: Case) -> Iterator[Seen]:
     """A low loss scale, below 1, at which the run learns."""
     scale, final = case.scale, case.final_scale
-    if final is None or final >= 1.0 or scale.low_scale_steps < policy.ESTABLISHED_STEPS:
+    if final is None or final >= 1.0 or scale.low_scale_steps < thresholds.ESTABLISHED_STEPS:
         return
     if case.standing_fall is not None or slow_fall(case) is not None:
         return
@@ -132,9 +136,9 @@ def _loss_falls(case: Case) -> bool:
     """Whether the run learns at its low scale: the last losses are below the first."""
     head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
     first, last = head[np.isfinite(head)], tail[np.isfinite(tail)]
-    few = policy.ESTABLISHED_STEPS
+    few = thresholds.ESTABLISHED_STEPS
     if not case.observed.loop:  # a log has few lines for many steps: a third of them at each end
         few = min(few, len(first) // 3)
-    if few < policy.LOSS_LINES or len(first) < 2 * few:
+    if few < thresholds.LOSS_LINES or len(first) < 2 * few:
         return False
     return bool(median(last[-few:]) < median(first[:few]))

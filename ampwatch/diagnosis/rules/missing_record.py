@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
@@ -53,14 +53,14 @@ def _blind_spots(case: Case) -> Iterator[str]:
 
 def _lacks_layers(case: Case) -> bool:
     """Whether a layer should be named, and the record has none."""
-    unexplained = case.scale.unexplained_skips > policy.STORM_FREE_SKIPS
+    unexplained = case.scale.unexplained_skips > thresholds.STORM_FREE_SKIPS
     return not case.numbers.sees_forward and (case.numbers.any_bad_loss or unexplained)
 
 
 def _bounded_layers(case: Case) -> list[str]:
     """Layers that a finding names although the record only bounds where the overflow began."""
     named = case.scale.culprits.layers.values()
-    often = [one for one in named if one.times.count >= policy.BACKWARD_OVERFLOWS]
+    often = [one for one in named if one.times.count >= thresholds.BACKWARD_OVERFLOWS]
     return sorted({one.layer for one in (*often, *case.events.forward.values()) if one.is_bound})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.findings import Evidence, Finding, Severity
@@ -14,7 +14,7 @@ from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # Gradients that are all exactly zero: one batch may give none, so many batches in a row do not. In
 # a log: five lines, if the loss does not change either.
-ZERO_STEPS, ZERO_LINES = policy.NO_ACCIDENT_STEPS, 5
+ZERO_STEPS, ZERO_LINES = thresholds.NO_ACCIDENT_STEPS, 5
 
 
 def _unless_died(case: Case, _finding: Finding) -> bool:

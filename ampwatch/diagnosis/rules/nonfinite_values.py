@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
@@ -233,7 +233,7 @@ def _spoilt_weights(case: Case) -> bool:
 # one does.
 _SKIPPED_SHARE = 0.1
 # A loop that leaves out half of all steps, and more of them than chance explains, does not train.
-_MOST_SHARE, _MOST_STEPS = 1 / 2, policy.NO_ACCIDENT_STEPS
+_MOST_SHARE, _MOST_STEPS = 1 / 2, thresholds.NO_ACCIDENT_STEPS
 
 
 @rule(
@@ -245,8 +245,8 @@ _MOST_SHARE, _MOST_STEPS = 1 / 2, policy.NO_ACCIDENT_STEPS
         "scaler to skip the step. An optimizer that takes such a step writes nan into every "
         "weight.",
         looks="A gradient norm of nan or inf at a step that was not skipped. An error while such "
-        f"steps continue (in the last {100 * policy.RECENT_SHARE:.0f} % of the record, or "
-        f"{policy.RECENT_STEPS} steps) or if the weights were not finite afterwards; a warning "
+        f"steps continue (in the last {100 * thresholds.RECENT_SHARE:.0f} % of the record, or "
+        f"{thresholds.RECENT_STEPS} steps) or if the weights were not finite afterwards; a warning "
         "when they are over. Steps that the loop leaves out because of their gradients count if "
         f"they continue and are more than {100 * _MOST_SHARE:.0f} % of all steps since the first.",
         not_to_confuse="A loss that is not finite itself (AMP204), which makes every gradient "
@@ -326,7 +326,7 @@ def _unskipped(case: Case) -> Times:
     settled = course.bad.count - course.nans.count - course.unsettled.count
     # Whatever skipped the others will have skipped this one too; the lines after it are not written
     # yet.
-    is_one_more = settled > 0 and course.unsettled.count <= policy.LOSS_LINES
+    is_one_more = settled > 0 and course.unsettled.count <= thresholds.LOSS_LINES
     return nans if is_one_more else nans.joined(course.unsettled)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Integers
 from ampwatch.diagnosis.findings import Evidence, Severity
@@ -21,7 +21,7 @@ from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
 
 # Endings of the record, each about two thirds of the one before, so that one of them begins where
 # the rise does: in a shorter one too few points are left to tell it from noise.
-ENDINGS = (policy.DRIFT_PART, 0.55, 0.4, 0.3, 0.2, 0.1)
+ENDINGS = (thresholds.DRIFT_PART, 0.55, 0.4, 0.3, 0.2, 0.1)
 # ... which end this far above everything within twice their length before: norms that vary with the
 # rate or the data come back to where they were.
 BEYOND_BEFORE = 2.0
@@ -34,9 +34,9 @@ BEYOND_BEFORE = 2.0
     Page(
         meaning="The gradient norm keeps rising, long before anything overflows: an early sign "
         "that the run is leaving its stable range.",
-        looks=f"{policy.DRIFT_FACTOR:.0f} times higher over the last "
-        f"{100 * policy.DRIFT_PART:.0f} % of the record, each of {policy.DRIFT_WINDOWS} "
-        f"parts of that above the one before; in the first {policy.DRIFT_EARLY_STEPS:,} "
+        looks=f"{thresholds.DRIFT_FACTOR:.0f} times higher over the last "
+        f"{100 * thresholds.DRIFT_PART:.0f} % of the record, each of {thresholds.DRIFT_WINDOWS} "
+        f"parts of that above the one before; in the first {thresholds.DRIFT_EARLY_STEPS:,} "
         "steps only if the loss makes no progress. Or the same over the last half, third, "
         "fifth or tenth, if the norm ends at twice everything just before it.",
         not_to_confuse="A jump at one moment (AMP306); a norm that settles at a new level.",
@@ -48,7 +48,7 @@ BEYOND_BEFORE = 2.0
 )
 def gradient_norm_drift(case: Case) -> Iterator[Seen]:
     """A gradient norm that keeps rising."""
-    endings = ENDINGS if case.rate.rows >= policy.DRIFT_ROWS else ()
+    endings = ENDINGS if case.rate.rows >= thresholds.DRIFT_ROWS else ()
     drift = next((found for part in endings if (found := _drift(case, part))), None)
     if drift is None:
         return
@@ -67,22 +67,22 @@ def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
     """The step since which the norm rose in every part of the record's ending, and how far."""
     rows, total = case.rate.points, case.rate.rows
     begin = (1.0 - part) * total
-    is_early = begin * _steps_a_row(case) < policy.DRIFT_EARLY_STEPS
-    if part != policy.DRIFT_PART and is_early:
+    is_early = begin * _steps_a_row(case) < thresholds.DRIFT_EARLY_STEPS
+    if part != thresholds.DRIFT_PART and is_early:
         return None
     late = rows.start >= begin
-    windows = np.array_split(np.flatnonzero(late), policy.DRIFT_WINDOWS)
+    windows = np.array_split(np.flatnonzero(late), thresholds.DRIFT_WINDOWS)
     first = last = _median(rows.rows, windows[0])
     for at in windows[1:]:
         before, last = last, _median(rows.rows, at)
         if not before < last:  # nor if one is unknown
             return None
-    if last < policy.DRIFT_FACTOR * first:
+    if last < thresholds.DRIFT_FACTOR * first:
         return None
-    if part == policy.DRIFT_PART:
+    if part == thresholds.DRIFT_PART:
         # A norm that is still far below its start came down before it climbed.
         start = _median(rows.rows, np.flatnonzero(~late))
-        came_down = last < start / policy.DRIFT_FACTOR
+        came_down = last < start / thresholds.DRIFT_FACTOR
         if came_down or _is_early_learning(case, windows):
             return None
     elif not _is_beyond(case, part, last):
@@ -95,19 +95,19 @@ def _is_beyond(case: Case, part: float, last: float) -> bool:
     points, total = case.rate.points, case.rate.rows
     since = (1.0 - 3 * part) * total
     before = np.flatnonzero((points.start >= since) & (points.start < (1.0 - part) * total))
-    parts = np.array_split(before, 2 * policy.DRIFT_WINDOWS)
+    parts = np.array_split(before, 2 * thresholds.DRIFT_WINDOWS)
     known = [value for at in parts if np.isfinite(value := _median(points.rows, at))]
     return bool(known) and last >= BEYOND_BEFORE * max(known)
 
 
 def _is_early_learning(case: Case, windows: list[Integers]) -> bool:
     """Whether the norm's drift is harmless: the run is young and its last losses the lowest."""
-    if case.rate.accepted * _steps_a_row(case) >= policy.DRIFT_EARLY_STEPS:
+    if case.rate.accepted * _steps_a_row(case) >= thresholds.DRIFT_EARLY_STEPS:
         return False
     loss = case.rate.points.rows.of("loss")
     medians = [median_of_known(loss[at]) for at in windows]
     known = [value for value in medians if np.isfinite(value)]
-    return len(known) > 1 and known[-1] <= policy.DRIFT_LOSS * min(known[:-1])
+    return len(known) > 1 and known[-1] <= thresholds.DRIFT_LOSS * min(known[:-1])
 
 
 def _steps_a_row(case: Case) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.code_to_paste import float32_island, with_lines
 from ampwatch.diagnosis.findings import Evidence, Severity
@@ -52,7 +52,7 @@ _OUTPUTS = {
     Page(
         meaning="Most of a layer's gradients are too small for half precision: they become zero "
         "or lose their digits, and the layer learns slowly or not at all.",
-        looks=f"At accepted steps, {100 * policy.UNDERFLOW_SHARE:.0f} % of the non-zero values "
+        looks=f"At accepted steps, {100 * thresholds.UNDERFLOW_SHARE:.0f} % of the non-zero values "
         "in the gradient at a layer's output are below the smallest normal fp16 number, "
         f"2^-14, in most of its samples and in at least {UNDERFLOW_SAMPLES}. In the worst "
         "case all gradients are zero although the loss is not.",
@@ -90,7 +90,9 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
         cause="Their gradients are smaller than the smallest normal fp16 number, 2^-14"
         f"{'' if case.observed.scale else ', and nothing scales the loss'}.",
         action=_keep_gradients(case),
-        evidence=(Evidence("underflow_share", last, share, policy.UNDERFLOW_SHARE, "threshold"),),
+        evidence=(
+            Evidence("underflow_share", last, share, thresholds.UNDERFLOW_SHARE, "threshold"),
+        ),
     )
 
 
@@ -114,8 +116,8 @@ def _keep_gradients(case: Case) -> str | None:
     Page(
         meaning="The loss is finite, but a layer's gradients, multiplied by the loss scale, "
         "exceed the range of fp16.",
-        looks=f"At least {policy.BACKWARD_OVERFLOWS} overflows that name the same layer, with a "
-        "finite forward pass, and more often than the scale grows.",
+        looks=f"At least {thresholds.BACKWARD_OVERFLOWS} overflows that name the same layer, with "
+        "a finite forward pass, and more often than the scale grows.",
         not_to_confuse="Overflows just after the scale grew (AMP102): any layer may limit the "
         "scale.",
         do="Check that layer: a missing normalisation, a very large fan-in, an operation whose "
@@ -135,7 +137,7 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
         return
     most = max(named.values(), key=lambda one: one.times.count)
     times = most.times
-    if times.count < policy.BACKWARD_OVERFLOWS:
+    if times.count < thresholds.BACKWARD_OVERFLOWS:
         return
     total, standing = sum(one.times.count for one in named.values()), case.standing(times)
     since = (times.last_step or 0) - (case.scale.first_accepted_step or 0)

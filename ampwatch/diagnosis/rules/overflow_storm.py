@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.established_levels import RecordEnding
 from ampwatch.diagnosis.findings import Evidence, Severity
@@ -36,9 +36,10 @@ STORM_ERROR_SHARE = 0.5
         meaning="Steps are skipped more often than the growth of the scale explains. Each skip "
         "wastes a forward and a backward pass.",
         looks="More skips than one in each growth interval, and more than a search that goes on "
-        f"(AMP101) makes; most of them isolated: up to {policy.SAWTOOTH_SKIPS} in a row. An error "
-        f"if over {100 * STORM_ERROR_SHARE:.0f} % of the last {policy.STORM_WINDOW_STEPS} steps "
-        "were skipped; or, in a log without a scale, if no gradient norm is finite any more.",
+        f"(AMP101) makes; most of them isolated: up to {thresholds.SAWTOOTH_SKIPS} in a row. "
+        f"An error if over {100 * STORM_ERROR_SHARE:.0f} % of the last "
+        f"{thresholds.STORM_WINDOW_STEPS} steps were skipped; or, in a log "
+        "without a scale, if no gradient norm is finite any more.",
         not_to_confuse="AMP102, one skip after each doubling; AMP103, one long fall; AMP303, "
         "one burst from which the run recovers.",
         do="Find the layer that overflows (AMP202, AMP203), and check whether these batches "
@@ -63,12 +64,12 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
     if scale.first_accepted is None or not loose.skips or case.loop_tells_skips:
         return
     recent = len(scale.recent_skips)
-    full = scale.steps - scale.first_accepted >= policy.STORM_WINDOW_STEPS
-    most = full and recent > STORM_ERROR_SHARE * policy.STORM_WINDOW_STEPS
+    full = scale.steps - scale.first_accepted >= thresholds.STORM_WINDOW_STEPS
+    most = full and recent > STORM_ERROR_SHARE * thresholds.STORM_WINDOW_STEPS
     crowd = _storm_part(case, most=most)
     if crowd is None:
         return
-    quiet = max(policy.STORM_WINDOW_STEPS, policy.RECENT_SHARE * scale.steps)
+    quiet = max(thresholds.STORM_WINDOW_STEPS, thresholds.RECENT_SHARE * scale.steps)
     calm = full and scale.steps - loose.last_position > quiet and not recent
     wasted, allowed = share_text(scale.skips, scale.steps), _skips_allowed(case, crowd.steps)
     is_late = loose.first_position < scale.steps - crowd.steps
@@ -119,4 +120,4 @@ def _storm_part(case: Case, *, most: bool) -> RecordEnding | None:
 def _skips_allowed(case: Case, steps: int) -> float:
     """How many skips in so many steps are no storm: those that growth causes, and a few."""
     growths = case.scale.scaler.skips_by_growth(steps)
-    return policy.STORM_FREE_SKIPS + growths + case.scale.accumulation_octaves
+    return thresholds.STORM_FREE_SKIPS + growths + case.scale.accumulation_octaves

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
@@ -19,9 +19,9 @@ RANKS_DIFFER = 2
 # gap in e^2 = 7 is longer than twice the usual, one in e^4 = 55 longer than four times.
 RECURRING_GAPS = 4.0
 # A checkpoint or an evaluation on one rank takes less than this, or is within some steps' time.
-SILENT_RANK_S, SILENT_RANK_STEPS = 60.0, policy.NEAR_STEPS
+SILENT_RANK_S, SILENT_RANK_STEPS = 60.0, thresholds.NEAR_STEPS
 # Bit-identical by chance once is possible with a saturated loss, time after time it is not.
-SAME_LOSSES = policy.NO_ACCIDENT_STEPS
+SAME_LOSSES = thresholds.NO_ACCIDENT_STEPS
 
 
 @rule(
@@ -119,8 +119,8 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
     joint = case.scale.culprits.joint
     for rank, one in sorted(joint.alone.items()):
         times = one.times
-        certain = one.before_scale >= policy.BACKWARD_OVERFLOWS
-        often = times.count >= policy.BACKWARD_OVERFLOWS and not joint.is_chance(times.count)
+        certain = one.before_scale >= thresholds.BACKWARD_OVERFLOWS
+        often = times.count >= thresholds.BACKWARD_OVERFLOWS and not joint.is_chance(times.count)
         if not (certain or often or one.before_scale):
             continue
         standing = _standing(case, times)
@@ -259,7 +259,7 @@ def _signs_of_life(case: Case) -> list[_Sign]:
         "between the ranks overflows.",
         looks="Overflows, not explained by the search or by growth, before which no rank had a "
         "gradient that was not finite. Seen on sampled steps and on the "
-        f"{policy.SAMPLING_DELAY_STEPS} after a skip.",
+        f"{thresholds.SAMPLING_DELAY_STEPS} after a skip.",
         not_to_confuse="One rank with bad gradients (AMP602); gradients that overflow in the "
         "backward pass of all ranks (AMP202).",
         do="Reduce in float32 or in bf16 (bf16_compress_hook); divide before the sum instead of "
@@ -273,8 +273,8 @@ def reduction_overflow(case: Case) -> Iterator[Seen]:
     """Finite gradients on all ranks whose sum overflows."""
     joint, times = case.scale.culprits.joint, case.scale.culprits.joint.joining
     # The scale may still come to where the sum fits.
-    searching = case.is_searching and case.scale.startup_skips < policy.STARTUP_BLIND_SKIPS
-    if times.count < policy.BACKWARD_OVERFLOWS or searching:
+    searching = case.is_searching and case.scale.startup_skips < thresholds.STARTUP_BLIND_SKIPS
+    if times.count < thresholds.BACKWARD_OVERFLOWS or searching:
         return
     standing = _standing(case, times)
     yield Seen(

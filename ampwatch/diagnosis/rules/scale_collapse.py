@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode
 from ampwatch.diagnosis.established_levels import SlowFall
@@ -32,7 +32,7 @@ from ampwatch.diagnosis.value_text import count_text, scale_text
 # during training.
 SINK_INTERVALS, SINK_SHARE = 20, 0.25
 # A record that ends during a fall: half the depth of a collapse, without an accepted step between.
-ENDING_OCTAVES = policy.COLLAPSE_OCTAVES / 2
+ENDING_OCTAVES = thresholds.COLLAPSE_OCTAVES / 2
 
 
 @rule(
@@ -42,14 +42,15 @@ ENDING_OCTAVES = policy.COLLAPSE_OCTAVES / 2
     Page(
         meaning="The loss scale fell far below the level at which the run had worked and did "
         "not recover: step after step overflows, so hardly any update is made.",
-        looks=f"At least {policy.COLLAPSE_SKIPS} skips close together take the scale "
-        f"{policy.COLLAPSE_OCTAVES} octaves or more below its established level: the highest scale "
-        f"at which {policy.ESTABLISHED_STEPS} steps in a row were accepted. Or slowly: one octave "
-        f"more (up to four, if the level varied before) within {SINK_INTERVALS} growth intervals "
-        f"or {100 * SINK_SHARE:.0f} % of the record; a warning once the scale holds. Or no step "
-        "was ever accepted and no lower scale can help: the forward pass is not finite in "
-        f"{STARTUP_FORWARD_STEPS} steps in a row, or the search has passed every scale that a "
-        "training needs. A warning if the record ends in the middle of a fall.",
+        looks=f"At least {thresholds.COLLAPSE_SKIPS} skips close together take the scale "
+        f"{thresholds.COLLAPSE_OCTAVES} octaves or more below its established level: the "
+        f"highest scale at which {thresholds.ESTABLISHED_STEPS} steps in a row were accepted. Or "
+        f"slowly: one octave more (up to four, if the level varied before) within "
+        f"{SINK_INTERVALS} growth intervals or {100 * SINK_SHARE:.0f} % of the record; a warning "
+        "once the scale holds. Or no step was ever accepted and no lower scale can help: the "
+        f"forward pass is not finite in {STARTUP_FORWARD_STEPS} steps in a row, or the search has "
+        "passed every scale that a training needs. A warning if the record ends in the middle of "
+        "a fall.",
         not_to_confuse="A start-up search (AMP101), which ends; a sawtooth (AMP102), one "
         "overflow at a time; a spike that recovers, after which the scale grows back: then "
         "this finding is information.",
@@ -119,7 +120,7 @@ def _fall(case: Case, fall: ScaleFall, *, healed: bool) -> Seen:
     action = f"{now} Fix the cause of the fall and restart from a checkpoint before step "
     action += f"{fall.first_step}."
     if healed:
-        stays = final is not None and final <= fall.level * 2.0**-policy.COLLAPSE_OCTAVES
+        stays = final is not None and final <= fall.level * 2.0**-thresholds.COLLAPSE_OCTAVES
         ending = "and the loss kept falling at that scale" if stays else "and recovered"
         last, final, skips = fall.end_step, fall.end_scale, fall.skips
         action = "Nothing to do unless it returns: the run recovered by itself."
@@ -148,8 +149,8 @@ def slow_fall(case: Case) -> SlowFall | None:
     window = max(SINK_INTERVALS * scale.scaler.growth_interval, int(SINK_SHARE * scale.steps))
     if final is None:
         return None
-    found = scale.recent_levels.slow_fall(final, policy.COLLAPSE_OCTAVES, window, scale.skips)
-    if found is None or found.skips < policy.COLLAPSE_SKIPS:
+    found = scale.recent_levels.slow_fall(final, thresholds.COLLAPSE_OCTAVES, window, scale.skips)
+    if found is None or found.skips < thresholds.COLLAPSE_SKIPS:
         return None
     down_step = (scale.last_step or 0) - (scale.steps - 1 - found.down_position)
     return None if case.learnt_on(found.first_step, down_step) else found
@@ -160,7 +161,7 @@ def _sunk(case: Case, sunk: SlowFall) -> Seen:
     # At one pace the last two of eight octaves take a quarter of the way.
     way = (sunk.down_position - sunk.left_position) / 2
     held = scale.steps - sunk.down_position
-    holds = held > max(2 * scale.scaler.growth_interval, way, policy.RECENT_SHARE * scale.steps)
+    holds = held > max(2 * scale.scaler.growth_interval, way, thresholds.RECENT_SHARE * scale.steps)
     ending = "and has stayed there since" if holds else "and is still falling"
     return Seen(
         severity=Severity.WARNING if holds else Severity.ERROR,
@@ -189,7 +190,7 @@ def _falling(case: Case) -> SkipEpisode | None:
     over = case.record.clean_end or not case.observed.loop or case.events.is_over_by(last)
     if ending is None or not over or ending.from_reset or ending.is_tooth:
         return None
-    at_end = ending.last == case.scale.steps - 1 and ending.streak >= policy.COLLAPSE_SKIPS
+    at_end = ending.last == case.scale.steps - 1 and ending.streak >= thresholds.COLLAPSE_SKIPS
     return ending if at_end and ending.streak_octaves >= ENDING_OCTAVES else None
 
 

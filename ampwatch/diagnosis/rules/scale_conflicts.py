@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
@@ -77,7 +77,9 @@ def _lost_at_the_ceiling(case: Case) -> Iterator[Seen]:
         summary=f"No loss scale suits {name} and the rest: at {final} it still loses gradients.",
         cause="A higher scale overflows, as the skips show, and at this one most of its gradients "
         "are below half precision's smallest normal number.",
-        evidence=(Evidence("underflow_share", last, share, policy.UNDERFLOW_SHARE, "threshold"),),
+        evidence=(
+            Evidence("underflow_share", last, share, thresholds.UNDERFLOW_SHARE, "threshold"),
+        ),
     )
 
 

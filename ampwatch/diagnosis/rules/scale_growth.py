@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
@@ -168,7 +168,7 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
     teeth, scale = case.teeth, case.scale
     if not teeth.episodes:
         return
-    enough = scale.steps >= policy.STORM_WINDOW_STEPS
+    enough = scale.steps >= thresholds.STORM_WINDOW_STEPS
     costly = enough and teeth.skips > SAWTOOTH_WASTE * scale.steps
     cost = f", and {share_text(teeth.skips, scale.steps)} of the steps are lost to it"
     yield Seen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import (
@@ -76,9 +76,9 @@ def startup_has_failed(case: Case) -> bool:
         return True
     if final is None:
         return skips >= STARTUP_UNRECORDED_SKIPS
-    if case.numbers.sees_forward or skips < policy.STARTUP_BLIND_SKIPS:
+    if case.numbers.sees_forward or skips < thresholds.STARTUP_BLIND_SKIPS:
         # The record may be the end of a log: the search began long before it.
-        few = 0 if case.numbers.sees_forward else policy.COLLAPSE_SKIPS
+        few = 0 if case.numbers.sees_forward else thresholds.COLLAPSE_SKIPS
         return skips >= few and final < STARTUP_ERROR_SCALE
     return final < STARTUP_BLIND_SCALE
 

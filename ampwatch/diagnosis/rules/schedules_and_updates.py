@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.loop_history import STARVED
@@ -19,7 +19,7 @@ DRIFT_SHARE = 0.9
 # Steps that one optimizer skipped and another did not: growth alone causes a few.
 SHARED_SKIPS = 3
 # Accepted steps that moved nothing: at a tiny rate an update may round to nothing now and then.
-SILENT_STEPS = policy.NO_ACCIDENT_STEPS
+SILENT_STEPS = thresholds.NO_ACCIDENT_STEPS
 # A warm-up may begin at a rate of zero, for a few steps. More steps are reported; many more, as a
 # warning.
 STILL_STEPS, STILL_LONG_STEPS = 100, 1000
@@ -77,7 +77,7 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
     if case.is_searching or part.count < SHARED_SKIPS:
         return
     grown = case.scale.steps / case.scale.scaler.growth_interval
-    allowed = case.scale.startup_skips + policy.STORM_FREE_SKIPS + grown
+    allowed = case.scale.startup_skips + thresholds.STORM_FREE_SKIPS + grown
     if part.count <= allowed:
         return
     yield Seen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampwatch.diagnosis import policy
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
@@ -23,7 +23,7 @@ from ampwatch.rows import EventKind
         meaning="The trouble began right after something was changed: a state was loaded, an "
         "optimizer or the scaler was replaced, the rate was at least doubled, the batch size "
         "changed.",
-        looks=f"The onset within {policy.JUMP_STEPS} steps after such an event in the record. "
+        looks=f"The onset within {thresholds.JUMP_STEPS} steps after such an event in the record. "
         "Or a restart after which the loss, and with it gradients or updates, jump out of "
         "their bands, even if the run recovers; or a restart that at least doubled the rate, "
         "after which the loss climbed and has not come back at the end.",
@@ -51,7 +51,7 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
     near = [
         (step, what)
         for step, what in _changes(case)
-        if start < step and 0 <= began - step <= policy.JUMP_STEPS
+        if start < step and 0 <= began - step <= thresholds.JUMP_STEPS
     ]
     if near:
         step, what = max(near)

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from ampwatch.diagnosis import RULES, rules
-from ampwatch.diagnosis.pages import markdown_pages, plain_page, write_pages
+from ampwatch.diagnosis.rule_pages import markdown_pages, plain_page, write_pages
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
-REMEDY = "write them anew: python -m ampwatch.diagnosis.pages docs/findings"
+REMEDY = "write them anew: python -m ampwatch.diagnosis.rule_pages docs/findings"
 
 
 def test_the_documented_findings_are_the_rules_own_pages():

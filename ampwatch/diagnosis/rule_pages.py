@@ -1,6 +1,6 @@
 """The pages of the rules: what `ampwatch explain` prints and `docs/findings/` holds.
 
-python -m ampwatch.diagnosis.pages docs/findings      writes the folder again
+python -m ampwatch.diagnosis.rule_pages docs/findings      writes the folder again
 """
 
 from __future__ import annotations
