@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Protocol, TypeVar
 
 from ampwatch.errors import AmpwatchError
@@ -23,6 +24,7 @@ S = TypeVar("S")
 R = TypeVar("R")
 
 _AHEAD = 2  # shares a worker has waiting, so that it never waits itself
+_LOOK_S = 1.0  # between two looks whether Ctrl-C was pressed
 LOSSES = 3  # of workers: then something in a share kills them
 
 
@@ -96,14 +98,35 @@ def _as_done(
 ) -> Iterator[tuple[S, R]]:
     waiting: dict[Future[R], S] = {}
     coming = deque(shares)
-    with _pool(min(workers, len(shares))) as pool:
+    with _ctrl_c_noted() as is_stopped, _pool(min(workers, len(shares))) as pool:
         while waiting or coming:
             while coming and len(waiting) < workers * _AHEAD:
                 share = coming.popleft()
                 with _without_main():
                     waiting[pool.submit(work, job, share)] = share
-            for done in wait(waiting, return_when=FIRST_COMPLETED).done:
+            for done in wait(waiting, _LOOK_S, FIRST_COMPLETED).done:
                 yield waiting.pop(done), done.result()
+            if is_stopped():
+                raise KeyboardInterrupt
+
+
+@contextmanager
+def _ctrl_c_noted() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: Python drops what it raises in a destructor or a callback."""
+    usual, pressed = signal.getsignal(signal.SIGINT), []
+    if threading.current_thread() is not threading.main_thread() or not callable(usual):
+        yield lambda: False
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        pressed.append(number)
+        usual(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 @contextmanager
@@ -136,8 +159,6 @@ def _without_main() -> Iterator[None]:
 
 def _begin(parent: int, stop: Any) -> None:
     """Prepare a worker process: Ctrl-C is its parent's, and it ends when the parent ends."""
-    import signal
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent, stop), daemon=True).start()
 

@@ -68,10 +68,10 @@ def recorder(
 class Trainer:
     """A rank with a log of its own, and its sender."""
 
-    def __init__(self, folder: Path, endpoint: str, rank: int) -> None:
+    def __init__(self, folder: Path, endpoint: str, rank: int, started_ns: int) -> None:
         self.info = store.RunInfo(
             id=fresh_id("wide"), name="wide", world_size=RANKS, scaler=SCALER,
-            started_ns=time.time_ns() - 3600 * 10**9,
+            started_ns=started_ns,
         )  # fmt: skip
         self.log = store.RankWriter(store.create_run(folder, self.info), rank)
         hello = feed.Hello(self.info.id, rank, self.info.to_json(), FORMAT, "0")
@@ -97,7 +97,10 @@ class Trainer:
 def train(tmp_path: Path, endpoints: list[str]) -> None:
     """Ranks that are one run, each sent to its node's recorder."""
     each = RANKS // len(endpoints)
-    trainers = [Trainer(tmp_path / "logs", endpoints[rank // each], rank) for rank in range(RANKS)]
+    began = time.time_ns() - 3600 * 10**9
+    trainers = [
+        Trainer(tmp_path / "logs", endpoints[rank // each], rank, began) for rank in range(RANKS)
+    ]
     for trainer in trainers:
         trainer.train()
     until(lambda: all(trainer.is_filed() for trainer in trainers))
