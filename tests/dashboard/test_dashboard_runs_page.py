@@ -112,6 +112,20 @@ def test_of_clicks_that_follow_each_other_at_once_none_is_lost_or_taken_back(pag
     assert "group%3Dverdict" not in page.page.url
 
 
+def test_a_button_that_is_pressed_while_the_table_changes_is_heard(page, server):
+    page.open(f"{server.url}/runs?list=group%3Dtag")
+    waits_for(page, "falls")
+    place = page.page.locator("[data-key='fold no tag']").bounding_box()
+    page.page.mouse.move(place["x"] + 10, place["y"] + place["height"] / 2)
+    page.page.mouse.down()
+    page.page.get_by_label("Search runs").fill("sweep")
+    page.page.wait_for_url(re.compile("find%3Dsweep"))
+    page.settled()
+    page.page.mouse.up()
+    page.page.locator("[data-key='fold no tag'][aria-expanded=false]").wait_for()
+    page.says("of 142 runs")
+
+
 def test_of_many_rows_only_those_near_the_view_are_there_wherever_one_scrolls(page, server):
     page.open(f"{server.url}/runs")
     waits_for(page, "falls")

@@ -7,6 +7,7 @@ import { HtmlPart } from "./html_part.js";
 import { LayerViews } from "./layer_views.js";
 import { unpack } from "./message.js";
 import { oneEntryForASwitch } from "./page_switches.js";
+import { onceReleased } from "./presses.js";
 import { RunsTable } from "./runs_table.js";
 import { ServerWatch, heard } from "./server_watch.js";
 
@@ -19,6 +20,7 @@ const KINDS = {
   server: ServerWatch,
   windows: LayerViews,
 };
+const IS_HTML = new Set(["html", "losses", "runs", "windows"]);
 const CONFIRMED_BYTES = 8;
 const mounted = new WeakMap();
 
@@ -41,7 +43,8 @@ export function mount(component) {
   object.acts.confirm(from, count);
   object.isLate = isLate;
   object.differs = differs;
-  object.show(header, arrays);
+  if (IS_HTML.has(header.component)) onceReleased(place, () => object.show(header, arrays));
+  else object.show(header, arrays);
   heard();
   return () => setTimeout(() => close(place, object));
 }
