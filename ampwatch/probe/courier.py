@@ -227,6 +227,9 @@ class Courier:
         try:
             sequence = self._log.append(batch)
         except (AmpwatchError, OSError) as error:
+            if not self._log.is_in_place() and self._begin_anew():
+                self._file(batch)
+                return
             if not self.lost_rows and self._log.is_in_place():  # else `_look_after_log` warns
                 warn(f"rows are being lost ({error}); training goes on.")
             self._lose(batch.row_count)
@@ -264,15 +267,18 @@ class Courier:
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
-        if self._log.is_in_place():
-            return
+        if not self._log.is_in_place():
+            self._begin_anew()
+
+    def _begin_anew(self) -> bool:
+        """Begin a log that is no longer where it was; whether there is one again."""
         try:
             fate = self._log.begin_anew()
         except (AmpwatchError, OSError) as error:
             self._say_taken(f"cannot be begun anew ({error}): rows are being lost")
             self._forget_filed("the log was taken away")
             self._is_away = True
-            return
+            return False
         if fate is not None:
             self._say_taken(f"was {fate}: a new one is begun in its place")
             self._forget_filed(f"the log was {fate}", are_lost=fate == "deleted")
@@ -280,6 +286,7 @@ class Courier:
         if fate is not None:
             for batch in self._opening:
                 self._file_opening(batch)
+        return True
 
     def _say_taken(self, words: str) -> None:
         if not self._was_taken:

@@ -249,6 +249,23 @@ def test_a_log_that_is_moved_keeps_its_rows_and_a_new_one_begins(tmp_path, quick
     assert events(run, "gap") == [{"lost_rows": 0, "reason": "the log was moved away"}]
 
 
+def test_rows_of_a_kind_that_begins_after_the_log_was_moved_are_not_lost(tmp_path, quick):
+    trainer = Trainer(tmp_path, endpoint="off", layer_every=2)
+    wait_for(lambda: open_run(trainer.watch.run_folder).read(Table.EVENTS).num_rows)
+    trainer.watch.run_folder.rename(tmp_path / "elsewhere")
+
+    def train():
+        trainer.step()
+        wait_for(lambda: trainer.watch.run_folder.is_dir() and len(said))
+
+    with pytest.warns(AmpwatchWarning, match="was moved away") as said:
+        train()
+    run = trainer.read()
+    assert run.steps["step"].to_pylist() == [0]
+    assert trainer.watch.lost_rows == 0
+    assert events(run, "gap") == [{"lost_rows": 0, "reason": "the log was moved away"}]
+
+
 def test_a_file_in_the_logs_place_costs_rows_until_it_is_gone(tmp_path, quick):
     trainer = trained(tmp_path)
     trainer.watch.run_folder.rename(tmp_path / "away")
