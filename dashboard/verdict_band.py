@@ -138,7 +138,7 @@ def _advice_line(run: RunSnapshot, advice: Advice) -> str:
     known = [] if advice.current is None else [f"now {rate_text(advice.current)}"]
     is_estimated = advice.proved_steps is None  # what reruns have shown stands below
     if advice.low is not None and advice.high is not None and is_estimated:
-        known.append(limit_text(advice.low, advice.high, advice.recommended))
+        known.append(limit_text(advice.low, advice.high))
     return f"{text} ({'; '.join(known)})." if known else f"{text}."
 
 

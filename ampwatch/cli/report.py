@@ -33,6 +33,7 @@ Examples:
   ampwatch report ampwatch-runs/train-1204
   ampwatch report train-1204 --json | jq .verdict
   ampwatch report train-1204 --html out.html     with charts and layers, as one file
+  ampwatch report train-1204 --all               every finding in full, every number
   ampwatch report train-1204 --fail-on error     exit code 1 if there is an error
   ampwatch report rate-0.1 rate-0.03             one learning rate from both runs
   ampwatch report train-1204 --earlier s3://team/runs    what runs like it showed there
@@ -73,6 +74,9 @@ def command(
         show_default=False,
         help="Also say what runs in a place showed that are made of the same.",
     ),
+    everything: bool = typer.Option(
+        False, "--all", help="Also print every finding in full, with evidence and arithmetic."
+    ),
     mapped: list[str] = MAP_OPTION,
 ) -> None:
     """Report on one run or several."""
@@ -91,7 +95,7 @@ def command(
             said = write_html(opened[0], html, earlier)
         else:
             said = diagnose(opened[0]) if len(opened) == 1 else diagnose_together(opened)
-            print_said(opened, said, json=json, earlier=earlier)
+            print_said(opened, said, json=json, earlier=earlier, everything=everything)
     worst = said.worst()
     if fail_on and worst and worst.weight >= Severity(fail_on.value).weight:
         raise typer.Exit(1)
@@ -103,6 +107,7 @@ def print_said(
     *,
     json: bool,
     earlier: str | None = None,
+    everything: bool = False,
 ) -> None:
     """Print the report on one run or several, as text or JSON."""
     from ampwatch.diagnosis import Diagnosis
@@ -119,9 +124,10 @@ def print_said(
     if json:
         typer.echo(to_json(said))
     elif isinstance(said, Diagnosis):
-        print_report(answers(), runs[0].info.name, runs[0], said)
-        print_fact(answers(), "changed", changed_text(runs[0]))
-        print_fact(answers(), "alike", lesson.text if lesson else "")
+        print_report(answers(), runs[0].info.name, runs[0], said, everything=everything)
+        if everything or earlier:
+            print_fact(answers(), "changed", changed_text(runs[0]))
+            print_fact(answers(), "alike", lesson.text if lesson else "")
         if proof is not None and said.learning_rate.because != sentence_of(proof):
             answer(sentence_of(proof))
     else:

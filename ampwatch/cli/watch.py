@@ -155,14 +155,15 @@ def _view(console: Console, run: Run, followed: FollowedRun) -> RenderableType:
     from rich.text import Text
 
     from ampwatch.report import report_text
+    from ampwatch.report.facts import scale_curve
 
     status = Text(_status(followed), "dim")
     if not followed.diagnosis.run.steps and not followed.is_over:
         return Group(Text(run.info.name, "bold"), status)
-    body = report_text(
-        run.info.name, run, followed.diagnosis, fancy="utf" in console.encoding.lower()
-    )
-    return body if followed.is_over else Group(body, Text(), status)
+    body = report_text(run.info.name, run, followed.diagnosis)
+    curve = scale_curve(run) if "utf" in console.encoding.lower() else ""
+    parts = [Text(), Text(f"loss scale  {curve}")] if curve else []
+    return Group(body, *parts, *([] if followed.is_over else [Text(), status]))
 
 
 def _status(followed: FollowedRun) -> str:

@@ -60,7 +60,7 @@ def _counted(label: str) -> _Form:
 _FORMS = {
     "scale": _Form("loss scale", scale_text),
     "scale_low": _Form("smallest usable loss scale", scale_text),
-    "loss_peak": _Form("highest loss", _number, "from"),
+    "loss_peak": _Form("highest loss (median of a few steps)", _number, "from"),
     "onset": _Form("first step of the trouble", _count),
     "skipped": _counted("skipped steps"),
     "skipped_apart": _counted("steps that one optimizer alone skipped"),

@@ -6,19 +6,33 @@ import math
 import re
 from collections.abc import Sequence
 
+_LONGEST_SCALE = 1e12  # printed in full below it
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def scale_text(scale: float | None) -> str:
-    """A loss scale in words: a power of two as 2^16, else four digits."""
+    """A loss scale as a program prints it: `65,536`, `0.031`, `7.3e-24`."""
     if scale is None or math.isnan(scale):
         return "unknown"
-    if scale > 0 and math.isfinite(scale):
-        mantissa, exponent = math.frexp(scale)
-        if mantissa == 0.5:
-            return f"2^{exponent - 1}"
-    # 0 is no scale that anybody set: the smallest number of float32 was halved once more.
-    return f"{scale:.4g}" if scale else "0 (below 2^-149)"
+    if 1 <= scale < _LONGEST_SCALE and scale == int(scale):
+        return f"{scale:,.0f}"
+    return two_digits(scale)
+
+
+def two_digits(value: float) -> str:
+    """A number with two significant digits: `0.07`, `3.0`, `29,000`, `7.3e-24`, `NaN`."""
+    if math.isnan(value):
+        return "NaN"
+    if not math.isfinite(value):
+        return "inf" if value > 0 else "-inf"
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-4:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    if size >= 10:
+        return f"{float(f'{value:.2g}'):,.0f}"
+    text = f"{value:.2g}"
+    return f"{text}.0" if text.lstrip("-").isdigit() and value else text
 
 
 def powers(text: str) -> str:
@@ -92,10 +106,9 @@ def alone_text(rank: int | None) -> str:
     return "" if rank is None else f", on rank {rank} alone"
 
 
-def limit_text(low: float, high: float, advised: float) -> str:
-    """Words on where the highest stable rate lies, and whether the advised rate is below it."""
-    text = f"the highest stable rate lies between {low:.2g} and {high:.2g}, with 90 % confidence"
-    return text if advised >= low else f"{text}; the advised rate keeps a margin below it"
+def limit_text(low: float, high: float) -> str:
+    """Words on where the highest stable learning rate is estimated to lie."""
+    return f"highest stable learning rate: {two_digits(low)} to {two_digits(high)}, estimated, not tested"
 
 
 def go_back_text(rate: str, step: int) -> str:

@@ -17,7 +17,6 @@ import numpy as np
 
 from ampwatch.diagnosis import Action, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.column_arrays import integers
-from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF, LIVE
 from ampwatch.follow import diagnose
@@ -26,9 +25,9 @@ from ampwatch.recovery.outcome import Try
 from ampwatch.recovery.proof import Proof, kept_proof, words_of
 from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report.attempts import attempts_of
+from ampwatch.report.restart_place import Checkpoint, last_clean_save, restart_place
 from ampwatch.report.scaler_settings import worthwhile_settings
-from ampwatch.report.timeline import CLEAN, condition_of
-from ampwatch.rows import EventKind, Table
+from ampwatch.rows import Table
 from ampwatch.store import Run, open_run
 
 SCHEMA = 1
@@ -50,15 +49,6 @@ class Next(str, enum.Enum):
 
 _WORDS = {Next.CONTINUE: "Go on.", Next.RESTART: "Start again.", Next.STOP: "Stop."}
 EXIT_CODES = {Next.CONTINUE: 0, Next.RESTART: 10, Next.STOP: 11}
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A recorded save; `path` is None if the script did not report it."""
-
-    step: int
-    path: str | None
-    state: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +109,13 @@ def plan(run: Run | str | Path) -> Plan:
 def last_clean_checkpoint(run: Run | str | Path) -> Checkpoint | None:
     """The last save from before the run's trouble."""
     opened = run if isinstance(run, Run) else open_run(run)
-    return _clean_save(opened, diagnose(opened), None)
+    return last_clean_save(opened, diagnose(opened), None)
 
 
 def checkpoint_before_trouble(run: Run | str | Path) -> Checkpoint | None:
     """The last save of a run from before what is wrong with it began."""
     opened = run if isinstance(run, Run) else open_run(run)
-    diagnosis = diagnose(opened)
-    advice, head = diagnosis.learning_rate, diagnosis.headline
-    until = advice.restart_from_step if advice.action is Action.LOWER else None
-    if until is None and head is not None and head.severity.weight:
-        until = head.first_step
-    return _clean_save(opened, diagnosis, until)
+    return restart_place(opened, diagnose(opened)).checkpoint
 
 
 def plan_of(run: Run, diagnosis: Diagnosis, proof: Proof | None = None) -> Plan:
@@ -160,7 +145,7 @@ def _without_error(run: Run, diagnosis: Diagnosis) -> Plan:
             Next.CONTINUE, f"{calm} At the next start: {better.text}",
             init_scale=better.init_scale, growth_interval=better.growth_interval,
         )  # fmt: skip
-    saved = _clean_save(run, diagnosis, None)
+    saved = last_clean_save(run, diagnosis, None)
     if raised:
         return Plan(Next.STOP, f"The program ended by {raised}, which its numbers do not explain.")
     because = "The run was cut off while nothing was wrong with its numbers: nothing is changed."
@@ -175,7 +160,7 @@ def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) ->
         return _lower_rate(run, diagnosis, head, best)
     if best is not None and best.change in SAID_BY_PLAN:
         return _as_proved(run, diagnosis, head, best)
-    saved = _clean_save(run, diagnosis, head.first_step)
+    saved = restart_place(run, diagnosis).checkpoint
     watch_for = _watch_for(head)
     if head.code == _OUTPUT_LEAVES_FORMAT and head.layer and head.layer != ROOT:
         because = f"{head.summary} Run {head.layer} in float32."
@@ -202,7 +187,7 @@ def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, best: Try | None)
         if kept is not None:
             how = f"with {advice.besides}, {how}"
             said |= SAID_BY_PLAN[kept[0]](kept[1])
-    saved = _clean_save(run, diagnosis, advice.restart_from_step)
+    saved = restart_place(run, diagnosis).checkpoint
     rates = tuple(rate * advice.factor for rate in _base_rates(run, head))
     said = _scaler(run, saved, head) | said
     return Plan(
@@ -230,7 +215,7 @@ SAID_BY_PLAN: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 
 def _as_proved(run: Run, diagnosis: Diagnosis, head: Finding, best: Try) -> Plan:
     """What a rerun has shown to be a cure."""
-    saved = _clean_save(run, diagnosis, head.first_step)
+    saved = restart_place(run, diagnosis).checkpoint
     said = _scaler(run, saved, head) | SAID_BY_PLAN[best.change](best.value)
     because = (
         f"{head.summary} A rerun of {best.steps:,} steps has proved that the trouble is gone with "
@@ -240,27 +225,6 @@ def _as_proved(run: Run, diagnosis: Diagnosis, head: Finding, best: Try) -> Plan
 
 
 # --- what the record tells ------------------------------------------------------------------------
-
-
-def _clean_save(run: Run, diagnosis: Diagnosis, until: int | None) -> Checkpoint | None:
-    """The last clean save, not after this step."""
-    found: Checkpoint | None = None
-    for step, (path, stamp) in sorted(_saves(run).items()):
-        state = stamp or condition_of(step, diagnosis)[0]
-        if state == CLEAN and (until is None or step <= until):
-            found = Checkpoint(step, path, state)
-    return found
-
-
-def _saves(run: Run) -> dict[int, tuple[str | None, str]]:
-    """By step, each save's path, if reported, and its stamp; of the lowest rank."""
-    rank = min(run.ranks, default=0)
-    found: dict[int, tuple[str | None, str]] = {}
-    for row in run.read(Table.EVENTS, ("step", "kind", "detail"), rank).to_pylist():
-        if row["kind"] == EventKind.STATE_SAVED.value and row["step"] is not None:
-            told, (path, stamp) = detail_of(row["detail"]), found.get(row["step"], (None, ""))
-            found[row["step"]] = told.get("path") or path, str(told.get("state") or stamp)
-    return found
 
 
 def _base_rates(run: Run, head: Finding) -> list[float]:

@@ -66,17 +66,19 @@ _COLUMNS = (
 )
 
 
-def facts_of(
-    run: Record, diagnosis: Diagnosis, *, arrow: str = "→", curves: bool = False
-) -> Iterator[Fact]:
+def scale_curve(run: Record) -> str:
+    """The loss scale of a run as one line of blocks, by powers of two; empty without a scale."""
+    scale = numbers(rows_of_first_optimizer(run, ("scale_after",)), "scale_after")
+    return sparkline(np.log2(np.maximum(scale, 2.0**-149)), CURVE_WIDTH)
+
+
+def facts_of(run: Record, diagnosis: Diagnosis, *, arrow: str = "→") -> Iterator[Fact]:
     """The facts of a run that the record holds; others have no line."""
     facts = diagnosis.run
     rows = rows_of_first_optimizer(run, _COLUMNS)
     if facts.first_scale is not None:
-        scale = np.log2(np.maximum(numbers(rows, "scale_after"), 2.0**-149))
-        curve = f"   {sparkline(scale, CURVE_WIDTH)}" if curves else ""
         ends = f"{scale_text(facts.first_scale)} {arrow} {scale_text(facts.final_scale)}"
-        yield Fact("loss scale", ends + curve)
+        yield Fact("loss scale", ends)
     if facts.first_scale is not None or facts.skipped:
         share = f", {share_text(facts.skipped, facts.steps)}" if facts.skipped else ""
         yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}{share}")
@@ -214,12 +216,12 @@ def ruled_out(run: Record, diagnosis: Diagnosis) -> list[str]:
     grave = {f.code for f in diagnosis.findings if f.severity.value != "info"}
     cleared = []
     if not codes & _DATA and _every_input_was_finite(run):
-        cleared.append("inf and nan in the inputs (every one was finite)")
+        cleared.append("inf or NaN in the inputs")
     scaled = diagnosis.run.source == "ampwatch" and diagnosis.run.first_scale is not None
     if scaled and not any(code.startswith("AMP4") for code in grave):
-        cleared.append("the calls of the scaler (none was seen out of order)")
+        cleared.append("wrong order of GradScaler calls")
     if scaled and diagnosis.run.skipped and not codes & _LOST_STATE:
-        cleared.append("a lost scaler state (the scale never jumped)")
+        cleared.append("scaler state lost on resume")
     return cleared
 
 

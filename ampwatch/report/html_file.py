@@ -29,6 +29,7 @@ from ampwatch.diagnosis.value_text import powers, short_dtype, shortened, steps_
 from ampwatch.errors import ReportError
 from ampwatch.printable_text import cut, printable
 from ampwatch.report.comparison_text import comparison_text, letter
+from ampwatch.report.facts import facts_of
 from ampwatch.report.format_losses import formats_text
 from ampwatch.report.last_layer_values import FORMAT_FACTS, Readable, last_known
 from ampwatch.report.layer_views import NAMES, Wanted, offered, view_message
@@ -39,7 +40,9 @@ from ampwatch.report.scale_windows import telling_step
 from ampwatch.report.settings import assumed_settings, settings_of
 from ampwatch.report.sweep import besides_text
 from ampwatch.report.sweep_chart import parallel_html, sweep_html
-from ampwatch.report.terminal_report import STYLES, report_text
+from ampwatch.report.terminal_report import advice_rows
+from ampwatch.report.letter import letter_of
+from ampwatch.report.letter_text import STYLES, letter_html
 from ampwatch.rows import Table, column
 
 if TYPE_CHECKING:
@@ -59,12 +62,13 @@ def html_report(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
     step = telling_step(diagnosis)
     tone = VERDICT_COLOR[diagnosis.verdict.value]
     layers = layers_table(run, step)
-    text = report_as_html(report_text(run.info.name, run, diagnosis, fancy=True, curves=False))
+    text = letter_html(letter_of(run.info.name, run, diagnosis))
     parts = (
         f'<section class="verdict" style="--tone:var(--aw-{tone})">{text}</section>',
         _course(run, diagnosis, level),
         _section("Layers", *_views(run, diagnosis, level), layers),
         findings_in_full(diagnosis.findings),
+        advice_in_full(run, diagnosis),
         settings_table(settings_of(run)),
         assumed_note(run.info.source, assumed_settings(run.info)),
         reading_notes(run.notes),
@@ -226,8 +230,8 @@ Gradient norms are unscaled and taken before clipping, unless the notes say othe
 
 A shaded span marks a finding's steps; the dashed line is the step to restart from. The dotted line
 across the loss scale is its established level. Across the learning rate, the dotted line is the
-recommended rate and the band what its title says: the 90 % interval of the highest stable rate, or,
-where reruns were made, what they have shown of it."""
+recommended rate and the band what its title says: the estimated range of the highest stable learning
+rate, or, where reruns were made, what they have shown of it."""
 
 
 def said(text: str) -> str:
@@ -319,6 +323,13 @@ def _finding(finding: Finding) -> str:
         f' <span class="dim">{told}</span></h3>'
         f"<p>{said(finding.summary)}</p>{_labelled(rows)}</section>"
     )
+
+
+def advice_in_full(run: Run, diagnosis: Diagnosis) -> str:
+    """The HTML of the advice on the learning rate and the scaler, with its reasons; the facts."""
+    rows = [(label, said(text)) for label, text in advice_rows(run, diagnosis)]
+    facts = [(fact.label, said(fact.text)) for fact in facts_of(run, diagnosis)]
+    return f"<h2>Learning rate and facts</h2>{_labelled([*rows, *facts])}"
 
 
 def _labelled(rows: Sequence[tuple[str, str]]) -> str:

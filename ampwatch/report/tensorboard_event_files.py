@@ -216,7 +216,7 @@ def _write_texts(file: EventStream, run: Run, diagnosis: Diagnosis) -> None:
     """The report and the settings, indented: Markdown leaves such a block as it is."""
     shown = io.StringIO()
     console = Console(file=shown, width=_COLUMNS, markup=False, emoji=False, highlight=False)
-    console.print(report_text(run.info.name, run, diagnosis, fancy=False))
+    console.print(report_text(run.info.name, run, diagnosis, everything=True))
     settings = "\n".join(f"{name}: {value}" for name, value in settings_of(run).items())
     time_s = run.last_time_ns / 1e9
     for tag, text in (("findings", shown.getvalue()), ("settings", settings)):

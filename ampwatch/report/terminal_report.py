@@ -1,11 +1,11 @@
-"""The report for the terminal, on one screen: the verdict, what broke and since when, what to do,
-its consequences, what is ruled out, then the facts. On several runs: a line or two each.
+"""The report for the terminal: the letter, and with --all every number. On several runs: a line or
+two each.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -13,25 +13,18 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF
-from ampwatch.diagnosis.value_text import count_text, limit_text, powers, restart_text
+from ampwatch.diagnosis.value_text import count_text, limit_text, powers, steps_text, two_digits
 from ampwatch.printable_text import printable
-from ampwatch.report.facts import facts_of, ruled_out
-from ampwatch.report.painter import LIGHT, SEVERITY_COLOR, VERDICT_COLOR
+from ampwatch.report.facts import facts_of
+from ampwatch.report.letter import letter_of
+from ampwatch.report.letter_text import STYLES, LetterView
 from ampwatch.report.scaler_settings import worthwhile_settings
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Advice, Diagnosis, Finding, Record, SeveralDiagnoses
 
-# The page's colours. A terminal may be dark or pale: the palette for pale ones shows on both.
-STYLES = {
-    word: f"{'' if word == 'info' else 'bold '}{LIGHT[tone]}"
-    for word, tone in {**VERDICT_COLOR, **SEVERITY_COLOR}.items()
-}
-_MOST_EVIDENCE = 3
-MARKS = {"error": "x", "warning": "!", "info": "-"}
 Write = Callable[[str], str]
 
 
@@ -40,17 +33,26 @@ def to_json(diagnosis: Diagnosis | SeveralDiagnoses) -> str:
     return json.dumps(diagnosis.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
 
 
-def print_report(console: Console, name: str, run: Record, diagnosis: Diagnosis) -> None:
+def print_report(
+    console: Console, name: str, run: Record, diagnosis: Diagnosis, *, everything: bool = False
+) -> None:
     """Print the report of a run, as this console can show it."""
-    text = report_text(name, run, diagnosis, fancy=is_fancy(console))
-    console.print(text, highlight=False, crop=False)  # lines to paste are longer than some screens
+    print_without_padding(console, report_text(name, run, diagnosis, everything=everything))
 
 
 def print_fact(console: Console, label: str, text: str) -> None:
     """Print one more fact below the report's; none if it has no text."""
     if text:
         write = writer(fancy=is_fancy(console))
-        console.print(labelled([(label, text)], write, width=13), highlight=False)
+        print_without_padding(console, labelled([(label, text)], write, width=13))
+
+
+def print_without_padding(console: Console, text: RenderableType) -> None:
+    """Print a text whose lines end where their words end; tables fill theirs up."""
+    with console.capture() as shown:
+        console.print(text, highlight=False, crop=False)
+    lines = (line.rstrip() for line in shown.get().rstrip("\n").split("\n"))
+    console.file.write("\n".join(lines) + "\n")
 
 
 def print_reports(console: Console, names: Sequence[str], together: SeveralDiagnoses) -> None:
@@ -85,22 +87,39 @@ def writer(*, fancy: bool) -> Write:
 
 
 def report_text(
-    name: str, run: Record, diagnosis: Diagnosis, *, fancy: bool, curves: bool = True
+    name: str, run: Record, diagnosis: Diagnosis, *, everything: bool = False
 ) -> RenderableType:
-    """The whole report for the terminal; `fancy` also draws small curves, if wanted."""
-    write = writer(fancy=fancy)
-    head = _shown_head(diagnosis)
-    parts: list[RenderableType] = [title(name, diagnosis), *_headline(diagnosis, head, write)]
-    others = _by_cause(diagnosis.findings, head)
-    if others:
-        parts += [Text(), _lines(others, write)]
-    parts += [Text(), _advice_and_cleared(run, diagnosis, head, write)]
-    parts += [Text(), _facts(run, diagnosis, write, fancy=fancy, curves=fancy and curves)]
-    return Group(*parts)
+    """The report for the terminal: the letter; with `everything` also every number."""
+    letter = LetterView(letter_of(name, run, diagnosis))
+    if not everything:
+        return letter
+    write = writer(fancy=False)
+    parts: list[RenderableType] = [letter, Text(), Text("Findings in full", "bold")]
+    for finding in diagnosis.findings:
+        parts += _in_full(finding, write)
+    parts += [Text(), labelled(list(advice_rows(run, diagnosis)), write, width=13)]
+    facts = [(fact.label, fact.text) for fact in facts_of(run, diagnosis, arrow="to")]
+    return Group(*parts, Text(), labelled(facts, write, width=13))
+
+
+def _in_full(finding: Finding, write: Write) -> list[RenderableType]:
+    """One finding with its cause, its evidence and its remedy."""
+    style = STYLES[finding.severity.value]
+    when = steps_text(finding.first_step, finding.last_step)
+    because = f", because of {finding.because_of}" if finding.because_of else ""
+    head = Text.assemble(
+        (f"{finding.code} {finding.name}", style),
+        (f"  {finding.severity.value}{when and ', ' + when}{because}", "dim"),
+    )
+    seen = "; ".join(evidence_text(piece) for piece in finding.evidence)
+    rows = [("what", finding.summary), ("why", finding.cause), ("seen", seen)]
+    rows += [("do", finding.action)]
+    shown = [row for row in rows if row[1]]
+    return [Text(), head, Padding(labelled(shown, write), (0, 0, 0, 2))]
 
 
 def title(name: str, diagnosis: Diagnosis) -> Text:
-    """The report's first line: the verdict and the run's name."""
+    """The first line of a run among several: the verdict and the run's name."""
     verdict = diagnosis.verdict.value
     facts = diagnosis.run
     ranks = "" if len(facts.ranks) < 2 else f", {len(facts.ranks)} ranks"
@@ -113,35 +132,6 @@ def title(name: str, diagnosis: Diagnosis) -> Text:
     )
 
 
-def _shown_head(diagnosis: Diagnosis) -> Finding | None:
-    """The headline, unless the verdict is calm and it is only information."""
-    head, calm = diagnosis.headline, diagnosis.calm is not None
-    return None if head is None or (calm and head.severity.value == "info") else head
-
-
-def _headline(diagnosis: Diagnosis, head: Finding | None, write: Write) -> list[RenderableType]:
-    if head is None:
-        return [Text(write(diagnosis.calm or ""))]
-    since = "" if head.first_step is None else f", since step {head.first_step}"
-    words, lines = words_and_lines(head.action)
-    seen = "; ".join(evidence_text(piece) for piece in head.evidence[:_MOST_EVIDENCE])
-    rows = [("why", head.cause), *([("seen", seen)] if seen else []), ("do", words)]
-    shown: list[RenderableType] = [
-        Text(write(head.summary), "bold"),
-        Text(f"{head.code} {head.name}{since}", "dim"),
-        Padding(labelled(rows, write), (0, 0, 0, 2)),
-    ]
-    if lines:  # flush left and unbroken, or they could not be pasted
-        code = Text(_printable_lines(lines), "cyan", no_wrap=True, overflow="ignore")
-        shown += [Text(), code]
-    return shown
-
-
-def _printable_lines(lines: str) -> str:
-    """Lines of code whose names are data, still on their lines."""
-    return "\n".join(printable(line) for line in lines.split("\n"))
-
-
 def labelled(rows: Sequence[tuple[str, str]], write: Write, width: int = 4) -> Grid:
     """The report's texts beside their labels."""
     grid = Grid.grid(padding=(0, 1))
@@ -152,90 +142,32 @@ def labelled(rows: Sequence[tuple[str, str]], write: Write, width: int = 4) -> G
     return grid
 
 
-def _by_cause(findings: Sequence[Finding], head: Finding | None) -> list[tuple[int, Finding]]:
-    """All but the head, each with its depth below its cause: first what follows from the head."""
-    found: list[tuple[int, Finding]] = []
-    seen = {id(head)}
-
-    def add(finding: Finding, depth: int) -> None:
-        if id(finding) not in seen:
-            seen.add(id(finding))
-            found.append((depth, finding))
-            add_following(finding, depth + 1)
-
-    def add_following(cause: Finding, depth: int) -> None:
-        for finding in findings:
-            if finding.because_of == cause.code:
-                add(finding, depth)
-
-    if head is not None:
-        add_following(head, 0)
-    codes = {finding.code for finding in findings}
-    # Those without a cause here, with what follows from them; then what only circles.
-    for root in sorted(findings, key=lambda finding: finding.because_of in codes):
-        add(root, 0)
-    return found
-
-
-def _lines(findings: Sequence[tuple[int, Finding]], write: Write) -> Group:
-    """The other findings, a line each; a consequence says so or stands below its cause."""
-    rows = []
-    for depth, finding in findings:
-        style = STYLES[finding.severity.value]
-        follows = finding.because_of is not None and depth == 0  # the headline's, which is above
-        because = f" (because of {finding.because_of})" if follows else ""
-        text = finding.summary if finding.code != "AMP901" else finding.cause
-        grid = Grid.grid(padding=(0, 1))
-        grid.add_row(
-            Text(MARKS[finding.severity.value], style),
-            Text.assemble(
-                (f"{finding.code} {finding.name}", style), f": {write(text)}", (because, "dim")
-            ),
-        )
-        rows.append(Padding(grid, (0, 0, 0, 2 * depth)))
-    return Group(*rows)
-
-
-def _advice_and_cleared(
-    run: Record, diagnosis: Diagnosis, head: Finding | None, write: Write
-) -> Grid:
-    """What to do with the learning rate and the scaler, why, and what is ruled out."""
+def advice_rows(run: Record, diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    """What to do with the learning rate and the scaler, and why."""
     advice = diagnosis.learning_rate
     because = advice.because
     if advice.explained_by is not None:  # the finding stands above, in full
         because = f"{advice.explained_by} explains what happened."
-    rows = [("learning rate", f"{advised(advice)}. {because}")]
+    yield "learning rate", f"{advised(advice)}. {because}"
     settings = worthwhile_settings(run, diagnosis)
     if settings is not None:
-        rows.append(("loss scaler", settings.text))
-    cleared = ruled_out(run, diagnosis) if head is not None else []
-    if cleared:
-        rows.append(("ruled out", "; ".join(cleared)))
-    return labelled(rows, write, width=13)
+        yield "loss scaler", settings.text
 
 
 def advised(advice: Advice) -> str:
-    """The report's words for the action, the rate and where to restart, as far as known."""
+    """The words for the action and the learning rate, as far as known."""
     action = advice.action.value.replace("-", " ")
     parts = [action]
     if advice.recommended is not None and advice.current is not None:
-        now, then = f"{advice.current:.3g}", f"{advice.recommended:.3g}"
-        parts[0] = f"{action} {now}" if now == then else f"{action} to {then} (now {now}"
+        now, then = f"{advice.current:.4g}", two_digits(advice.recommended)
+        then = now if advice.current == advice.recommended else then
+        parts[0] = f"{action} at {now}" if now == then else f"{action} to {then} (now {now}"
         is_estimated = advice.proved_steps is None  # what reruns have shown stands in the reason
         if advice.low is not None and advice.high is not None and is_estimated and now != then:
-            parts[0] += f"; {limit_text(advice.low, advice.high, advice.recommended)}"
+            parts[0] += f"; {limit_text(advice.low, advice.high)}"
         parts[0] += "" if now == then else ")"
         if advice.besides is not None:
             parts[0] += f" with {advice.besides}"
         if advice.leapt_at_step is not None:
             parts.append(f"the rate before step {advice.leapt_at_step:,}")
-    restart = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
-    if restart is not None:
-        parts.append(restart.lower())
     return ", ".join(parts)
-
-
-def _facts(run: Record, diagnosis: Diagnosis, write: Write, *, fancy: bool, curves: bool) -> Grid:
-    arrow = "→" if fancy else "to"
-    facts = facts_of(run, diagnosis, arrow=arrow, curves=curves)
-    return labelled([(fact.label, fact.text) for fact in facts], write, width=13)

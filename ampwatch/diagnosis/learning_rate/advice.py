@@ -62,6 +62,9 @@ class Advice:
     warmup_steps: int | None = None
     clip: float | None = None
     leapt_at_step: int | None = None  # `recommended` is the rate before, at which the run trained
+    # With "lower": how likely the rate is the cause by the table of evidence, and its signs.
+    probability: float | None = None
+    signals: int | None = None
     # Code of the finding that explains the trouble: `because` repeats its summary.
     explained_by: str | None = dataclasses.field(default=None, metadata={"json": False})
     # Steps for which reruns held `recommended`; None for an estimate (`recovery.proved_advice`).
@@ -73,8 +76,8 @@ class Advice:
     def interval_name(self) -> str:
         """What the interval is, for a legend."""
         if self.proved_steps is None:
-            return "90 % interval of the highest stable rate"
-        return "the highest rate that held in a rerun, and the lowest above it that failed"
+            return "estimated range of the highest stable learning rate, not tested"
+        return "the highest learning rate that held in a rerun, and the lowest above it that failed"
 
     @property
     def has_interval(self) -> bool:
@@ -113,6 +116,8 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
         advice,
         restart_from_step=trouble.restart_step,
         restart_checkpoint_step=trouble.restart_checkpoint_step,
+        probability=found.probability if advice.action is Action.LOWER else None,
+        signals=len(found.table) if advice.action is Action.LOWER else None,
     )
 
 

@@ -123,12 +123,21 @@ class Attribution:
         return tuple(row for row in self.table if row.group != COURSE)
 
     @property
+    def probability(self) -> float:
+        """How likely it is that the rate is the cause, never surer than the table can be."""
+        return min(max(self.chance, _LEAST_SURE), 1.0 - _LEAST_SURE)
+
+    @property
     def told(self) -> str:
-        """The sentence with the probability that the rate is the cause."""
-        sure = 100 * min(max(self.chance, _LEAST_SURE), 1.0 - _LEAST_SURE)
+        """The sentence that says how likely the rate is the cause."""
+        sure, bound = 100 * self.probability, ""
+        if self.chance <= _LEAST_SURE:
+            bound = "at most "
+        elif self.chance >= 1.0 - _LEAST_SURE:
+            bound = "at least "
         return (
-            f"{len(self.table)} signs were weighed: the rate is the cause with a probability of "
-            f"{sure:.0f} %."
+            f"{len(self.table)} signals were weighed: the learning rate as the cause is {bound}"
+            f"{sure:.0f} % likely, by a model fitted on other trainings."
         )
 
 

@@ -117,13 +117,16 @@ def _arithmetic(update: float | None, family: Family, octaves: float, *, is_leas
         unknown = "By how much the first updates change the weights is not recorded"
         return f"{unknown}: {times} too high is assumed"
     share = f"{100 * update:.2g} %" if update < 1 else f"{update:.2g} times their size"
-    text = f"The first updates change the weights by {share} a step"
+    text = (
+        "Extrapolated to the peak learning rate, early updates would change the weights by about "
+        f"{share} per step"
+    )
     if is_least:
         least = f"the least that is assumed of a rate that failed is {times} too high"
         return f"{text}, which other trainings tolerate: {least}"
     formula = f"2^({LINES[family].offset:g} + {SLOPE:g} log2 u), u = {update:.3g}"
     note = "; what kind of optimizer it is, is not known" if family is Family.UNKNOWN else ""
-    return f"{text}, so the rate is about {times} too high ({formula}{note})"
+    return f"{text}, so the peak is about {times} too high ({formula}{note})"
 
 
 def times_text(octaves: float) -> str:

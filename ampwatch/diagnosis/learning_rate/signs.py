@@ -75,7 +75,11 @@ class SignRow(NamedTuple):
         if not self.held:
             return f"{self.name} at step {reading.step}"
         held = self.held.format(f"{reading.against:.3g}")
-        return f"{self.name} of {reading.value:.3g} {self.when} step {reading.step} ({held})"
+        if self.held == USUAL:  # the upper quartile of some steps
+            return f"{self.name} of about {reading.value:.3g} near step {reading.step} ({held})"
+        typical = " (median of a few steps)" if self.when == "after" else ""
+        when = f"{self.when} step {reading.step} ({held})"
+        return f"{self.name}{typical} of {reading.value:.3g} {when}"
 
 
 def _octaves(value: float, line: float, least: float = LEAST, most: float = MOST) -> float:
@@ -290,9 +294,9 @@ TABLE = (
     SignRow("update / weights", "updates", _updates, (0.58, -0.07, -0.23, -0.28)),
     SignRow("largest layer's update / weights", "updates", _layer, (0.91, -0.21, -0.37, -0.34)),
     SignRow("first updates / weights", "beginning", _first, (0.50, 0.44, 0.26, -1.20), LITTLE),
-    SignRow("update drift", "drift", _drift("ratio"), (0.76, -0.46, -0.14, -0.16), USUAL),
+    SignRow("updates", "drift", _drift("ratio"), (0.76, -0.46, -0.14, -0.16), USUAL),
     SignRow("gradient norm", "gradients", _drift("grad_norm"), (0.18, 0.62, -0.77, -0.02), USUAL),
-    SignRow("activation drift", "drift", _drift("act_amax"), (0.75, 0.36, -1.32, 0.21), USUAL),
+    SignRow("largest activation", "drift", _drift("act_amax"), (0.75, 0.36, -1.32, 0.21), USUAL),
     SignRow("weight norm", "weights", _growth, (0.46, -0.50, 0.08, -0.03), USUAL),
     SignRow("weight norm, nothing learnt", "weights", _idle, (1.70, -0.14, -0.83, -0.74), USUAL),
     SignRow("input maximum", "input", _drift("input_amax"), (-0.84, 0.56, 0.86, -0.59), USUAL),
@@ -300,7 +304,7 @@ TABLE = (
     SignRow("loss at the end", "loss", _left, (1.88, -1.23, -0.23, -0.41), BEGAN),
     SignRow("loss until then", "break", _at_best, (-1.27, 2.00, -0.08, -0.65), "{} at best"),
     SignRow("non-finite forward", "forward", _if(_bad_forward), (0.21, 1.66, -1.39, -0.48), ""),
-    SignRow("a rate still rising", "schedule", _if(_rising), (0.85, -0.56, 0.00, -0.29), ""),
+    SignRow("a learning rate still rising", "schedule", _if(_rising), (0.85, -0.56, 0.00, -0.29), ""),
     SignRow("a larger batch", "batch", _if(_larger_batch), (-2.84, -1.38, 0.00, 4.22), ""),
     SignRow("a loss coming down again", "descent", _if(_descent), (-1.36, -0.12, 0.56, 0.92), ""),
 )

@@ -30,8 +30,8 @@ from ampwatch.diagnosis.value_text import scale_text
         "which it gave up.",
         not_to_confuse="AMP109: with a loss summed over many items, a scale well below 1 is "
         "healthy.",
-        do="Stop the run, fix what made the scale fall, and restart from a checkpoint with a "
-        "healthy scale. A minimum scale or a lower floor does not help.",
+        do="Stop the run, and fix what made the scale fall. A minimum scale or a lower floor does "
+        "not help.",
         example="scale 1.2e-38 and still skipping.",
     ),
     Ties(explained_by=("AMP103", "AMP209", *RATE, *NOT_FINITE)),

@@ -98,6 +98,11 @@ def _layers_seen(case: Case) -> str:
 
 
 def _loss_action(case: Case, times: Times) -> str:
+    if not case.observed.loop:
+        return (
+            "With fp16, try bf16 if your GPU has it: models trained in bf16, such as T5, overflow "
+            "fp16. To learn where the first NaN arises, attach ampwatch and run again."
+        )
     cure = "Compute the loss in float32, from logits, and look for constants such as -1e9."
     if case.numbers.sees_forward and not case.numbers.bad_loss_finite_forward.count:
         return (
@@ -116,8 +121,8 @@ def _loss_action(case: Case, times: Times) -> str:
         "later loss and gradient is a consequence.",
         looks="A layer whose weights are not finite, then skips at any scale.",
         not_to_confuse="A forward overflow (AMP203), where the weights are finite.",
-        do="Restart from the last checkpoint with finite weights. Find what wrote them: a step at "
-        "a scale below 2^-126, an optimizer whose eps vanishes in fp16, a step without the scaler.",
+        do="Find what made them so: a step at a scale below 2^-126, an optimizer whose eps vanishes "
+        "in fp16, a step without the scaler. Then restart from before it.",
         example="Adam in fp16 with eps 1e-8: nan after the first step.",
     ),
     Ties(
@@ -189,7 +194,7 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
         else f"Check the batch of step {times.first_step}: missing values, or a division by zero."
     )
     if spoilt:
-        cure += " Restart from an earlier checkpoint: the weights are not finite any more."
+        cure += " The weights are not finite any more."
     elif norms:
         cure += " Call reset_running_stats(), or load them from a checkpoint."
     yield Seen(
@@ -256,7 +261,7 @@ _MOST_SHARE, _MOST_STEPS = 1 / 2, thresholds.NO_ACCIDENT_STEPS
         f"and loss are finite again (in up to {100 * _SKIPPED_SHARE:.0f} % of the lines): an "
         "optimizer that takes an inf makes the weights nan. If the loop was watched, it is "
         "known whether there is a scaler.",
-        do="Restart from a checkpoint before it. Look for an operation whose gradient is not "
+        do="Look for an operation whose gradient is not "
         "finite where its value is: sqrt, norm or a division at 0, log near 0, a masked row. "
         "Until then leave such steps out: step only if torch.isfinite(norm).",
         example="x.norm(dim=-1) of a row that is all zeros, in bf16: a loss of 2.1, a gradient of "

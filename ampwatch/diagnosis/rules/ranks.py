@@ -56,8 +56,7 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
         summary=f"Ranks disagree on the loss scale or on skips, from step {differ.first_step}.",
         cause=f"In {count_text(differ.count, 'step')} rank {ranks[0]} and the lowest rank had "
         "different scales, or only one of them skipped.",
-        action="Share the overflow flag between ranks before scaler.step; restart from a "
-        f"checkpoint before step {differ.first_step}.",
+        action="Share the overflow flag between ranks before scaler.step.",
         evidence=(
             Evidence("differing_steps", differ.last_step, float(differ.count), 0.0, "expected"),
         ),
@@ -87,8 +86,7 @@ def _started_apart(case: Case, starts: dict[int, float]) -> Seen:
         cause=f"At the first step they began with {each}. Each rank multiplies its loss by its own "
         "scale, and the reduction adds up gradients of different scales.",
         action="Restore the same scaler state on all ranks: load the one checkpoint's "
-        "scaler.state_dict() on each of them, or create GradScaler with the same init_scale. Then "
-        + ("start over." if not differ.first_step else "restart from the same checkpoint."),
+        "scaler.state_dict() on each of them, or create GradScaler with the same init_scale.",
         evidence=(
             Evidence("differing_steps", differ.last_step, float(differ.count), 0.0, "expected"),
         ),

@@ -117,8 +117,7 @@ def _fall(case: Case, fall: ScaleFall, *, healed: bool) -> Seen:
     skips = scale.skips - fall.skips_before
     ending = "and did not recover"
     now = "Stop: nothing is learnt." if len(scale.recent_skips) else _ACCEPTED_AGAIN
-    action = f"{now} Fix the cause of the fall and restart from a checkpoint before step "
-    action += f"{fall.first_step}."
+    action = f"{now} Find what changed just before the scale fell: learning rate, data, a resume."
     if healed:
         stays = final is not None and final <= fall.level * 2.0**-thresholds.COLLAPSE_OCTAVES
         ending = "and the loss kept falling at that scale" if stays else "and recovered"
@@ -173,7 +172,7 @@ def _sunk(case: Case, sunk: SlowFall) -> Seen:
         "skipped, more than growth makes up for: the gradients have grown by as much."
         + unknown_cause_text(case),
         action="Find what grew: the gradient norm, a layer's activations, the weights of the "
-        f"loss's terms. Fix it and restart from a checkpoint before step {sunk.first_step}.",
+        "loss's terms.",
         evidence=(
             Evidence("scale", scale.last_step, final, sunk.level, "established before"),
             Evidence("skipped", scale.last_step, float(sunk.skips)),
@@ -205,7 +204,6 @@ def _ends_falling(case: Case, ending: SkipEpisode) -> Seen:
         f"{scale_text(ending.scale_after)}.",
         cause="A spike that recovers and a collapse look alike for so few steps, "
         "and nothing after them is recorded." + unknown_cause_text(case),
-        action="If the run was stopped here, restart from an earlier checkpoint; if it goes on, "
-        "see whether steps are accepted again.",
+        action="See whether steps are accepted again if the run goes on.",
         evidence=(Evidence("scale", last, ending.scale_after, ending.streak_scale, "before"),),
     )

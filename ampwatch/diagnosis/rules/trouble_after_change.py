@@ -120,7 +120,7 @@ def harmful_restart(case: Case) -> Seen | None:
         summary = f"Since the restart {where} the loss went from {before:.3g} to {after:.3g}."
         cause = f"The rate rose from {last.rates[0]:.3g} to {last.rates[1]:.3g} there, and at the "
         cause += f"record's end the loss has not come back{norm}: the schedule started over."
-        action = "Restart from that checkpoint with the scheduler's state loaded."
+        action = "Load the scheduler's state with that checkpoint."
     return Seen(
         severity=Severity.WARNING,
         first_step=first.step,

@@ -1,0 +1,331 @@
+"""What happened in a run and when, read from its rows alone: the letter's short list of steps.
+
+Whatever the diagnosis concludes, these are plain readings: where the loss left its level, where
+gradients grew, which steps were skipped, from where on numbers are not finite. The diagnosis only
+says near which step to look, and which layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampwatch.diagnosis import Diagnosis
+from ampwatch.report.letter_facts import Fact, FactReader, Holds, Name, Reading, Sentence, Series
+from ampwatch.rows import EventKind, Table
+
+_LEVEL_ENTRIES = 10  # whose median is the level before
+_LEAST_ENTRIES = 3
+_MUCH = 4.0  # times: growth of a norm or of an activation that is worth a line
+_LOSS_RISE = 1.5  # times the level before
+_CALM_STEPS = 20  # accepted steps between two stretches of skips
+_NEAR_END = 0.05  # of the run: skips that reach so far go on at its end
+_SCALE_FALL = 16.0  # times
+_PROGRESS = 0.9  # a loss above this part of its first level did not come down
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """A step and what stands in its rows; without a step: of the whole run."""
+
+    step: Fact | None
+    words: Sentence
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """The facts of the line."""
+        own = () if self.step is None else (self.step,)
+        return (*own, *self.words.facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What the rows show of a run's course, each None where it did not happen or was not recorded."""
+
+    reader: FactReader
+    loss_level: Fact | None  # the median of the entries before the trouble
+    loss_left: Fact | None  # the step from which on the loss stays above that level
+    loss_peak: Fact | None
+    loss_lost: Fact | None  # the step from which on the loss is not finite
+    skips_from: Fact | None  # the first step of the stretch of skips that reaches the end
+    skips: Fact | None
+    skips_of: Fact | None  # the steps of that stretch
+
+    @property
+    def begin(self) -> Fact | None:
+        """The step at which the trouble first shows in loss or skips."""
+        found = [one for one in (self.loss_left, self.loss_lost, self.skips_from) if one]
+        return min(found, key=lambda fact: fact.value, default=None)
+
+
+def course_of(reader: FactReader, diagnosis: Diagnosis) -> Course:
+    """The course of a run's loss and skips around its trouble."""
+    level, left, peak = _loss_course(reader, _hint(diagnosis))
+    lost = reader.since("loss", Holds.NOT_FINITE)
+    return Course(reader, level, left, peak, lost, *_skip_course(reader))
+
+
+def _hint(diagnosis: Diagnosis) -> int | None:
+    """The step near which the diagnosis says that trouble began; None without trouble."""
+    head = diagnosis.headline
+    return head.first_step if head is not None and head.severity.weight else None
+
+
+def _loss_course(
+    reader: FactReader, hint: int | None
+) -> tuple[Fact | None, Fact | None, Fact | None]:
+    losses = reader.series("loss").finite
+    if hint is None or len(losses) < 2 * _LEAST_ENTRIES:
+        return None, None, None
+    before = losses.within(None, hint - 1)
+    if len(before) < _LEAST_ENTRIES:
+        return None, None, None
+    span = before.step[-_LEVEL_ENTRIES:]
+    level = reader.fact(Reading.MEDIAN, "loss", int(span[0]), int(span[-1]))
+    peak = reader.fact(Reading.HIGHEST, "loss", int(span[-1]) + 1, None)
+    if level is None or peak is None or not 0 < _LOSS_RISE * level.value <= peak.value:
+        return level, None, None
+    left = reader.since("loss", Holds.ABOVE, level.value)
+    return level, left, peak
+
+
+def _skip_course(reader: FactReader) -> tuple[Fact | None, Fact | None, Fact | None]:
+    skipped, last = reader.holding("skipped", Holds.TRUE), reader.last_step
+    if len(skipped) < _LEAST_ENTRIES or last is None:
+        return None, None, None
+    reach = max(1, round(_NEAR_END * (last - int(reader.steps[0]) + 1)))
+    if last - int(skipped[-1]) > reach:
+        return None, None, None
+    gaps = np.flatnonzero(np.diff(skipped) > _CALM_STEPS)
+    begin = int(gaps[-1]) + 1 if len(gaps) else 0
+    if len(skipped) - begin < _LEAST_ENTRIES:
+        return None, None, None
+    first = int(skipped[begin])
+    step = reader.step_fact(Reading.STEP, first, "skipped", Holds.TRUE, first, first)
+    count = reader.count("skipped", Holds.TRUE, first, None)
+    return step, count, reader.count_steps(first, None)
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+def happenings(course: Course, diagnosis: Diagnosis) -> list[Happening]:
+    """What happened, in the order of steps, then what is true of the whole run."""
+    of_rank = list(_one_rank_lines(course, diagnosis))
+    found = [*_growths(course), *_loss_lines(course), *(of_rank or _skip_lines(course))]
+    found += [*_norm_lines(course), *_overflow_lines(course, diagnosis)]
+    found += [*_misuse_lines(course, diagnosis), *_exception_lines(course)]
+    with_step = sorted((one for one in found if one.step), key=lambda one: one.step.value)  # type: ignore[union-attr]
+    whole = [one for one in found if not one.step]
+    if not any(fact.column == "loss" for one in found for fact in one.facts):
+        ends = loss_ends(course.reader)
+        whole += [] if ends is None else [Happening(None, Sentence.of("The ", ends, "."))]
+    return [*with_step, *whole, *_scale_lines(course)]
+
+
+def _growths(course: Course) -> Iterator[Happening]:
+    """Activations and gradients that had grown before the trouble shows elsewhere."""
+    until = None if course.begin is None else int(course.begin.value)
+    if until is None:
+        return
+    for column, what in (("act_amax", "largest activation"), ("grad_norm", "gradient norm")):
+        reader = course.reader
+        series = reader.activations if column == "act_amax" else reader.series(column).finite
+        at = _grown(series.within(None, until))
+        if at is None:
+            continue
+        step, span = at
+        value, level = reader.value(column, step), reader.fact(Reading.MEDIAN, column, *span)
+        if value is not None and level is not None:
+            yield Happening(
+                reader.step_fact(Reading.STEP, step, "step", Holds.PRESENT, step, step),
+                Sentence.of(f"{what} ", value, " (median before: ", level, ")"),
+            )
+
+
+def _grown(series: Series) -> tuple[int, tuple[int, int]] | None:
+    """The first value that is many times the median of the entries before it, and their span."""
+    for at in range(max(_LEAST_ENTRIES, len(series) - 50), len(series)):
+        low = max(0, at - _LEVEL_ENTRIES)
+        level = float(np.median(series.value[low:at]))
+        if level > 0 and series.value[at] >= _MUCH * level:
+            return int(series.step[at]), (int(series.step[low]), int(series.step[at - 1]))
+    return None
+
+
+def _loss_lines(course: Course) -> Iterator[Happening]:
+    reader, level, peak = course.reader, course.loss_level, course.loss_peak
+    if level is not None and peak is not None:
+        at = reader.fact(Reading.STEP_OF_HIGHEST, "loss", peak.first, peak.last)
+        highest: tuple[str | Fact, ...] = (peak, " at step ", at) if at else (peak,)
+        if course.loss_left is not None and course.loss_left.value < peak_step(at):
+            words = Sentence.of("the loss leaves its level of ", level, " and rises to ", *highest)
+            yield Happening(course.loss_left, words)
+        else:
+            yield Happening(at, Sentence.of("the loss reaches ", peak, " (", level, " before)"))
+    if course.loss_lost is not None:
+        yield Happening(course.loss_lost, _lost_words(course, course.loss_lost))
+        return
+    zeros = reader.since("loss", Holds.ZERO)
+    if zeros is not None and zeros.value < (reader.last_step or 0):
+        yield Happening(zeros, Sentence.of("the loss is exactly zero to the end"))
+    lost = reader.holding("loss", Holds.NOT_FINITE)
+    if len(lost):
+        first = reader.step_fact(Reading.FIRST_STEP, int(lost[0]), "loss", Holds.NOT_FINITE)
+        count = reader.count("loss", Holds.NOT_FINITE)
+        one = " step" if count.value == 1 else " steps"
+        yield Happening(first, Sentence.of("the loss is NaN or inf, in ", count, one, " in all"))
+
+
+def peak_step(at: Fact | None) -> float:
+    """The step of a peak; 0 if unknown."""
+    return 0.0 if at is None else at.value
+
+
+def _lost_words(course: Course, lost: Fact) -> Sentence:
+    value = course.reader.value("loss", int(lost.value))
+    what = "NaN" if value is not None and np.isnan(value.value) else "inf"
+    stays = "and never finite again" if lost.value != course.reader.last_step else "at the end"
+    return Sentence.of(f"the loss is {what} {stays}")
+
+
+def _norm_lines(course: Course) -> Iterator[Happening]:
+    """Gradient norms that are not finite in steps that nothing skipped."""
+    reader = course.reader
+    lost, skipped = (
+        reader.holding("grad_norm", Holds.NOT_FINITE),
+        reader.holding("skipped", Holds.TRUE),
+    )
+    if not len(np.setdiff1d(lost, skipped)):
+        return
+    since = reader.since("grad_norm", Holds.NOT_FINITE)
+    if since is not None:
+        yield Happening(since, Sentence.of("the gradient norm is NaN or inf to the end"))
+        return
+    first = reader.step_fact(Reading.FIRST_STEP, int(lost[0]), "grad_norm", Holds.NOT_FINITE)
+    count = reader.count("grad_norm", Holds.NOT_FINITE)
+    steps = " step in all" if count.value == 1 else " steps in all"
+    yield Happening(first, Sentence.of("the gradient norm is NaN or inf, in ", count, steps))
+
+
+def _skip_lines(course: Course) -> Iterator[Happening]:
+    reader = course.reader
+    if course.skips is not None and course.skips_of is not None:
+        yield Happening(
+            course.skips_from,
+            Sentence.of(
+                "steps are skipped: ",
+                course.skips,
+                " of ",
+                course.skips_of,
+                " from here to the end",
+            ),
+        )
+        return
+    skipped = reader.holding("skipped", Holds.TRUE)
+    if not len(skipped):
+        return
+    first = reader.step_fact(Reading.FIRST_STEP, int(skipped[0]), "skipped", Holds.TRUE)
+    last = reader.step_fact(Reading.LAST_STEP, int(skipped[-1]), "skipped", Holds.TRUE)
+    count = reader.count("skipped", Holds.TRUE)
+    if len(skipped) == 1:
+        yield Happening(first, Sentence.of("one step is skipped, the only one"))
+    else:
+        yield Happening(
+            first, Sentence.of("first of ", count, " skipped steps; the last is step ", last)
+        )
+
+
+def _overflow_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
+    """The overflows that were traced to the layer that the report names."""
+    suspect = diagnosis.suspect
+    layer = None if suspect is None else suspect.layer
+    if layer is None:
+        return
+    words = {
+        "forward": ("the output of layer ", " is inf or NaN"),
+        "backward": ("gradients overflow first in layer ", ""),
+    }
+    for direction, (before, after) in words.items():
+        found = course.reader.overflows(layer, direction)
+        if found is not None:
+            first, count = found
+            steps = " step)" if count.value == 1 else " steps)"
+            text = Sentence.of(before, Name(layer), f"{after} (in ", count, steps)
+            yield Happening(first, text)
+
+
+def _misuse_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
+    """Where the mistake in the loop that the main finding names was seen."""
+    head = diagnosis.headline
+    found = None if head is None else course.reader.first_misuse(head.code)
+    if found is not None:
+        yield Happening(found, Sentence.of("seen for the first time"))
+
+
+def _one_rank_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
+    """The overflows of the one rank that the main finding names."""
+    head = diagnosis.headline
+    if head is None or not len(head.ranks) == 1 < len(diagnosis.run.ranks):
+        return
+    found = course.reader.overflows_of_rank(head.ranks[0])
+    if found is not None:
+        first, last, count = found
+        words = Sentence.of(
+            "first of ", count, " overflows on rank ", Name(str(head.ranks[0])),
+            "; the last is at step ", last,
+        )  # fmt: skip
+        yield Happening(first, words)
+
+
+def _exception_lines(course: Course) -> Iterator[Happening]:
+    """The exception that ended the program."""
+    fatal = [
+        row for row in course.reader.events
+        if row["kind"] == EventKind.EXCEPTION.value and row.get("fatal", True)
+    ]  # fmt: skip
+    for row in fatal[-1:]:
+        name = str(row.get("exception") or row.get("type") or "an exception")
+        step = Fact(
+            Reading.LAST_STEP, row["step"], f"{row['step']:,}", Table.EVENTS,
+            EventKind.EXCEPTION.value, holds=Holds.PRESENT, rank=course.reader.rank,
+        )  # fmt: skip
+        yield Happening(step, Sentence.of("the program ends by ", Name(name)))
+
+
+def _scale_lines(course: Course) -> Iterator[Happening]:
+    """The fall of the loss scale, from its highest value to its last."""
+    reader = course.reader
+    before, after = (name if len(reader.series(name)) else "" for name in ("scale", "scale_after"))
+    highest = reader.fact(Reading.HIGHEST, before or after)
+    last = reader.fact(Reading.LAST, after or before)
+    if highest is None or last is None or not highest.value >= _SCALE_FALL * last.value:
+        return
+    yield Happening(
+        None, Sentence.of("The loss scale fell from ", highest, " (its highest) to ", last, ".")
+    )
+
+
+def loss_ends(reader: FactReader) -> Sentence | None:
+    """The loss at the beginning and at the end: the medians of its ten entries there, or fewer."""
+    losses = reader.series("loss").finite
+    if len(losses) < 2:
+        return None
+    few = min(_LEVEL_ENTRIES, len(losses) // 2)
+    first = reader.fact(Reading.MEDIAN, "loss", int(losses.step[0]), int(losses.step[few - 1]))
+    last = reader.fact(Reading.MEDIAN, "loss", int(losses.step[-few]), int(losses.step[-1]))
+    if first is None or last is None:
+        return None
+    return Sentence.of("loss was ", first, " at first and ", last, " at the end")
+
+
+def did_not_come_down(reader: FactReader) -> bool:
+    """Whether the loss at the end is about as high as at first."""
+    losses = reader.series("loss").finite
+    if len(losses) < 2 * _LEAST_ENTRIES:
+        return False
+    few = min(_LEVEL_ENTRIES, len(losses) // 2)
+    first, last = np.median(losses.value[:few]), np.median(losses.value[-few:])
+    return bool(first > 0 and last > _PROGRESS * first)

@@ -1,0 +1,495 @@
+"""The letter: what a run's report says on one screen, for somebody who has no time.
+
+What happened in a sentence; what to do, numbered; what happened when; how sure; what follows from
+the main finding, and what is separate; the next commands. Every number in it is a fact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity, Verdict
+from ampwatch.diagnosis.evidence_text import label_of
+from ampwatch.diagnosis.findings import CALM, CUT_OFF
+from ampwatch.diagnosis.value_text import short_dtype
+from ampwatch.report.facts import ruled_out
+from ampwatch.report.finding_titles import title_of
+from ampwatch.report.happenings import (
+    Course,
+    Happening,
+    course_of,
+    did_not_come_down,
+    happenings,
+    loss_ends,
+)
+from ampwatch.report.letter_facts import (
+    Fact,
+    FactReader,
+    Holds,
+    Name,
+    Reading,
+    Sentence,
+    estimate,
+    estimated_step,
+    joined,
+    present_rate,
+)
+from ampwatch.report.new_command import command_with_rate
+from ampwatch.report.restart_place import RestartPlace, restart_place
+from ampwatch.rows import Table
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis import Record
+
+_MOST_STEPS_TO_DO = 4
+_MOST_HAPPENINGS = 6
+_MOST_NAMED = 6
+_NOTES, _CUT_OFF, _WARM_UP = "AMP901", "AMP902", "AMP302"
+# What these leave behind is in weights or scale: the run is to be restarted from before them.
+_LEAVES_HARM = ("AMP1", "AMP2", "AMP3", "AMP6")
+_VERY_LIKELY, _LIKELY = 0.95, 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A sentence that says what to do, from the finding's rule: its numbers are no readings."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A finding beside the main one."""
+
+    finding: Finding
+
+    @property
+    def text(self) -> str:
+        """Its name in words, its layer and its code: `forward overflow in blocks.0.up (AMP203)`."""
+        layer = f" in {self.finding.layer}" if self.finding.layer else ""
+        return f"{self.finding.name.replace('-', ' ')}{layer} ({self.finding.code})"
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """The letter's parts, in the order in which they are read; an empty part is left out."""
+
+    verdict: str
+    name: str
+    about: Sentence  # steps, precision, ranks
+    title: str
+    codes: tuple[str, ...]
+    opening: tuple[Sentence, ...]
+    to_do: tuple[Sentence, ...]
+    happened: tuple[Happening, ...]
+    how_sure: tuple[Sentence, ...]
+    follows: tuple[Listed, ...]  # from the main finding
+    separate: tuple[Listed, ...]
+    unseen: tuple[Sentence, ...]  # what the record cannot show
+    next: tuple[tuple[str, str], ...]  # commands, and what each shows
+
+    @property
+    def sentences(self) -> Iterator[Sentence]:
+        """Every sentence of the letter."""
+        yield self.about
+        yield from self.opening
+        yield from self.to_do
+        for one in self.happened:
+            yield Sentence.of(*(() if one.step is None else (one.step,)), one.words)
+        yield from self.how_sure
+        yield from self.unseen
+
+
+def letter_of(name: str, run: Record, diagnosis: Diagnosis) -> Letter:
+    """The letter on a run."""
+    reader = FactReader(run)
+    course = course_of(reader, diagnosis)
+    head = main_finding(diagnosis)
+    place = restart_place(run, diagnosis)
+    return Letter(
+        verdict=diagnosis.verdict.value,
+        name=name,
+        about=_about(run, reader, diagnosis),
+        title="" if head is None else title_of(head, diagnosis.run.ranks),
+        codes=() if head is None else (head.code,),
+        opening=tuple(_opening(run, course, diagnosis, head)),
+        to_do=tuple(_to_do(name, run, course, diagnosis, head, place)),
+        happened=tuple(_happened(course, diagnosis, head)),
+        how_sure=tuple(_how_sure(run, diagnosis, head)),
+        follows=tuple(_listed(diagnosis, head, follows=True)),
+        separate=tuple(_listed(diagnosis, head, follows=False)),
+        unseen=tuple(_unseen(run, reader, diagnosis)),
+        next=tuple(_next(name, diagnosis, head)),
+    )
+
+
+def main_finding(diagnosis: Diagnosis) -> Finding | None:
+    """The finding that the letter is about; None where nothing needs attention."""
+    head = diagnosis.headline
+    calm = diagnosis.verdict in CALM
+    return None if head is None or (calm and not head.severity.weight) else head
+
+
+# --- the first lines ------------------------------------------------------------------------------
+
+
+def _about(run: Record, reader: FactReader, diagnosis: Diagnosis) -> Sentence:
+    steps = reader.count_steps()
+    parts: list[str | Fact | Name | Sentence] = [
+        Sentence.of(steps, " step" if steps.value == 1 else " steps")
+    ]
+    if reader.formats:
+        parts.append(Name("/".join(short_dtype(name) for name in reader.formats[:2])))
+    if len(diagnosis.run.ranks) > 1:
+        parts.append(Name(f"{len(diagnosis.run.ranks)} ranks"))
+    if diagnosis.run.source != "ampwatch":
+        parts.append(Name(f"log of {diagnosis.run.source}"))
+    if diagnosis.run.state == CUT_OFF != diagnosis.verdict.value:
+        parts.append("cut off")
+    return joined(parts)
+
+
+def _opening(
+    run: Record, course: Course, diagnosis: Diagnosis, head: Finding | None
+) -> Iterator[Sentence]:
+    """What happened, in a sentence or two."""
+    if head is None:
+        yield from _calm(course.reader, diagnosis)
+    elif is_lowered(diagnosis):
+        yield _breakdown(course, diagnosis)
+    else:
+        why = "".join(sentences_without_numbers(head.cause)[:1])
+        if why:
+            yield Sentence.of(Remedy(why))
+
+
+def is_lowered(diagnosis: Diagnosis) -> bool:
+    """Whether the diagnosis advises a lower learning rate that it knows."""
+    advice = diagnosis.learning_rate
+    return advice.action is Action.LOWER and None not in (advice.recommended, advice.current)
+
+
+def _breakdown(course: Course, diagnosis: Diagnosis) -> Sentence:
+    """At which step a training with too high a learning rate broke down, and what it was there."""
+    reader, advice = course.reader, diagnosis.learning_rate
+    begin = course.begin
+    if begin is None:
+        if did_not_come_down(reader) and (ends := loss_ends(reader)) is not None:
+            return Sentence.of("The loss did not come down: the ", ends, ".")
+        return Sentence.of("The training did not learn.")
+    words: list[str | Fact | Name] = ["Training broke down at step ", begin]
+    rate = reader.value("lr", int(begin.value))
+    base = reader.value("lr_base", int(begin.value))
+    if rate is not None:
+        warming = any(finding.code == _WARM_UP for finding in diagnosis.findings)
+        words += [", at lr = ", rate]
+        if base is not None and base.value > 1.01 * rate.value:
+            words += [" in the warm-up to " if warming else "; the peak is ", base]
+    return Sentence.of(*words, ".")
+
+
+def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
+    """The first sentence where nothing needs attention."""
+    steps = reader.count_steps()
+    word = " step" if steps.value == 1 else " steps"
+    last = reader.last_step
+    if not steps.value:
+        yield Sentence.of("The record has no steps yet, so nothing can be judged.")
+    elif diagnosis.verdict is Verdict.INCOMPLETE and diagnosis.little_seen is None:
+        yield Sentence.of(
+            "The record ends before anything could be judged: ", steps, word, _skips_of_all(reader)
+        )
+    elif diagnosis.verdict is Verdict.CUT_OFF and last is not None:
+        at = reader.step_fact(Reading.LAST_STEP, last, "step", Holds.PRESENT)
+        yield Sentence.of(
+            "Stopped at step ", at, " without closing the run (killed, crashed, or the machine was "
+            "lost). No problems found until then.",
+        )  # fmt: skip
+    else:
+        yield Sentence.of("No problems found in ", steps, f"{word}.")
+
+
+def _skips_of_all(reader: FactReader) -> Sentence:
+    skipped = reader.count("skipped", Holds.TRUE)
+    if not skipped.value:
+        return Sentence.of(".")
+    return Sentence.of(", ", skipped, " of them skipped.")
+
+
+# --- what to do -----------------------------------------------------------------------------------
+
+
+def _to_do(
+    name: str, run: Record, course: Course, diagnosis: Diagnosis, head: Finding | None,
+    place: RestartPlace,
+) -> Iterator[Sentence]:  # fmt: skip
+    """What to do, in the order in which to do it."""
+    advice = diagnosis.learning_rate
+    if is_lowered(diagnosis) and head is not None:
+        yield from _lower(name, run, diagnosis, place)
+        return
+    if head is None:
+        if advice.action is Action.RAISE and None not in (advice.recommended, advice.current):
+            yield Sentence.of("Optional: try a ", *_peak(advice), ".")
+        elif _is_cut_off(diagnosis):
+            yield from _resume(place)
+        return
+    for text in sentences_of(head.action)[:_MOST_STEPS_TO_DO]:
+        yield Sentence.of(Remedy(text))
+    if head.severity is Severity.ERROR and head.code.startswith(_LEAVES_HARM):
+        yield restart_sentence(place, course)
+
+
+def _is_cut_off(diagnosis: Diagnosis) -> bool:
+    return diagnosis.verdict is Verdict.CUT_OFF
+
+
+def _resume(place: RestartPlace) -> Iterator[Sentence]:
+    if place.checkpoint is not None:
+        yield Sentence.of("Resume from the checkpoint of step ", *_saved(place), ".")
+    yield Sentence.of("Look in the system's log for what ended the process.")
+
+
+def _peak(advice: Advice) -> Sequence[str | Fact]:
+    assert advice.recommended is not None
+    assert advice.current is not None
+    return (
+        "peak learning rate of ", estimate("recommended", advice.recommended),
+        " (now ", present_rate(advice.current), ")",
+    )  # fmt: skip
+
+
+def _lower(name: str, run: Record, diagnosis: Diagnosis, place: RestartPlace) -> Iterator[Sentence]:
+    """Where to restart, with which learning rate, by which command or call."""
+    advice = diagnosis.learning_rate
+    assert advice.recommended is not None
+    rate = estimate("recommended", advice.recommended)
+    if advice.leapt_at_step is not None:
+        leap = estimated_step("leapt_at_step", advice.leapt_at_step)
+        yield Sentence.of(
+            "Go back to the learning rate before step ", leap, ", at which the run had trained: ",
+            rate, " (now ", *_peak(advice)[3:4], ").",
+        )  # fmt: skip
+        yield restart_sentence(place)
+        return
+    with_rate = [" with a ", *_peak(advice)]
+    if advice.besides is not None:
+        with_rate += [" and ", Name(advice.besides)]
+    if place.checkpoint is None:
+        yield Sentence.of("Start over", *with_rate, ". ", *_no_checkpoint(place))
+    else:
+        yield Sentence.of("Restart from the checkpoint of step ", *_saved(place), *with_rate, ".")
+    command = None if advice.current is None else command_with_rate(run, advice.current, rate.text)
+    if command is not None:
+        yield Sentence.of("The command: ", Name(command))
+    if place.checkpoint is not None or not place.sees_saves:
+        call = f"ampwatch.set_learning_rate(optimizer, {rate.text}, scheduler)"
+        yield Sentence.of("If you resume from a checkpoint, call after loading it: ", Name(call))
+    if advice.proved_steps is None:
+        yield Sentence.of(
+            "Optional: find out how high it can go: ", Name(f"ampwatch prove {quoted(name)}")
+        )
+
+
+def _no_checkpoint(place: RestartPlace) -> Sequence[str]:
+    if not place.sees_saves:
+        return ("Or resume from a checkpoint saved before the trouble.",)
+    return (
+        "No checkpoint was recorded." if not place.saves else "No clean checkpoint is recorded.",
+    )
+
+
+def _saved(place: RestartPlace) -> Sequence[str | Fact | Name]:
+    saved = place.checkpoint
+    assert saved is not None
+    step = Fact(
+        Reading.VALUE, saved.step, f"{saved.step:,}", Table.EVENTS, "state-saved", saved.step,
+        saved.step, Holds.PRESENT,
+    )  # fmt: skip
+    return (step,) if saved.path is None else (step, " (", Name(saved.path), ")")
+
+
+def restart_sentence(place: RestartPlace, course: Course | None = None) -> Sentence:
+    """Where to restart, in words."""
+    if place.checkpoint is not None:
+        return Sentence.of("Then restart from the checkpoint of step ", *_saved(place), ".")
+    if place.sees_saves:
+        return Sentence.of("Then start over. ", *_no_checkpoint(place))
+    begin = None if course is None else course.begin
+    if begin is None or course is None or begin.value <= course.reader.steps[0]:
+        return Sentence.of("Then restart from a checkpoint saved before the trouble.")
+    return Sentence.of("Then restart from your last checkpoint before step ", begin, ".")
+
+
+_ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z`(])")
+
+
+def sentences_of(text: str) -> list[str]:
+    """A finding's text, sentence by sentence."""
+    return [part for part in _ENDS.split(" ".join(text.split())) if part]
+
+
+_FORMATS = re.compile(r"\b(?:fp|bf|float|bfloat|int|uint)\d+\w*|\bE\dM\d\w*")
+_DIGIT = re.compile(r"\d")
+
+
+def sentences_without_numbers(text: str) -> list[str]:
+    """The sentences of a finding's text that name no number: those with one are told by facts."""
+    return [one for one in sentences_of(text) if not _DIGIT.search(_FORMATS.sub("", one))]
+
+
+def quoted(name: str) -> str:
+    """A run's name as a shell takes it."""
+    return f'"{name}"' if re.search(r"[^\w@%+=:,./-]", name) else name
+
+
+# --- what happened --------------------------------------------------------------------------------
+
+
+def _happened(course: Course, diagnosis: Diagnosis, head: Finding | None) -> Iterator[Happening]:
+    found = happenings(course, diagnosis)
+    if head is None:
+        ends = loss_ends(course.reader)
+        if ends is not None:
+            yield Happening(None, Sentence.of("The ", ends, "."))
+        yield from (one for one in found if one.step is not None)
+        return
+    yield from found[:_MOST_HAPPENINGS]
+    told = {fact.column for one in found[:_MOST_HAPPENINGS] for fact in one.facts}
+    yield from _evidence(course.reader, head, told)
+
+
+def _evidence(reader: FactReader, head: Finding, told: set[str]) -> Iterator[Happening]:
+    """The finding's own evidence, where the rows show the very number at the very step."""
+    for piece in head.evidence:
+        if piece.step is None or not isinstance(piece.value, float) or piece.signal in told:
+            continue
+        fact = reader.evidence(piece.signal, piece.step, piece.value, head.layer)
+        if fact is None:
+            continue
+        told.add(piece.signal)
+        layer: tuple[str | Name, ...] = (" of layer ", Name(head.layer)) if fact.layer else ()
+        step = reader.step_fact(
+            Reading.STEP, piece.step, "step", Holds.PRESENT, piece.step, piece.step
+        )
+        yield Happening(step, Sentence.of(label_of(piece.signal), *layer, ": ", fact))
+
+
+# --- how sure -------------------------------------------------------------------------------------
+
+
+def _how_sure(run: Record, diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence]:
+    advice = diagnosis.learning_rate
+    yield from _rate_words(diagnosis, head)
+    if is_lowered(diagnosis) and advice.proved_steps is not None:
+        steps = estimated_step("proved_steps", advice.proved_steps)
+        yield Sentence.of("The new learning rate was tested by reruns of ", steps, " steps.")
+    elif is_lowered(diagnosis) and advice.low is not None and advice.high is not None:
+        low, high = estimate("low", advice.low), estimate("high", advice.high)
+        yield Sentence.of(
+            "Highest stable learning rate: ", low, " to ", high, ", estimated, not tested."
+        )
+    cleared = ruled_out(run, diagnosis) if head is not None else []
+    if cleared:
+        yield Sentence.of("Ruled out: ", "; ".join(cleared), ".")
+
+
+def _rate_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence]:
+    """How sure it is that the learning rate is the cause, or that it is not."""
+    advice = diagnosis.learning_rate
+    if advice.action is Action.LOWER:
+        if advice.proved_steps is None and advice.probability is not None:
+            sure = _sureness(advice.probability)
+            signs = Fact(Reading.ESTIMATE, advice.signals, f"{advice.signals}", column="signals")
+            yield Sentence.of(
+                f"The learning rate as the cause: {sure} (", signs, " signals weighed)."
+            )
+    elif advice.action is Action.UNKNOWN and head is None:
+        yield Sentence.of("Learning rate: cannot be judged from this record.")
+    elif advice.action is Action.UNKNOWN:
+        yield Sentence.of("Learning rate: this record cannot show whether it is the cause.")
+    elif advice.action is Action.NOT_THE_CAUSE:
+        if diagnosis.run.source == "ampwatch":
+            yield Sentence.of("Learning rate: not the cause, as far as this record shows. Keep it.")
+        else:
+            yield Sentence.of("Learning rate: nothing in this log points to it.")
+    elif advice.action is Action.KEEP and advice.recommended is not None:
+        now = present_rate(advice.recommended)
+        yield Sentence.of("Learning rate: no change suggested (now ", now, ").")
+    elif advice.action is Action.KEEP:
+        yield Sentence.of("Learning rate: no change suggested.")
+
+
+def _sureness(probability: float) -> str:
+    if probability >= _VERY_LIKELY:
+        return "very likely"
+    return "likely" if probability >= _LIKELY else "possible"
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+def _listed(diagnosis: Diagnosis, head: Finding | None, *, follows: bool) -> Iterator[Listed]:
+    """The other findings: those that follow from the main one, or those that do not."""
+    effects = _effects(diagnosis.findings, head)
+    for finding in diagnosis.findings:
+        if finding is head or finding.code in {_NOTES, _CUT_OFF}:
+            continue
+        if (finding.code in effects) == follows:
+            yield Listed(finding)
+
+
+def _effects(findings: Sequence[Finding], head: Finding | None) -> set[str]:
+    """The codes of what follows from a finding, directly or not."""
+    found: set[str] = set() if head is None else {head.code}
+    for _ in findings:
+        found |= {one.code for one in findings if one.because_of in found}
+    return found
+
+
+def _unseen(run: Record, reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
+    """What the record cannot show: of a foreign log what it lacks, and how its steps are numbered."""
+    if diagnosis.run.source == "ampwatch":
+        if diagnosis.little_seen is not None or not len(reader.series("loss")):
+            lacks = _not_recorded(reader)
+            if lacks:
+                yield Sentence.of(f"Not recorded: {', '.join(lacks)}.", _loss_hint(lacks))
+        return
+    lacks = _not_recorded(reader)
+    yield Sentence.of(f"Not in this log: {', '.join([*lacks, 'layers', 'updates'])}.")
+    if any(finding.code == _NOTES and "Unnumbered steps" in finding.cause
+           for finding in diagnosis.findings):  # fmt: skip
+        yield Sentence.of("This log has no step numbers: a step here is a line's position.")
+
+
+def _not_recorded(reader: FactReader) -> list[str]:
+    return [
+        word for word, columns in _SIGNALS if not any(len(reader.series(name)) for name in columns)
+    ]
+
+
+def _loss_hint(lacks: Sequence[str]) -> str:
+    return " Call watch.log(loss=loss) in the loop to record it." if "loss" in lacks else ""
+
+
+_SIGNALS = (
+    ("loss", ("loss",)),
+    ("gradient norm", ("grad_norm",)),
+    ("learning rate", ("lr",)),
+    ("loss scale", ("scale", "scale_after")),
+)
+
+
+def _next(name: str, diagnosis: Diagnosis, head: Finding | None) -> Iterator[tuple[str, str]]:
+    run = quoted(name)
+    if head is not None:
+        yield f"ampwatch explain {head.code} {run}", "meaning and evidence"
+    yield f"ampwatch report {run} --all", "every number"
+    if diagnosis.run.source == "ampwatch":
+        yield "ampwatch dashboard", "charts"

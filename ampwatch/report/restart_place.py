@@ -1,0 +1,71 @@
+"""Where to restart a run: one answer, for the letter, the page and `ampwatch plan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampwatch.diagnosis import Action, Diagnosis
+from ampwatch.diagnosis.event import detail_of
+from ampwatch.diagnosis.record import Record
+from ampwatch.report.timeline import CLEAN, condition_of
+from ampwatch.rows import EventKind, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A recorded save; `path` is None if the script did not report it."""
+
+    step: int
+    path: str | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPlace:
+    """The checkpoint to restart from; None: from the beginning.
+
+    `saves` counts the steps in which the record shows a save, `sees_saves` whether it could.
+    """
+
+    checkpoint: Checkpoint | None
+    saves: int
+    sees_saves: bool
+    until: int | None = None  # the last step at which the run was still sound, if known
+
+
+def restart_place(run: Record, diagnosis: Diagnosis) -> RestartPlace:
+    """Where a run with trouble is to be restarted."""
+    advice, head = diagnosis.learning_rate, diagnosis.headline
+    until = advice.restart_from_step if advice.action is Action.LOWER else None
+    if until is None and head is not None and head.severity.weight:
+        until = head.first_step
+    saves = saves_of(run)
+    sees = run.info.source == "ampwatch"
+    return RestartPlace(_clean(saves, diagnosis, until), len(saves), sees, until)
+
+
+def last_clean_save(run: Record, diagnosis: Diagnosis, until: int | None) -> Checkpoint | None:
+    """The last clean save, not after this step."""
+    return _clean(saves_of(run), diagnosis, until)
+
+
+def _clean(
+    saves: dict[int, tuple[str | None, str]], diagnosis: Diagnosis, until: int | None
+) -> Checkpoint | None:
+    found: Checkpoint | None = None
+    for step, (path, stamp) in sorted(saves.items()):
+        state = stamp or condition_of(step, diagnosis)[0]
+        if state == CLEAN and (until is None or step <= until):
+            found = Checkpoint(step, path, state)
+    return found
+
+
+def saves_of(run: Record) -> dict[int, tuple[str | None, str]]:
+    """By step, each save's path, if reported, and its stamp; of the lowest rank."""
+    rank = min(run.ranks, default=0)
+    found: dict[int, tuple[str | None, str]] = {}
+    for row in run.read(Table.EVENTS, ("step", "kind", "detail"), rank).to_pylist():
+        if row["kind"] == EventKind.STATE_SAVED.value and row["step"] is not None:
+            told, (path, stamp) = detail_of(row["detail"]), found.get(row["step"], (None, ""))
+            found[row["step"]] = told.get("path") or path, str(told.get("state") or stamp)
+    return found
