@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ampwatch.recovery.change import Value
     from ampwatch.recovery.proof import Proof
     from ampwatch.recovery.rerun import Command
-    from ampwatch.recovery.restart_plan import Checkpoint
+    from ampwatch.report.restart_place import Checkpoint
     from ampwatch.store import RunInfo
 
 NAME = "prove"

@@ -108,7 +108,8 @@ def alone_text(rank: int | None) -> str:
 
 def limit_text(low: float, high: float) -> str:
     """Words on where the highest stable learning rate is estimated to lie."""
-    return f"highest stable learning rate: {two_digits(low)} to {two_digits(high)}, estimated, not tested"
+    span = f"{two_digits(low)} to {two_digits(high)}"
+    return f"highest stable learning rate: {span}, estimated, not tested"
 
 
 def go_back_text(rate: str, step: int) -> str:

@@ -29,7 +29,7 @@ from ampwatch.probe.run_identity import Ranks
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
-    from ampwatch.recovery.restart_plan import Checkpoint
+    from ampwatch.report.restart_place import Checkpoint
 
 _LONGEST_PATH = 1000
 

@@ -15,9 +15,9 @@ from ampwatch.report.comparison import Asked, compare
 from ampwatch.report.comparison_text import print_comparison, print_sweep
 from ampwatch.report.facts import last_values
 from ampwatch.report.html_file import html_comparison, html_report
+from ampwatch.report.letter_text import STYLES
 from ampwatch.report.tensorboard_event_files import EventStream, write_event_files
 from ampwatch.report.terminal_report import (
-    STYLES,
     print_fact,
     print_report,
     print_reports,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampwatch.diagnosis import Diagnosis
-from ampwatch.report.letter_facts import Fact, FactReader, Holds, Name, Reading, Sentence, Series
+from ampwatch.report.fact_reader import FactReader, Series
+from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Sentence
 from ampwatch.rows import EventKind, Table
 
 _LEVEL_ENTRIES = 10  # whose median is the level before
@@ -42,7 +43,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What the rows show of a run's course, each None where it did not happen or was not recorded."""
+    """What the rows show of a run's course; None where it did not happen or is not recorded."""
 
     reader: FactReader
     loss_level: Fact | None  # the median of the entries before the trouble
@@ -117,7 +118,7 @@ def happenings(course: Course, diagnosis: Diagnosis) -> list[Happening]:
     found = [*_growths(course), *_loss_lines(course), *(of_rank or _skip_lines(course))]
     found += [*_norm_lines(course), *_overflow_lines(course, diagnosis)]
     found += [*_misuse_lines(course, diagnosis), *_exception_lines(course)]
-    with_step = sorted((one for one in found if one.step), key=lambda one: one.step.value)  # type: ignore[union-attr]
+    with_step = sorted((one for one in found if one.step), key=lambda one: one.step.value)
     whole = [one for one in found if not one.step]
     if not any(fact.column == "loss" for one in found for fact in one.facts):
         ends = loss_ends(course.reader)

@@ -33,6 +33,8 @@ from ampwatch.report.facts import facts_of
 from ampwatch.report.format_losses import formats_text
 from ampwatch.report.last_layer_values import FORMAT_FACTS, Readable, last_known
 from ampwatch.report.layer_views import NAMES, Wanted, offered, view_message
+from ampwatch.report.letter import letter_of
+from ampwatch.report.letter_text import STYLES, letter_html
 from ampwatch.report.overview_chart import compared_panels, curves_of, overview_of
 from ampwatch.report.painter import SEVERITY_COLOR, VERDICT_COLOR, bundled, style_sheet
 from ampwatch.report.painter.message import Arrays, Picture, still_message
@@ -41,8 +43,6 @@ from ampwatch.report.settings import assumed_settings, settings_of
 from ampwatch.report.sweep import besides_text
 from ampwatch.report.sweep_chart import parallel_html, sweep_html
 from ampwatch.report.terminal_report import advice_rows
-from ampwatch.report.letter import letter_of
-from ampwatch.report.letter_text import STYLES, letter_html
 from ampwatch.rows import Table, column
 
 if TYPE_CHECKING:
@@ -230,8 +230,8 @@ Gradient norms are unscaled and taken before clipping, unless the notes say othe
 
 A shaded span marks a finding's steps; the dashed line is the step to restart from. The dotted line
 across the loss scale is its established level. Across the learning rate, the dotted line is the
-recommended rate and the band what its title says: the estimated range of the highest stable learning
-rate, or, where reruns were made, what they have shown of it."""
+recommended rate and the band what its title says: the estimated range of the highest stable
+learning rate, or, where reruns were made, what they have shown of it."""
 
 
 def said(text: str) -> str:

@@ -6,15 +6,15 @@ the main finding, and what is separate; the next commands. Every number in it is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity, Verdict
+from ampwatch.diagnosis import Action, Diagnosis, Finding, Verdict
 from ampwatch.diagnosis.evidence_text import label_of
 from ampwatch.diagnosis.findings import CALM, CUT_OFF
 from ampwatch.diagnosis.value_text import short_dtype
+from ampwatch.report.fact_reader import FactReader
 from ampwatch.report.facts import ruled_out
 from ampwatch.report.finding_titles import title_of
 from ampwatch.report.happenings import (
@@ -27,40 +27,31 @@ from ampwatch.report.happenings import (
 )
 from ampwatch.report.letter_facts import (
     Fact,
-    FactReader,
     Holds,
     Name,
     Reading,
+    Remedy,
     Sentence,
     estimate,
     estimated_step,
     joined,
     present_rate,
 )
-from ampwatch.report.new_command import command_with_rate
-from ampwatch.report.restart_place import RestartPlace, restart_place
-from ampwatch.rows import Table
+from ampwatch.report.letter_to_do import (
+    is_lowered,
+    quoted,
+    sentences_without_numbers,
+    what_to_do,
+)
+from ampwatch.report.restart_place import restart_place
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Record
 
-_MOST_STEPS_TO_DO = 4
 _MOST_HAPPENINGS = 6
 _MOST_NAMED = 6
 _NOTES, _CUT_OFF, _WARM_UP = "AMP901", "AMP902", "AMP302"
-# What these leave behind is in weights or scale: the run is to be restarted from before them.
-_LEAVES_HARM = ("AMP1", "AMP2", "AMP3", "AMP6")
 _VERY_LIKELY, _LIKELY = 0.95, 0.75
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """A sentence that says what to do, from the finding's rule: its numbers are no readings."""
-
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +62,9 @@ class Listed:
 
     @property
     def text(self) -> str:
-        """Its name in words, its layer and its code: `forward overflow in blocks.0.up (AMP203)`."""
+        """Its name in words, its layer and its code: `forward overflow in blocks.0.up AMP203`."""
         layer = f" in {self.finding.layer}" if self.finding.layer else ""
-        return f"{self.finding.name.replace('-', ' ')}{layer} ({self.finding.code})"
+        return f"{self.finding.name.replace('-', ' ')}{layer} {self.finding.code}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +106,16 @@ def letter_of(name: str, run: Record, diagnosis: Diagnosis) -> Letter:
     return Letter(
         verdict=diagnosis.verdict.value,
         name=name,
-        about=_about(run, reader, diagnosis),
+        about=_about(reader, diagnosis),
         title="" if head is None else title_of(head, diagnosis.run.ranks),
         codes=() if head is None else (head.code,),
-        opening=tuple(_opening(run, course, diagnosis, head)),
-        to_do=tuple(_to_do(name, run, course, diagnosis, head, place)),
+        opening=tuple(_opening(course, diagnosis, head)),
+        to_do=tuple(what_to_do(name, run, course, diagnosis, head, place)),
         happened=tuple(_happened(course, diagnosis, head)),
         how_sure=tuple(_how_sure(run, diagnosis, head)),
         follows=tuple(_listed(diagnosis, head, follows=True)),
         separate=tuple(_listed(diagnosis, head, follows=False)),
-        unseen=tuple(_unseen(run, reader, diagnosis)),
+        unseen=tuple(_unseen(reader, diagnosis)),
         next=tuple(_next(name, diagnosis, head)),
     )
 
@@ -139,7 +130,7 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
 # --- the first lines ------------------------------------------------------------------------------
 
 
-def _about(run: Record, reader: FactReader, diagnosis: Diagnosis) -> Sentence:
+def _about(reader: FactReader, diagnosis: Diagnosis) -> Sentence:
     steps = reader.count_steps()
     parts: list[str | Fact | Name | Sentence] = [
         Sentence.of(steps, " step" if steps.value == 1 else " steps")
@@ -155,9 +146,7 @@ def _about(run: Record, reader: FactReader, diagnosis: Diagnosis) -> Sentence:
     return joined(parts)
 
 
-def _opening(
-    run: Record, course: Course, diagnosis: Diagnosis, head: Finding | None
-) -> Iterator[Sentence]:
+def _opening(course: Course, diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence]:
     """What happened, in a sentence or two."""
     if head is None:
         yield from _calm(course.reader, diagnosis)
@@ -169,16 +158,9 @@ def _opening(
             yield Sentence.of(Remedy(why))
 
 
-def is_lowered(diagnosis: Diagnosis) -> bool:
-    """Whether the diagnosis advises a lower learning rate that it knows."""
-    advice = diagnosis.learning_rate
-    return advice.action is Action.LOWER and None not in (advice.recommended, advice.current)
-
-
 def _breakdown(course: Course, diagnosis: Diagnosis) -> Sentence:
     """At which step a training with too high a learning rate broke down, and what it was there."""
-    reader, advice = course.reader, diagnosis.learning_rate
-    begin = course.begin
+    reader, begin = course.reader, course.begin
     if begin is None:
         if did_not_come_down(reader) and (ends := loss_ends(reader)) is not None:
             return Sentence.of("The loss did not come down: the ", ends, ".")
@@ -222,133 +204,6 @@ def _skips_of_all(reader: FactReader) -> Sentence:
     return Sentence.of(", ", skipped, " of them skipped.")
 
 
-# --- what to do -----------------------------------------------------------------------------------
-
-
-def _to_do(
-    name: str, run: Record, course: Course, diagnosis: Diagnosis, head: Finding | None,
-    place: RestartPlace,
-) -> Iterator[Sentence]:  # fmt: skip
-    """What to do, in the order in which to do it."""
-    advice = diagnosis.learning_rate
-    if is_lowered(diagnosis) and head is not None:
-        yield from _lower(name, run, diagnosis, place)
-        return
-    if head is None:
-        if advice.action is Action.RAISE and None not in (advice.recommended, advice.current):
-            yield Sentence.of("Optional: try a ", *_peak(advice), ".")
-        elif _is_cut_off(diagnosis):
-            yield from _resume(place)
-        return
-    for text in sentences_of(head.action)[:_MOST_STEPS_TO_DO]:
-        yield Sentence.of(Remedy(text))
-    if head.severity is Severity.ERROR and head.code.startswith(_LEAVES_HARM):
-        yield restart_sentence(place, course)
-
-
-def _is_cut_off(diagnosis: Diagnosis) -> bool:
-    return diagnosis.verdict is Verdict.CUT_OFF
-
-
-def _resume(place: RestartPlace) -> Iterator[Sentence]:
-    if place.checkpoint is not None:
-        yield Sentence.of("Resume from the checkpoint of step ", *_saved(place), ".")
-    yield Sentence.of("Look in the system's log for what ended the process.")
-
-
-def _peak(advice: Advice) -> Sequence[str | Fact]:
-    assert advice.recommended is not None
-    assert advice.current is not None
-    return (
-        "peak learning rate of ", estimate("recommended", advice.recommended),
-        " (now ", present_rate(advice.current), ")",
-    )  # fmt: skip
-
-
-def _lower(name: str, run: Record, diagnosis: Diagnosis, place: RestartPlace) -> Iterator[Sentence]:
-    """Where to restart, with which learning rate, by which command or call."""
-    advice = diagnosis.learning_rate
-    assert advice.recommended is not None
-    rate = estimate("recommended", advice.recommended)
-    if advice.leapt_at_step is not None:
-        leap = estimated_step("leapt_at_step", advice.leapt_at_step)
-        yield Sentence.of(
-            "Go back to the learning rate before step ", leap, ", at which the run had trained: ",
-            rate, " (now ", *_peak(advice)[3:4], ").",
-        )  # fmt: skip
-        yield restart_sentence(place)
-        return
-    with_rate = [" with a ", *_peak(advice)]
-    if advice.besides is not None:
-        with_rate += [" and ", Name(advice.besides)]
-    if place.checkpoint is None:
-        yield Sentence.of("Start over", *with_rate, ". ", *_no_checkpoint(place))
-    else:
-        yield Sentence.of("Restart from the checkpoint of step ", *_saved(place), *with_rate, ".")
-    command = None if advice.current is None else command_with_rate(run, advice.current, rate.text)
-    if command is not None:
-        yield Sentence.of("The command: ", Name(command))
-    if place.checkpoint is not None or not place.sees_saves:
-        call = f"ampwatch.set_learning_rate(optimizer, {rate.text}, scheduler)"
-        yield Sentence.of("If you resume from a checkpoint, call after loading it: ", Name(call))
-    if advice.proved_steps is None:
-        yield Sentence.of(
-            "Optional: find out how high it can go: ", Name(f"ampwatch prove {quoted(name)}")
-        )
-
-
-def _no_checkpoint(place: RestartPlace) -> Sequence[str]:
-    if not place.sees_saves:
-        return ("Or resume from a checkpoint saved before the trouble.",)
-    return (
-        "No checkpoint was recorded." if not place.saves else "No clean checkpoint is recorded.",
-    )
-
-
-def _saved(place: RestartPlace) -> Sequence[str | Fact | Name]:
-    saved = place.checkpoint
-    assert saved is not None
-    step = Fact(
-        Reading.VALUE, saved.step, f"{saved.step:,}", Table.EVENTS, "state-saved", saved.step,
-        saved.step, Holds.PRESENT,
-    )  # fmt: skip
-    return (step,) if saved.path is None else (step, " (", Name(saved.path), ")")
-
-
-def restart_sentence(place: RestartPlace, course: Course | None = None) -> Sentence:
-    """Where to restart, in words."""
-    if place.checkpoint is not None:
-        return Sentence.of("Then restart from the checkpoint of step ", *_saved(place), ".")
-    if place.sees_saves:
-        return Sentence.of("Then start over. ", *_no_checkpoint(place))
-    begin = None if course is None else course.begin
-    if begin is None or course is None or begin.value <= course.reader.steps[0]:
-        return Sentence.of("Then restart from a checkpoint saved before the trouble.")
-    return Sentence.of("Then restart from your last checkpoint before step ", begin, ".")
-
-
-_ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z`(])")
-
-
-def sentences_of(text: str) -> list[str]:
-    """A finding's text, sentence by sentence."""
-    return [part for part in _ENDS.split(" ".join(text.split())) if part]
-
-
-_FORMATS = re.compile(r"\b(?:fp|bf|float|bfloat|int|uint)\d+\w*|\bE\dM\d\w*")
-_DIGIT = re.compile(r"\d")
-
-
-def sentences_without_numbers(text: str) -> list[str]:
-    """The sentences of a finding's text that name no number: those with one are told by facts."""
-    return [one for one in sentences_of(text) if not _DIGIT.search(_FORMATS.sub("", one))]
-
-
-def quoted(name: str) -> str:
-    """A run's name as a shell takes it."""
-    return f'"{name}"' if re.search(r"[^\w@%+=:,./-]", name) else name
-
-
 # --- what happened --------------------------------------------------------------------------------
 
 
@@ -374,7 +229,7 @@ def _evidence(reader: FactReader, head: Finding, told: set[str]) -> Iterator[Hap
         if fact is None:
             continue
         told.add(piece.signal)
-        layer: tuple[str | Name, ...] = (" of layer ", Name(head.layer)) if fact.layer else ()
+        layer: tuple[str | Name, ...] = (" of layer ", Name(fact.layer)) if fact.layer else ()
         step = reader.step_fact(
             Reading.STEP, piece.step, "step", Holds.PRESENT, piece.step, piece.step
         )
@@ -404,7 +259,7 @@ def _rate_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence
     """How sure it is that the learning rate is the cause, or that it is not."""
     advice = diagnosis.learning_rate
     if advice.action is Action.LOWER:
-        if advice.proved_steps is None and advice.probability is not None:
+        if advice.proved_steps is None and advice.probability and advice.signals:
             sure = _sureness(advice.probability)
             signs = Fact(Reading.ESTIMATE, advice.signals, f"{advice.signals}", column="signals")
             yield Sentence.of(
@@ -453,8 +308,8 @@ def _effects(findings: Sequence[Finding], head: Finding | None) -> set[str]:
     return found
 
 
-def _unseen(run: Record, reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
-    """What the record cannot show: of a foreign log what it lacks, and how its steps are numbered."""
+def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
+    """What the record lacks, and how a foreign log's steps are numbered."""
     if diagnosis.run.source == "ampwatch":
         if diagnosis.little_seen is not None or not len(reader.series("loss")):
             lacks = _not_recorded(reader)

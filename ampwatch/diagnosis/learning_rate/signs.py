@@ -304,7 +304,7 @@ TABLE = (
     SignRow("loss at the end", "loss", _left, (1.88, -1.23, -0.23, -0.41), BEGAN),
     SignRow("loss until then", "break", _at_best, (-1.27, 2.00, -0.08, -0.65), "{} at best"),
     SignRow("non-finite forward", "forward", _if(_bad_forward), (0.21, 1.66, -1.39, -0.48), ""),
-    SignRow("a learning rate still rising", "schedule", _if(_rising), (0.85, -0.56, 0.00, -0.29), ""),
+    SignRow("lr still rising", "schedule", _if(_rising), (0.85, -0.56, 0.00, -0.29), ""),
     SignRow("a larger batch", "batch", _if(_larger_batch), (-2.84, -1.38, 0.00, 4.22), ""),
     SignRow("a loss coming down again", "descent", _if(_descent), (-1.36, -0.12, 0.56, 0.92), ""),
 )

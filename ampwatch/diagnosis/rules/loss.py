@@ -414,7 +414,7 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
             if grew
             else "; no gradient norms show whether a change of the data is behind it."
         ),
-        action="Skip the batches around the step at which the loss rose. If it happens again, lower "
-        "the learning rate.",
+        action="Skip the batches around the step at which the loss rose. If it happens again, "
+        "lower the learning rate.",
         evidence=(Evidence("loss_peak", step, height, level, "before"),),
     )

@@ -121,8 +121,8 @@ def _loss_action(case: Case, times: Times) -> str:
         "later loss and gradient is a consequence.",
         looks="A layer whose weights are not finite, then skips at any scale.",
         not_to_confuse="A forward overflow (AMP203), where the weights are finite.",
-        do="Find what made them so: a step at a scale below 2^-126, an optimizer whose eps vanishes "
-        "in fp16, a step without the scaler. Then restart from before it.",
+        do="Find what made them so: a step at a scale below 2^-126, an optimizer whose eps "
+        "vanishes in fp16, a step without the scaler.",
         example="Adam in fp16 with eps 1e-8: nan after the first step.",
     ),
     Ties(

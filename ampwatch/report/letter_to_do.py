@@ -1,0 +1,162 @@
+"""What to do about a run, step by step: the letter's instructions.
+
+Where to restart is said here and nowhere else, so letter, page and plan agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity, Verdict
+from ampwatch.report.happenings import Course
+from ampwatch.report.letter_facts import (
+    Fact,
+    Holds,
+    Name,
+    Reading,
+    Remedy,
+    Sentence,
+    estimate,
+    estimated_step,
+    present_rate,
+)
+from ampwatch.report.new_command import command_with_rate
+from ampwatch.report.restart_place import RestartPlace
+from ampwatch.rows import Table
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis import Record
+
+_MOST_STEPS = 4
+# What these leave behind is in weights or scale: the run is to be restarted from before them.
+_LEAVES_HARM = ("AMP1", "AMP2", "AMP3", "AMP6")
+
+
+def is_lowered(diagnosis: Diagnosis) -> bool:
+    """Whether the diagnosis advises a lower learning rate that it knows."""
+    advice = diagnosis.learning_rate
+    return advice.action is Action.LOWER and None not in (advice.recommended, advice.current)
+
+
+def what_to_do(
+    name: str, run: Record, course: Course, diagnosis: Diagnosis, head: Finding | None,
+    place: RestartPlace,
+) -> Iterator[Sentence]:  # fmt: skip
+    """What to do, in the order in which to do it."""
+    advice = diagnosis.learning_rate
+    if is_lowered(diagnosis) and head is not None:
+        yield from _lower(name, run, diagnosis, place)
+        return
+    if head is None:
+        if advice.action is Action.RAISE and None not in (advice.recommended, advice.current):
+            yield Sentence.of("Optional: try a ", *_peak(advice), ".")
+        elif _is_cut_off(diagnosis):
+            yield from _resume(place)
+        return
+    for text in sentences_of(head.action)[:_MOST_STEPS]:
+        yield Sentence.of(Remedy(text))
+    if head.severity is Severity.ERROR and head.code.startswith(_LEAVES_HARM):
+        yield restart_sentence(place, course)
+
+
+def _is_cut_off(diagnosis: Diagnosis) -> bool:
+    return diagnosis.verdict is Verdict.CUT_OFF
+
+
+def _resume(place: RestartPlace) -> Iterator[Sentence]:
+    if place.checkpoint is not None:
+        yield Sentence.of("Resume from the checkpoint of step ", *_saved(place), ".")
+    yield Sentence.of("Look in the system's log for what ended the process.")
+
+
+def _peak(advice: Advice) -> tuple[str, Fact, str, Fact, str]:
+    assert advice.recommended is not None
+    assert advice.current is not None
+    return (
+        "peak learning rate of ", estimate("recommended", advice.recommended),
+        " (now ", present_rate(advice.current), ")",
+    )  # fmt: skip
+
+
+def _lower(name: str, run: Record, diagnosis: Diagnosis, place: RestartPlace) -> Iterator[Sentence]:
+    """Where to restart, with which learning rate, by which command or call."""
+    advice = diagnosis.learning_rate
+    assert advice.recommended is not None
+    rate = estimate("recommended", advice.recommended)
+    if advice.leapt_at_step is not None:
+        leap = estimated_step("leapt_at_step", advice.leapt_at_step)
+        yield Sentence.of(
+            "Go back to the learning rate before step ", leap, ", at which the run had trained: ",
+            rate, " (now ", _peak(advice)[3], ").",
+        )  # fmt: skip
+        yield restart_sentence(place)
+        return
+    with_rate: list[str | Fact | Name] = [" with a ", *_peak(advice)]
+    if advice.besides is not None:
+        with_rate += [" and ", Name(advice.besides)]
+    if place.checkpoint is None:
+        yield Sentence.of("Start over", *with_rate, ".", *_no_clean_checkpoint(place))
+    else:
+        yield Sentence.of("Restart from the checkpoint of step ", *_saved(place), *with_rate, ".")
+    command = None if advice.current is None else command_with_rate(run, advice.current, rate.text)
+    if command is not None:
+        yield Sentence.of("The command: ", Name(command))
+    if place.checkpoint is not None or not place.sees_saves:
+        call = f"ampwatch.set_learning_rate(optimizer, {rate.text}, scheduler)"
+        yield Sentence.of("If you resume from a checkpoint, call after loading it: ", Name(call))
+    if advice.proved_steps is None:
+        yield Sentence.of(
+            "Optional: test how high it can go: ", Name(f"ampwatch prove {quoted(name)}")
+        )
+
+
+def _no_clean_checkpoint(place: RestartPlace) -> Sequence[str]:
+    if not place.sees_saves:
+        return (" Or resume from a checkpoint saved before the trouble.",)
+    return (" No recorded checkpoint is from before the trouble.",) if place.saves else ()
+
+
+def _saved(place: RestartPlace) -> Sequence[str | Fact | Name]:
+    saved = place.checkpoint
+    assert saved is not None
+    step = Fact(
+        Reading.VALUE, saved.step, f"{saved.step:,}", Table.EVENTS, "state-saved", saved.step,
+        saved.step, Holds.PRESENT,
+    )  # fmt: skip
+    return (step,) if saved.path is None else (step, " (", Name(saved.path), ")")
+
+
+def restart_sentence(place: RestartPlace, course: Course | None = None) -> Sentence:
+    """Where to restart, in words."""
+    if place.checkpoint is not None:
+        return Sentence.of("Then restart from the checkpoint of step ", *_saved(place), ".")
+    if place.sees_saves:
+        return Sentence.of("Then start over.", *_no_clean_checkpoint(place))
+    begin = None if course is None else course.begin
+    if begin is None or course is None or begin.value <= course.reader.steps[0]:
+        return Sentence.of("Then restart from a checkpoint saved before the trouble.")
+    return Sentence.of("Then restart from your last checkpoint before step ", begin, ".")
+
+
+_ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z`(])")
+
+
+def sentences_of(text: str) -> list[str]:
+    """A finding's text, sentence by sentence."""
+    return [part for part in _ENDS.split(" ".join(text.split())) if part]
+
+
+_FORMATS = re.compile(r"\b(?:fp|bf|float|bfloat|int|uint)\d+\w*|\bE\dM\d\w*")
+_DIGIT = re.compile(r"\d")
+
+
+def sentences_without_numbers(text: str) -> list[str]:
+    """The sentences of a finding's text that name no number: those with one are told by facts."""
+    return [one for one in sentences_of(text) if not _DIGIT.search(_FORMATS.sub("", one))]
+
+
+def quoted(name: str) -> str:
+    """A run's name as a shell takes it."""
+    return f'"{name}"' if re.search(r"[^\w@%+=:,./-]", name) else name
