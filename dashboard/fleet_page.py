@@ -161,7 +161,7 @@ def _explain_publishing() -> None:
     )
     st.markdown("Publish runs to a bucket or a shared folder, judge them, and open it:")
     st.code(
-        "pip install 'ampwatch[fleet]'\n"
+        "pip install -e '.[fleet]'\n"
         "ampwatch publish ampwatch-runs s3://team/runs\n"
         "ampwatch fleet s3://team/runs\n"
         "ampwatch dashboard s3://team/runs",

@@ -25,7 +25,7 @@ from ampwatch.diagnosis.value_text import count_text, time_text
 from ampwatch.errors import AlertError
 from ampwatch.retry import Retry
 
-INSTALL = "pip install 'ampwatch[notify]'"
+INSTALL = "pip install -e '.[notify]'"
 EXAMPLES = "slack://…, discord://…, mailto://…, json://…"
 ADDRESSES = "https://appriseit.com/services/"
 
@@ -290,7 +290,7 @@ LIMIT_S = 10.0  # then nobody waits for it any longer
 _TITLE = "ampwatch: a test message"
 _BODY = (
     "Alerts of your training runs will come here: what broke, since which step, why, and what to "
-    "do. Nothing is wrong now; somebody wanted to see whether this arrives."
+    "do. This is a test: somebody wanted to see whether it arrives."
 )
 
 

@@ -19,7 +19,7 @@ NAME = "alerts"
 HELP = """Say whom to tell when a live run goes wrong, and try it.
 
 A dashboard and `ampwatch record` send by this list while they run; the dashboard's page Alerts
-shows the same one. To install: `pip install 'ampwatch[notify]'`. Addresses may hold passwords: they
+shows the same one. To install: `pip install -e '.[notify]'`. Addresses may hold passwords: they
 are kept in a file that only you can read, and never shown.
 
 \b

@@ -85,7 +85,7 @@ def missing_parts() -> str | None:
     ]
     if not absent:
         return None
-    return f"The dashboard needs {' and '.join(absent)}: pip install 'ampwatch[dashboard]'."
+    return f"The dashboard needs {' and '.join(absent)}: pip install -e '.[dashboard]'."
 
 
 class Server:

@@ -61,8 +61,8 @@ def little_seen(case: Case) -> str | None:
     if not is_long_enough(case):
         length = count_text(case.scale.entries, "step" if case.observed.loop else "line")
         only = f"; {by} only" if little else ""
-        return f"Nothing is wrong in {length}, too few to judge the learning rate{only}."
-    return f"Nothing is wrong, judged by {by} only." if little else None
+        return f"No problems found in {length}, too few to judge the learning rate{only}."
+    return f"No problems found, judged by {by} only." if little else None
 
 
 def unsure_advice(advice: Advice, case: Case) -> Advice:

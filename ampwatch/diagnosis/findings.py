@@ -14,6 +14,7 @@ from typing import Any
 from ampwatch.diagnosis.evidence_text import Evidence as Evidence  # noqa: PLC0414 - a part of findings
 from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.learning_rate.advice import Advice
+from ampwatch.diagnosis.value_text import count_text
 
 SCHEMA = 1
 
@@ -144,10 +145,10 @@ class Diagnosis:
             return "The record ends before anything could be judged."
         ended = next((f for f in self.findings if f.code == _UNCLEAN_END), None)
         if self.verdict is Verdict.CUT_OFF and self.little_seen is None and ended is not None:
-            return f"Healthy until it was cut off{_at(ended)}. {ended.cause}"
+            return f"{ended.summary} No problems found until then."
         if ended is None:
-            return self.little_seen or "Nothing is wrong with this run."
-        first = self.little_seen or "Nothing is wrong with its numbers."
+            return self.little_seen or f"No problems found in {count_text(self.run.steps, 'step')}."
+        first = self.little_seen or "No problems found in its numbers."
         return f"{first} {ended.summary} {ended.cause}"
 
     def worst(self) -> Severity | None:
@@ -166,9 +167,8 @@ class Diagnosis:
             return self._of(ENDED)
         said = dataclasses.replace(
             ended,
-            summary=f"The run was cut off{_at(ended)}.",
-            cause="It has no end mark, and nobody writes it any more: its process was killed, or "
-            "its machine or connection was lost.",
+            summary=f"Stopped{_at(ended)} without closing the run.",
+            cause="The process was killed or crashed, or its machine or connection was lost.",
             action="Look in the system's log for what killed it, and resume from the last "
             "checkpoint. Every row up to here is readable; the last quarter of a second may be "
             "missing.",

@@ -97,7 +97,7 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
         )
     else:
         action = Action.NOT_THE_CAUSE
-        because = f"{what} was found, but loss and updates stayed within their usual range."
+        because = f"{what} was found, and nothing that is recorded points to the learning rate."
     return Advice(action, because, current=seen.base)
 
 

@@ -73,7 +73,7 @@ def _connected(address: str | None, most: int | None) -> Iterator[Any]:
         import ray
     except ImportError as problem:
         raise AmpwatchError(
-            "The engine ray needs Ray, which is not installed: pip install 'ampwatch[fleet-ray]'."
+            "The engine ray needs Ray, which is not installed: pip install -e '.[fleet-ray]'."
         ) from problem
     if ray.is_initialized():
         yield ray

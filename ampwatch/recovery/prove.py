@@ -365,7 +365,7 @@ def _refuse_what_nothing_helps(
     """Reruns need a trouble that a change may end."""
     found = trouble.finding
     if found is None:
-        calm = diagnosis.calm or "Nothing is wrong with this run."
+        calm = diagnosis.calm or "No problems were found."
         raise AmpwatchError(
             f"{calm} There is nothing to prove. To try a rate all the same, pass --set lr=RATE."
         )

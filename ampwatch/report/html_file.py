@@ -210,7 +210,7 @@ def _require_thinning() -> None:
     if find_spec("tsdownsample") is None:
         raise ReportError(
             "The HTML report needs tsdownsample, which is not installed here: "
-            "`pip install 'ampwatch[dashboard]'`, or print the report without --html."
+            "`pip install -e '.[dashboard]'`, or print the report without --html."
         )
 
 

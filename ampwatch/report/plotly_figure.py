@@ -29,9 +29,7 @@ def figure_of(run: Run) -> Any:
     try:
         from plotly.subplots import make_subplots
     except ImportError as error:
-        raise ReportError(
-            "Run.figure() needs plotly: `pip install 'ampwatch[dashboard]'`."
-        ) from error
+        raise ReportError("Run.figure() needs plotly: `pip install -e '.[dashboard]'`.") from error
     curves = curves_of(run)
     if curves is None or not curves.lines:
         raise ReportError(f"{run.info.name} has no steps to draw.")

@@ -32,8 +32,7 @@ BEYOND_BEFORE = 2.0
     "gradient-norm-drift",
     Severity.WARNING,
     Page(
-        meaning="The gradient norm keeps rising, long before anything overflows: an early sign "
-        "that the run is leaving its stable range.",
+        meaning="The gradient norm keeps rising: a sign that the run is leaving its stable range.",
         looks=f"{thresholds.DRIFT_FACTOR:.0f} times higher over the last "
         f"{100 * thresholds.DRIFT_PART:.0f} % of the record, each of {thresholds.DRIFT_WINDOWS} "
         f"parts of that above the one before; in the first {thresholds.DRIFT_EARLY_STEPS:,} "

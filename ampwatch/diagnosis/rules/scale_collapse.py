@@ -127,7 +127,8 @@ def _fall(case: Case, fall: ScaleFall, *, healed: bool) -> Seen:
         severity=Severity.INFO if healed else None,
         first_step=fall.first_step,
         last_step=last,
-        summary=f"The loss scale fell from {scale_text(fall.level)} to {scale_text(fall.lowest)} "
+        summary=f"The loss scale fell from {scale_text(fall.level)}, its established level, to "
+        f"{scale_text(fall.lowest)} "
         f"{ending}.",
         cause=f"Since then {count_text(skips, 'step was', 'steps were')} "
         "skipped: the gradients overflowed again at every lower scale." + unknown_cause_text(case),
