@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ampwatch.store.run import open_run as open_run
     from ampwatch.store.run_by_name import HOW_TO_BEGIN as HOW_TO_BEGIN
     from ampwatch.store.run_by_name import find_run as find_run
-    from ampwatch.store.run_by_name import report_command as report_command
+    from ampwatch.store.run_by_name import how_to_see as how_to_see
     from ampwatch.store.run_by_name import shown_folder as shown_folder
     from ampwatch.store.run_info import RUN_FILE as RUN_FILE
     from ampwatch.store.run_info import RunInfo as RunInfo
@@ -65,7 +65,7 @@ _NAMES = {
     "locks": ("is_written",),
     "reading": ("Reading",),
     "run": ("Run", "RunFiles", "RunFolder", "is_published", "open_run"),
-    "run_by_name": ("HOW_TO_BEGIN", "find_run", "report_command", "shown_folder"),
+    "run_by_name": ("HOW_TO_BEGIN", "find_run", "how_to_see", "shown_folder"),
     "tags": ("RunTags", "edit_tags", "read_tags"),
     "writer": ("RankWriter",),
 }  # fmt: skip

@@ -33,8 +33,28 @@ def find_run(named: str | Path) -> Path:
 
 def report_command(run_folder: Path) -> str:
     """The command that reports on a run: by its name if that suffices, else by its path."""
-    is_usual = _is_same(run_folder.parent, default_log_dir())
-    return f"ampwatch report {shlex.quote(run_folder.name if is_usual else str(run_folder))}"
+    if _is_in_default(run_folder):
+        return f"ampwatch report {shlex.quote(run_folder.name)}"
+    path = shown_folder(run_folder).removeprefix(f".{os.sep}")
+    return f"ampwatch report {shlex.quote(path)}"
+
+
+def how_to_see(run_folder: Path) -> str:
+    """The command that reports on a run and where it is, for who started this very program."""
+    if _has_moved():
+        return f"`ampwatch report {shlex.quote(str(run_folder.absolute()))}`"
+    folder = f" (in {shown_folder(run_folder.parent)})" if _is_in_default(run_folder) else ""
+    return f"`{report_command(run_folder)}`{folder}"
+
+
+def _has_moved() -> bool:
+    """Whether this program works in another folder than the shell that started it, if one did."""
+    shell = os.environ.get("PWD")
+    return shell is not None and os.path.realpath(shell) != os.path.realpath(".")
+
+
+def _is_in_default(run_folder: Path) -> bool:
+    return os.path.realpath(run_folder.parent) == os.path.realpath(default_log_dir())
 
 
 def shown_folder(folder: Path) -> str:
@@ -49,10 +69,6 @@ def shown_folder(folder: Path) -> str:
 
 def _is_folder(path: Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112 - a Path raises for a name that is too long
-
-
-def _is_same(folder: Path, other: Path) -> bool:
-    return os.path.realpath(folder) == os.path.realpath(other)
 
 
 def _why_none(text: str) -> str:

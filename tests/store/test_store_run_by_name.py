@@ -10,8 +10,8 @@ from written_runs import write_run
 
 import ampwatch
 from ampwatch.errors import NotARunError
-from ampwatch.store import HOW_TO_BEGIN, find_run, open_run, report_command
-from ampwatch.store.run_by_name import run_names, shown_folder
+from ampwatch.store import HOW_TO_BEGIN, find_run, how_to_see, open_run
+from ampwatch.store.run_by_name import report_command, run_names, shown_folder
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +143,9 @@ def test_the_command_that_reports_on_a_run_works_as_it_is_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert report_command(tmp_path / "ampwatch-runs" / "a b") == "ampwatch report 'a b'"
-    assert report_command(tmp_path / "other" / "one") == f"ampwatch report {tmp_path}/other/one"
+    assert report_command(tmp_path / "other" / "one") == "ampwatch report other/one"
+    outside = tmp_path.parent / "one"
+    assert report_command(outside) == f"ampwatch report {outside}"
     monkeypatch.setenv("AMPWATCH_DIR", str(tmp_path / "other"))
     assert report_command(tmp_path / "other" / "one") == "ampwatch report one"
 
@@ -152,6 +154,19 @@ def test_a_folder_is_shown_from_the_working_folder_if_it_is_below_it(tmp_path: P
     assert shown_folder(tmp_path / "a" / "b") == "./a/b"
     assert shown_folder(tmp_path.parent) == str(tmp_path.parent)
     assert shown_folder(Path()) == "."
+
+
+def test_how_to_see_a_run_is_told_for_the_shell_that_started_the_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usual, other = tmp_path / "ampwatch-runs" / "one", tmp_path / "other" / "one"
+    monkeypatch.setenv("PWD", str(tmp_path))
+    assert how_to_see(usual) == "`ampwatch report one` (in ./ampwatch-runs)"
+    assert how_to_see(other) == "`ampwatch report other/one`"
+    monkeypatch.setenv("PWD", str(tmp_path.parent))  # the program went elsewhere, as Hydra's do
+    assert how_to_see(usual) == f"`ampwatch report {usual}`"
+    monkeypatch.delenv("PWD")
+    assert how_to_see(usual) == "`ampwatch report one` (in ./ampwatch-runs)"
 
 
 def test_a_run_is_diagnosed_and_planned_by_its_name() -> None:
