@@ -115,7 +115,7 @@ class Loop:
     def log(self, scalars: Mapping[str, Any], values: object = None) -> None:
         """Put what the user logs into the step: by keywords, and in a mapping, if it is one."""
         if values is not None:
-            scalars = self.current.named(values) | scalars
+            scalars = {**self.current.named(values), **scalars}
         # Another optimizer's step may need no forward pass: then no loss is late.
         self.current.log(scalars, may_be_late=len(self.turns.views) == 1)
 
