@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ampwatch.alerts import watch_run as watch_run
-    from ampwatch.diagnosis import diagnose as diagnose
     from ampwatch.errors import AmpwatchError as AmpwatchError
     from ampwatch.fleet import judge as fleet
     from ampwatch.fleet import publish as publish
+    from ampwatch.follow import diagnose as diagnose
     from ampwatch.guarding import guard as guard
     from ampwatch.mirrors import mirror as mirror
     from ampwatch.probe import Watch as Watch

@@ -1,4 +1,4 @@
-"""What the environment decides: whether ampwatch is on, and where it keeps a user's own files."""
+"""What the environment decides: whether ampwatch is on and quiet, and where a user's files are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from pathlib import Path
 def switched_off(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether AMPWATCH=0 (or off, false, no) in the environment turns ampwatch into no-ops."""
     return environment.get("AMPWATCH", "").strip().lower() in ("0", "off", "false", "no")
+
+
+def quiet(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether AMPWATCH_QUIET=1 (or on, true, yes) keeps `attach` from printing where the run is."""
+    return environment.get("AMPWATCH_QUIET", "").strip().lower() in ("1", "on", "true", "yes")
 
 
 def state_folder(environment: Mapping[str, str] = os.environ) -> Path:

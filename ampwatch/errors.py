@@ -1,4 +1,4 @@
-"""The exceptions, each a sentence with its remedy, and the one way to warn.
+"""The exceptions, each a sentence with its remedy, and the one way to warn and to write to stderr.
 
 AmpwatchError
 ├── AttachError       attach() was given something it cannot watch
@@ -134,5 +134,18 @@ def warn(message: str, category: type[Warning] = AmpwatchWarning, *, stacklevel:
     try:
         warnings.warn(f"ampwatch: {message}", category, stacklevel=stacklevel)
     except category:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write(f"ampwatch: {message}\n")
+        say_to_stderr(message)
+
+
+def say_to_stderr(message: str) -> None:
+    """Write a line to the program's stderr, if there is one that takes it."""
+    # It raises if the program closed it, is None if it began closed, or is an object of its own.
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, LookupError):
+        sys.stderr.write(f"ampwatch: {_encodable(message)}\n")
+        sys.stderr.flush()  # a forked process would write it again
+
+
+def _encodable(message: str) -> str:
+    """The message in the characters that stderr has; the others as escapes."""
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    return message.encode(encoding, "backslashreplace").decode(encoding, "replace")

@@ -20,6 +20,8 @@ import pytest
 
 # Children of the tests inherit these too: what fails inside the guard fails the test.
 os.environ["AMPWATCH_STRICT"] = "1"
+# What a program prints is compared with what it prints alone: tests of our line ask for it.
+os.environ["AMPWATCH_QUIET"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Compiled once, whatever the shell says: not by every worker, and by every child of theirs, again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ampwatch
-from ampwatch.environment import state_folder, switched_off
+from ampwatch.environment import quiet, state_folder, switched_off
 
 # Prepares as `ampwatch run` does and says what that has loaded or left in wait.
 PREPARED = """
@@ -19,6 +19,17 @@ from ampwatch.integrations.script_watch import prepare
 prepare()
 print("torch" in sys.modules, any("ampwatch" in type(f).__module__ for f in sys.meta_path))
 """
+
+
+@pytest.mark.parametrize("word", ["1", "on", "TRUE", " yes "])
+def test_each_word_for_yes_makes_ampwatch_quiet(word):
+    assert quiet({"AMPWATCH_QUIET": word})
+
+
+@pytest.mark.parametrize("word", ["", "0", "off", "no"])
+def test_any_other_word_does_not(word):
+    assert not quiet({"AMPWATCH_QUIET": word})
+    assert not quiet({})
 
 
 @pytest.mark.parametrize("word", ["0", "off", "OFF", " false ", "no"])

@@ -8,6 +8,7 @@ quick.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -61,7 +62,7 @@ Then:
     ampwatch runs                        the runs in ./ampwatch-runs
     ampwatch tag RUN good                put tags and a note on a run
     ampwatch watch RUN                   a live view in the terminal
-    ampwatch report RUN                  what is wrong, why, and what to do
+    ampwatch report [RUN]                what is wrong, why, and what to do
     ampwatch prove RUN                   train again with a lower rate, and say which holds
     ampwatch plan RUN                    how to start again, for people and launchers
     ampwatch compare RUN RUN             where runs differ, and which settings do
@@ -160,10 +161,16 @@ def _program(
     del version  # handled by its callback
 
 
+# typer lists every command that is spelled alike, the likeliest first.
+_GUESSES = re.compile(r"(Did you mean '[^']*')(?:, '[^']*')+\?")
+
+
 def _with_hint(error: Exception) -> str:
     """What is wrong with a command line, and which --help says more."""
     text = getattr(error, "format_message", lambda: str(error))().strip()
+    text = _GUESSES.sub(r"\1?", text).replace(": Value error, ", ": ", 1)
     context = getattr(error, "ctx", None)
     if isinstance(error, _UsageError) and context is not None:
-        text = f"{text.rstrip('.')}. See `{context.command_path} --help`."
+        end = "" if text.endswith("?") else "."
+        text = f"{text.rstrip('.')}{end} See `{context.command_path} --help`."
     return text

@@ -173,6 +173,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         **os.environ,
         "AMPWATCH_DIR": str(folder.resolve()),
+        "AMPWATCH_QUIET": "1",  # the demo says itself where the run is
         "PYTHONPATH": search_path(),
     }
 

@@ -168,6 +168,7 @@ def starter(
             temporary.mkdir()
             environment = environment_of(asked) | {
                 "AMPWATCH_DIR": str(runs.resolve()),
+                "AMPWATCH_QUIET": "1",  # its run is gone when the reruns have ended
                 "AMPWATCH_ENDPOINT": "off",
                 "TMPDIR": str(temporary.resolve()),
             }

@@ -1,4 +1,4 @@
-"""`ampwatch report RUN|FILE...`: prints what is wrong with a run, why, and what to do."""
+"""`ampwatch report [RUN|FILE]...`: prints what is wrong with a run, why, and what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.run_argument import MAP_OPTION, opened_run_or_log
+from ampwatch.cli.run_argument import MAP_OPTION, find_newest, opened_run_or_log
 from ampwatch.cli.terminal import answer, answers, say
 from ampwatch.errors import PlaceError, ReportError
 from ampwatch.files import draft_of
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 NAME = "report"
 HELP = """Print what is wrong with a run, why, and what to do.
 
-For several runs of one model with different learning rates, prints one advice on the rate. FILE is
-the log of another trainer (Apex, fairseq, DeepSpeed, Megatron-LM, ...); the report says what such a
-log cannot show. `ampwatch import` keeps it as a run.
+Without RUN, reports on the newest run. For several runs of one model with different learning rates,
+prints one advice on the rate. FILE is the log of another trainer (Apex, fairseq, DeepSpeed,
+Megatron-LM, ...); the report says what such a log cannot show. `ampwatch import` keeps it as a run.
 
 \b
 Examples:
+  ampwatch report                                the newest run
   ampwatch report train.log
   ampwatch report ampwatch-runs/train-1204
   ampwatch report train-1204 --json | jq .verdict
@@ -49,7 +50,8 @@ class FailOn(str, enum.Enum):
 
 def command(
     runs: list[str] = typer.Argument(
-        metavar="RUN|FILE...",
+        None,
+        metavar="RUN|FILE",
         show_default=False,
         help="A run's folder, its name in ./ampwatch-runs, or another trainer's log.",
     ),
@@ -80,6 +82,7 @@ def command(
     mapped: list[str] = MAP_OPTION,
 ) -> None:
     """Report on one run or several."""
+    runs = runs or [newest_run(is_of_log=bool(as_ or mapped))]
     if html and (json or len(runs) > 1):
         raise ReportError(
             "--html takes one run and cannot be combined with --json; for several "
@@ -99,6 +102,13 @@ def command(
     worst = said.worst()
     if fail_on and worst and worst.weight >= Severity(fail_on.value).weight:
         raise typer.Exit(1)
+
+
+def newest_run(*, is_of_log: bool) -> str:
+    """The run to report on where none is named; `--as` and `--map` are of a log and need one."""
+    if is_of_log:
+        raise ReportError("--as and --map say how to read a FILE: name it, too.")
+    return str(find_newest(say, "Reporting on"))
 
 
 def print_said(

@@ -35,7 +35,8 @@ Examples:
   ampwatch run accelerate launch train.py
 
 All arguments after the script belong to the script. It runs as it would alone: same arguments,
-exit code, signals and tracebacks. Afterwards: ampwatch report RUN.
+exit code, signals and tracebacks. One line on stderr says where the run is; AMPWATCH_QUIET=1 leaves
+it out. Afterwards: ampwatch report.
 """
 
 CONTEXT = {"allow_interspersed_args": False}  # arguments after the script belong to the script

@@ -5,7 +5,6 @@ A run is named by its folder, by its name in the default folder, or by its place
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,39 +47,30 @@ def usual_folder() -> Path:
 
 def find_run(text: str) -> Path:
     """The folder of the run that RUN names."""
-    for folder in (Path(text), usual_folder() / text):
-        if os.path.lexists(folder / "run.json"):  # if it is damaged, its reader says how
-            return folder
-    if Path(text).is_file():
-        raise NotARunError(
-            f"{text} is a file; a run is a folder with a run.json. If it is the log of another "
-            f"trainer, `ampwatch import {text}` makes a run of it.",
-            path=text,
-        )
-    raise NotARunError(
-        f"{text} is not a run: neither that folder nor {usual_folder() / text} contains a "
-        "run.json. `ampwatch runs` lists all runs.",
-        path=text,
-    )
+    from ampwatch.store import find_run
+
+    return find_run(text)
 
 
-def find_newest(say: Callable[[str], None]) -> Path:
-    """The newest run, for a command without RUN, preferring one that goes on; `say` names it."""
+def find_newest(say: Callable[[str], None], doing: str) -> Path:
+    """The newest run, for a command without RUN, preferring one that goes on.
+
+    `say` is told what is done with which run: `doing` is "Watching", "Reporting on".
+    """
     from ampwatch.diagnosis.value_text import list_text
-    from ampwatch.store import is_written, list_runs
+    from ampwatch.store import HOW_TO_BEGIN, is_written, list_runs, shown_folder
 
     found = [run for run in list_runs(usual_folder()) if run.problem is None]
     if not found:
         raise NotARunError(
-            f"There is no run in {usual_folder()} yet. Add `ampwatch.attach(scaler, model)` to "
-            "a training, or try `ampwatch demo`.",
+            f"There is no run in {shown_folder(usual_folder())} yet. {HOW_TO_BEGIN}",
             path=usual_folder(),
         )
     live = [run for run in found if not run.ended and is_written(run.path)]
     chosen = (live or found)[0]
     others = [run.path.name for run in live if run is not chosen]
     more = f" Also live: {list_text(others)}." if others else ""
-    say(f"Watching {chosen.path.name}, the newest {'live ' if live else ''}run.{more}")
+    say(f"{doing} {chosen.path.name}, the newest {'live ' if live else ''}run.{more}")
     return chosen.path
 
 
@@ -110,10 +100,9 @@ def _is_log(text: str) -> bool:
 
 def open_named(text: str) -> Run:
     """Open the run that RUN names, in a folder or in a place."""
-    from ampwatch.store import is_published, open_run
+    from ampwatch.store import open_run
 
-    is_elsewhere = is_published(text) and not os.path.lexists(usual_folder() / text / "run.json")
-    return open_run(text if is_elsewhere else find_run(text))
+    return open_run(text)
 
 
 def wanted_of(source: str | None, mapped: Sequence[str] = ()) -> ImportOptions:

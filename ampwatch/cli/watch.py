@@ -74,7 +74,7 @@ def command(
         with following(text, as_) as folder:
             _watch(folder, asides() if text == "-" else answers(), asked)
         return
-    _watch(find_run(run) if run else find_newest(say), answers(), asked)
+    _watch(find_run(run) if run else find_newest(say, "Watching"), answers(), asked)
 
 
 @dataclass(frozen=True, slots=True)

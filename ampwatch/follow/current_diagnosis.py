@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 from ampwatch import diagnosis
 from ampwatch.diagnosis import Diagnosis, Record, SeveralDiagnoses
 from ampwatch.diagnosis.case import NATIVE
 from ampwatch.follow.liveness import State, at_a_glance
-from ampwatch.store import Run
+from ampwatch.store import Run, open_run
 
 
-def diagnose(run: Record) -> Diagnosis:
-    """Diagnose a run as it stands now: what is wrong, since when, why, and what to do about it."""
-    return as_it_stands(run, diagnosis.diagnose(run))
+def diagnose(run: Record | str | Path) -> Diagnosis:
+    """Diagnose a run as it stands now: what is wrong, since when, why, and what to do about it.
+
+    `run` is an opened run, or what `open_run` takes: a path, or a name in the default folder.
+    """
+    opened = open_run(run) if isinstance(run, (str, Path)) else run
+    return as_it_stands(opened, diagnosis.diagnose(opened))
 
 
 def diagnose_together(runs: Sequence[Record]) -> SeveralDiagnoses:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ampwatch.errors import LogError
-from ampwatch.importers.formats import BY_SOURCE, FORMATS
+from ampwatch.importers.formats import FORMATS
 from ampwatch.importers.import_options import ImportOptions, OnProgress
 from ampwatch.importers.log_file import LogFile
 from ampwatch.importers.rank_logs_import import import_ranks, rank_logs
 from ampwatch.importers.table_import import SOURCES, import_table, open_table
-from ampwatch.importers.text_import import TextImport, import_text
+from ampwatch.importers.text_import import TextImport, import_text, known_sources
 from ampwatch.importers.text_log_follower import TextLogFollower, nothing_known
 
 __all__ = [
@@ -31,11 +31,6 @@ __all__ = [
     "nothing_known",
     "rank_logs",
 ]  # fmt: skip
-
-
-def known_sources() -> tuple[str, ...]:
-    """The names of all log formats that can be imported, text and table."""
-    return tuple(sorted({*BY_SOURCE, *SOURCES}))
 
 
 def import_log(

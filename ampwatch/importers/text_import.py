@@ -9,13 +9,14 @@ from pathlib import Path
 
 from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
-from ampwatch.importers.formats import formats_for
+from ampwatch.importers.formats import BY_SOURCE, formats_for
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.line_reader import LineReader, Unknown
 from ampwatch.importers.line_splitter import LineSplitter
 from ampwatch.importers.log_file import LogFile
 from ampwatch.importers.row_writer import RowWriter, StoreSink
 from ampwatch.importers.run_builder import RunBuilder
+from ampwatch.importers.table_import import SOURCES
 from ampwatch.rows import Mark
 from ampwatch.store import RunInfo, create_run, describe_run
 
@@ -144,7 +145,17 @@ def _nothing_in(log: LogFile, size: int, unknown: Unknown) -> str:
         )
     told = "".join(f" {sentence}" for sentence in _unknown(unknown))
     broken = f" {log.damage}" if log.damage else ""
+    return f"No training log found in {log.path} {nothing_on_its_lines()}{told}{broken}"
+
+
+def nothing_on_its_lines() -> str:
+    """The rest of the sentence about a log with no training in it: what was looked for."""
     return (
-        f"{log.path} holds no training that was recognised: neither a loss scale nor statistics "
-        f"of steps. If you know its format, name it with --as.{told}{broken}"
+        "(no loss, learning rate or loss scale on any line). Known formats: "
+        f"{', '.join(known_sources())}. If you know its format, name it with --as."
     )
+
+
+def known_sources() -> tuple[str, ...]:
+    """The names of all log formats that can be imported, text and table."""
+    return tuple(sorted({*BY_SOURCE, *SOURCES}))

@@ -19,7 +19,7 @@ from ampwatch.errors import AmpwatchError, LogError
 from ampwatch.importers.formats import formats_for
 from ampwatch.importers.import_options import ImportOptions, fresh_info
 from ampwatch.importers.log_file import STANDARD_INPUT, opened, refuse_binary
-from ampwatch.importers.text_import import TextImport
+from ampwatch.importers.text_import import TextImport, nothing_on_its_lines
 from ampwatch.store import create_run
 
 _READ_BYTES = 1 << 20
@@ -141,7 +141,5 @@ class TextLogFollower:
 def nothing_known(path: str) -> LogError:
     """The error for a followed log that ended without a line that is understood."""
     return LogError(
-        f"{path} ended and held no training: neither a loss scale nor statistics of steps. If "
-        "you know its format, name it with --as.",
-        path=path,
+        f"{path} ended, and no training log was found in it {nothing_on_its_lines()}", path=path
     )

@@ -87,10 +87,10 @@ class FrameworkWatch:
         folder = getattr(self.watch, "run_folder", None)
         return None if folder is None else str(folder.name)
 
-    def log(self, **scalars: Any) -> None:
+    def log(self, values: Mapping[str, Any] | None = None, /, **scalars: Any) -> None:
         """Log scalars to the step in progress of the framework's training."""
         if self.watch is not None:
-            self.watch.log(**scalars)
+            self.watch.log(values, **scalars)
 
     def fail(self, error: BaseException) -> None:
         """End the watch of a framework's training that ends by this exception."""

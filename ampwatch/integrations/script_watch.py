@@ -21,10 +21,10 @@ import os
 import sys
 import weakref
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.environment import switched_off
+from ampwatch.errors import say_to_stderr
 from ampwatch.integrations import rerun_outputs
 from ampwatch.integrations.script_hooks import (
     tell_of_calls,
@@ -71,14 +71,6 @@ def _begin() -> None:
     script.begin()
     if rerun_outputs.is_rerun():
         rerun_outputs.prepare_torch()
-
-
-def say_to_stderr(sentence: str) -> None:
-    """Write a sentence about the watched script to stderr, if there is one."""
-    try:
-        sys.stderr.write(f"ampwatch: {sentence}\n")
-    except (OSError, ValueError, AttributeError):  # closed by the script, or before it: it is None
-        return
 
 
 def _keep_closed_streams_closed() -> None:
@@ -292,8 +284,6 @@ class ScriptWatch:
         if isinstance(watch, Watch):
             self._seen.watched = True
             self._own.add(watch)
-        if watch.run_folder is not None:
-            say_to_stderr(f"watching; see `ampwatch report {_short_path(watch.run_folder)}`")
 
     def _own_live(self) -> list[Watch]:
         return [watch for watch in self._own if not watch.closed]
@@ -325,14 +315,6 @@ def _is_own_process() -> bool:
     asked = os.environ.get(PROCESS_ID)
     own = os.getpid() if sys.platform != "win32" else os.getppid()
     return asked is None or asked == str(own) or "LOCAL_RANK" in os.environ
-
-
-def _short_path(folder: Path) -> str:
-    """A run folder's path relative to the working folder, or its whole path if shorter."""
-    try:
-        return min(os.path.relpath(folder), str(folder), key=len)
-    except (OSError, ValueError):  # here is no more, or on another drive
-        return str(folder)
 
 
 def why_unwatched(seen: SeenInScript) -> str:

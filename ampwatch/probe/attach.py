@@ -9,18 +9,19 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
-from ampwatch.environment import switched_off
-from ampwatch.errors import AmpwatchError, AttachError, warn
+from ampwatch.environment import quiet, switched_off
+from ampwatch.errors import AmpwatchError, AttachError, say_to_stderr, warn
+from ampwatch.printable_text import printable, with_article
 from ampwatch.probe import hooks, run_identity
 from ampwatch.probe.control import Control
 from ampwatch.probe.courier import Courier, Log, MemoryLog
@@ -36,13 +37,17 @@ from ampwatch.probe.row_maker import RowMaker
 from ampwatch.probe.run_identity import Ranks, origin, store_of_process_group
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 from ampwatch.rows import EventKind
-from ampwatch.store import RankWriter, RunInfo, create_run, read_info, register_run
+from ampwatch.store import RankWriter, RunInfo, create_run, how_to_see, read_info, register_run
 
 if TYPE_CHECKING:
     from ampwatch.feed import Sender
 
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")  # of a scaler
 _attached = 0
+_told_in: int | None = None  # the process that has said where its run is
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,18 @@ class Settings:
     control: bool
 
 
+def _with_clear_errors(attach: Callable[P, R]) -> Callable[P, R]:
+    """`attach`, which says what is meant where it is given too few or too many arguments."""
+
+    @wraps(attach)
+    def checked(*given: P.args, **named: P.kwargs) -> R:
+        _check_positional(given, named)
+        return attach(*given, **named)
+
+    return checked
+
+
+@_with_clear_errors
 def attach(
     scaler: Any,
     model: Any,
@@ -79,7 +96,8 @@ def attach(
     and with None the `optimizer` must be given. `model` is a module, a list or dict of them, or
     None for the scalars alone. The run is written to `log_dir`/`run` and sent to `endpoint` ("off"
     for none). With `control` a page may change the learning rate, ask for a checkpoint and stop
-    the training. Wrong arguments raise AttachError here; nothing of ours raises later.
+    the training. One line on stderr says where the run is; AMPWATCH_QUIET=1 leaves it out. Wrong
+    arguments raise AttachError here; nothing of ours raises later.
     """
     if switched_off():
         return NoWatch()
@@ -91,7 +109,10 @@ def attach(
         gc.collect()  # that watch may be of a model or of optimizers that are garbage
         known = _watch_of(scaler, surveyed)
     if known is not None:
-        warn("this scaler is watched already; the watch that is there goes on. close() it first.")
+        warn(
+            "this scaler is watched already; the watch that is there goes on. close() it first.",
+            stacklevel=4,  # the caller's line, past the check of the arguments
+        )
         return known
     feed_to = run_identity.endpoint(os.environ, endpoint)
     settings = Settings(
@@ -101,6 +122,30 @@ def attach(
 
 
 # -- what was given --------------------------------------------------------------------------------
+
+
+def _check_positional(given: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Raise AttachError unless scaler and model were given, and nothing else without its name."""
+    if len(given) > 2:
+        if hasattr(given[2], "param_groups"):
+            raise AttachError(
+                "pass the optimizer by name: attach(scaler, model, optimizer=optimizer)."
+            )
+        raise AttachError(
+            "attach takes the scaler and the model; pass everything else by its name, such as "
+            "attach(scaler, model, run='night-3')."
+        )
+    has_scaler, has_model = bool(given) or "scaler" in named, len(given) == 2 or "model" in named
+    if has_scaler and has_model:
+        return
+    if (given and isinstance(given[0], torch.amp.GradScaler)) or "scaler" in named:
+        raise AttachError(
+            "attach needs the model, too: attach(scaler, model), or attach(scaler, None) to watch "
+            "the scaler alone."
+        )
+    raise AttachError(
+        "attach needs a scaler: attach(scaler, model), or attach(None, model, optimizer=optimizer)."
+    )
 
 
 def _check(
@@ -117,8 +162,8 @@ def _check(
         )
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise AttachError(
-            f"the scaler is a {type(scaler).__name__}, not a torch.amp.GradScaler; pass the "
-            "GradScaler that your loop steps with, or None for bf16 and fp32."
+            f"the scaler is {with_article(type(scaler).__name__)}, not a torch.amp.GradScaler; "
+            "pass the GradScaler that your loop steps with, or None for bf16 and fp32."
         )
     if scaler is None and not optimizers:
         raise AttachError(
@@ -132,7 +177,8 @@ def _check(
             "one is fine)."
         )
     if config is not None and not isinstance(config, Mapping):
-        raise AttachError(f"config is a {type(config).__name__}; pass a dict, such as vars(args).")
+        kind = with_article(type(config).__name__)
+        raise AttachError(f"config is {kind}; pass a dict, such as vars(args).")
     if not isinstance(layer_every, int) or layer_every < 1:
         raise AttachError(
             f"layer_every is {layer_every!r}; pass a whole number of steps from 1 on."
@@ -145,7 +191,7 @@ def _optimizers(optimizer: Any) -> tuple[Any, ...]:
     for one in several:
         if not hasattr(one, "param_groups"):
             raise AttachError(
-                f"optimizer is a {type(one).__name__} without param_groups; pass the "
+                f"optimizer is {with_article(type(one).__name__)} without param_groups; pass the "
                 "torch.optim.Optimizer of your loop, or a list of them."
             )
     return several
@@ -197,9 +243,23 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
         loop.control = control
     for one in optimizers:
         loop.turns.view(one)
-    return Watch(
+    watch = Watch(
         scaler, surveyed, loop, observer, row_maker, courier, devices, guard, run_folder, ranks
     )
+    guard.run(_say_where, run_folder, rank)
+    return watch
+
+
+def _say_where(run_folder: Path | None, rank: int) -> None:
+    """Write one line to stderr that says where the run is, and how to see it.
+
+    Only rank 0 does; a fork of a process that has said it does not.
+    """
+    global _told_in  # noqa: PLW0603 - a fork inherits it
+    if run_folder is None or rank or quiet() or _told_in not in (None, os.getpid()):
+        return
+    _told_in = os.getpid()
+    say_to_stderr(printable(f"watching; see {how_to_see(run_folder)}, or `ampwatch dashboard`"))
 
 
 def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:

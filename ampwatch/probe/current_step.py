@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.errors import warn
+from ampwatch.printable_text import with_article
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.records import EventRecord, StepRecord
 from ampwatch.probe.tensor_values import Pack, extremes, measurable, put_scalar, strided
@@ -178,7 +179,7 @@ class CurrentStep:
         self._is_idle = False
         self._deliver = deliver
         self._reported: set[str] = set()  # codes of mistakes
-        self._warned: set[str] = set()  # of mistakes in what the user logs
+        self._warned: set[tuple[str, str]] = set()  # of which mistake in what the user logs, where
         if scaler is not None:
             self.use(scaler)
 
@@ -199,6 +200,21 @@ class CurrentStep:
             self._reported.add(code)
             self.event(EventKind.MISUSE, {"code": code, **detail}, step=step)
 
+    def named(self, values: object) -> dict[str, Any]:
+        """What the user logs in a mapping; each mistake is warned of once."""
+        if not isinstance(values, Mapping):
+            self._warn(
+                ("mapping", ""),
+                f"log() was given {with_article(type(values).__name__)} and does not record it: "
+                'pass a mapping, log({"val/acc": 0.9}), or keywords, log(acc=0.9).',
+            )
+            return {}
+        for name in values:
+            if not isinstance(name, str):
+                kind = with_article(type(name).__name__)
+                self._warn(("name", ""), f"log() was given {kind} as a name: it is not recorded.")
+        return {name: value for name, value in values.items() if isinstance(name, str)}
+
     def log(self, values: Mapping[str, Any], *, may_be_late: bool) -> None:
         """Put what the user logs into the step; each mistake is warned of once.
 
@@ -208,7 +224,7 @@ class CurrentStep:
         is_late = may_be_late and forwards.seen_before and not forwards.count
         if is_late and "loss" in values:
             self._warn(
-                "",
+                ("late", ""),
                 "log(loss=...) came after its step had ended, and counts for the next one: call it "
                 "before optimizer.step(), or with a scaler before scaler.update().",
             )
@@ -217,15 +233,17 @@ class CurrentStep:
             at = put_scalar(record.pack, value)
             if at is None:
                 kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                self._warn(name, f"log({name}=...) is no number ({kind}) and is not recorded.")
+                given = f"{name}=..." if name.isidentifier() else f"{{{name!r}: ...}}"
+                sentence = f"log({given}) is no number ({kind}) and is not recorded."
+                self._warn(("number", name), sentence)
             elif name == "loss":
                 record.logged_loss_at, record.logged_loss_is_late = at, is_late
             else:
                 record.scalars = (*record.scalars, (name, at))
 
-    def _warn(self, key: str, sentence: str) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
+    def _warn(self, mistake: tuple[str, str], sentence: str) -> None:
+        if mistake not in self._warned:
+            self._warned.add(mistake)
             warn(sentence)
 
     def use(self, scaler: Any) -> None:

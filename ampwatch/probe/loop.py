@@ -112,10 +112,12 @@ class Loop:
         self._saves = SavedMoments(deliver)
         self._last_error: int | None = None  # its id: holding it would hold its frames
 
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Put what the user logs into the step in progress."""
+    def log(self, scalars: Mapping[str, Any], values: object = None) -> None:
+        """Put what the user logs into the step: by keywords, and in a mapping, if it is one."""
+        if values is not None:
+            scalars = {**self.current.named(values), **scalars}
         # Another optimizer's step may need no forward pass: then no loss is late.
-        self.current.log(values, may_be_late=len(self.turns.views) == 1)
+        self.current.log(scalars, may_be_late=len(self.turns.views) == 1)
 
     # -- forward and backward --------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ampwatch.errors import AttachError
+from ampwatch.printable_text import with_article
 from ampwatch.probe.tensor_values import parameter_shape
 
 ROOT_NAME = "(root)"
@@ -316,8 +317,9 @@ def _models(model: Any) -> Iterator[tuple[str, nn.Module]]:
         pairs = [("", model)]
     for key, value in pairs:
         if not isinstance(value, nn.Module):
+            which = f"model[{key!r}]" if key else "model"
             raise AttachError(
-                f"model{f'[{key!r}]' if key else ''} is a {type(value).__name__}, not a "
+                f"{which} is {with_article(type(value).__name__)}, not a "
                 "torch.nn.Module; pass attach(scaler, model), where model is a module, a list or "
                 "a dict of modules, or None to watch the scaler alone."
             )

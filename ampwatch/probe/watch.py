@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
@@ -166,16 +166,20 @@ class Watch:
         """How many rows could not be written."""
         return self._courier.lost_rows
 
-    def log(self, **scalars: float | Tensor) -> None:
-        """Add scalars to the step in progress; `loss=` fills the loss column, tensors are late.
+    def log(
+        self, values: Mapping[str, float | Tensor] | None = None, /, **scalars: float | Tensor
+    ) -> None:
+        """Add scalars to the step in progress; `loss` fills the loss column, tensors are late.
 
+        They are given in a mapping, by keywords, or both: `log({"val/acc": 0.9}, loss=loss)`. Of a
+        tensor with several elements the mean is recorded. What is no number is warned of once.
         A step ends at `scaler.update()`, or without an enabled scaler at `optimizer.step()`:
         what is logged after that belongs to the next one.
         """
         if self._closed:
             warn("log() after close() is ignored; attach again for a new run.")
             return
-        self.errors.run(self.loop.log, scalars)
+        self.errors.run(self.loop.log, scalars, values)
 
     def saved(self, path: str | os.PathLike[str]) -> None:
         """Say where a checkpoint was written just now: `ampwatch plan` names it if it is clean."""
@@ -312,7 +316,9 @@ class NoWatch:
     lost_rows = 0
     scales = False
 
-    def log(self, **scalars: float | Tensor) -> None:
+    def log(
+        self, values: Mapping[str, float | Tensor] | None = None, /, **scalars: float | Tensor
+    ) -> None:
         """Ignored."""
 
     def saved(self, path: str | os.PathLike[str]) -> None:

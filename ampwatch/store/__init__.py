@@ -7,7 +7,7 @@ Each name is imported when it is first used, so a program that only writes loads
 - a run's folder: layout, locks, run_info, tags, copy_notes
 - a rank's log: writer, live_log, compacted_log, parquet_file, compaction, rank_log
 - a run as its readers see it: run, public_rows, reading
-- lists of runs: catalogue, kept_facts
+- lists of runs, and runs by their name: catalogue, kept_facts, run_by_name
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from ampwatch.store.run import RunFolder as RunFolder
     from ampwatch.store.run import is_published as is_published
     from ampwatch.store.run import open_run as open_run
+    from ampwatch.store.run_by_name import HOW_TO_BEGIN as HOW_TO_BEGIN
+    from ampwatch.store.run_by_name import find_run as find_run
+    from ampwatch.store.run_by_name import how_to_see as how_to_see
+    from ampwatch.store.run_by_name import shown_folder as shown_folder
     from ampwatch.store.run_info import RUN_FILE as RUN_FILE
     from ampwatch.store.run_info import RunInfo as RunInfo
     from ampwatch.store.run_info import describe_run as describe_run
@@ -61,6 +65,7 @@ _NAMES = {
     "locks": ("is_written",),
     "reading": ("Reading",),
     "run": ("Run", "RunFiles", "RunFolder", "is_published", "open_run"),
+    "run_by_name": ("HOW_TO_BEGIN", "find_run", "how_to_see", "shown_folder"),
     "tags": ("RunTags", "edit_tags", "read_tags"),
     "writer": ("RankWriter",),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +19,12 @@ from ampwatch.errors import RunError
 from ampwatch.rows import SCHEMAS, EventKind, Table
 from ampwatch.store import locks
 from ampwatch.store import public_rows as public
+from ampwatch.store.catalogue import default_log_dir
 from ampwatch.store.copy_notes import read_copies
 from ampwatch.store.layout import rank_folder, ranks_in
 from ampwatch.store.public_rows import View
 from ampwatch.store.rank_log import RankLog, RankRows
+from ampwatch.store.run_by_name import find_run
 from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
 
 # Each view holds its columns in memory; panels ask for a few sets, over and over.
@@ -37,17 +40,21 @@ _Reading: TypeAlias = "tuple[Table, tuple[str, ...] | None, int | None]"  # colu
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run's folder, or `PLACE#NAME`; raises NotARunError, FutureRunError or PlaceError."""
+    """Open a run by its folder, by its name in the default folder, or as `PLACE#NAME`.
+
+    Raises NotARunError, which says which runs there are, FutureRunError or PlaceError.
+    """
     if is_published(path):
         # By name: many runs stand above one, and only who asks for one of them loads Delta Lake.
         opened: Run = import_module("ampwatch.fleet").open_published(str(path))
         return opened
-    return Run(Path(path))
+    return Run(find_run(path))
 
 
 def is_published(path: str | Path) -> bool:
-    """Whether this names a run in a place, as in `s3://bucket/runs#NAME`, and no folder here."""
-    return "#" in str(path) and not (Path(path) / RUN_FILE).exists()
+    """Whether this names a run in a place, as in `s3://bucket/runs#NAME`, and no run here."""
+    here = (Path(path), default_log_dir() / path)
+    return "#" in str(path) and not any(os.path.lexists(folder / RUN_FILE) for folder in here)
 
 
 class Run:

@@ -51,6 +51,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "AMPWATCH_ENDPOINT": "off",
+        "AMPWATCH_QUIET": "",  # the line that says where the run is belongs to what is tested
         "XDG_STATE_HOME": str(folder / "state"),
         "OMP_NUM_THREADS": "1",
         **more,

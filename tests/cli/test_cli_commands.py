@@ -95,6 +95,94 @@ def test_a_run_is_found_by_its_name_in_the_usual_folder(capsys, tmp_path):
     assert ampwatch(capsys, "report", "by-name")[0] == 0
 
 
+def test_report_without_a_run_takes_the_newest_and_says_so_on_stderr(capsys, tmp_path):
+    write_run(tmp_path / "ampwatch_dir", "older", age_s=7200.0)
+    newest = write_run(tmp_path / "ampwatch_dir", "newer", accepted=77)
+    said = "Reporting on newer, the newest run.\n"
+    named = ampwatch(capsys, "report", newest)[1]
+    assert ampwatch(capsys, "report") == (0, named, said)
+    code, out, err = ampwatch(capsys, "report", "--json")
+    assert (code, json.loads(out)["run"]["steps"], err) == (0, 77, said)
+    code, out, err = ampwatch(capsys, "report", "--html", tmp_path / "out.html")
+    assert (code, err) == (0, said)
+    assert out.startswith(f"{tmp_path / 'out.html'}: ")
+    assert "newer" in (tmp_path / "out.html").read_text("utf-8")
+
+
+def test_report_without_a_run_sets_the_exit_code(capsys, tmp_path):
+    write_run(tmp_path / "ampwatch_dir", "failed", skipped=30)
+    assert ampwatch(capsys, "report", "--fail-on", "error")[0] == 1
+
+
+def test_report_without_any_run_says_how_to_make_one(capsys):
+    code, out, err = ampwatch(capsys, "report")
+    assert (code, out) == (2, "")
+    assert err == (
+        "ampwatch: There is no run in ./ampwatch_dir yet. Add `ampwatch.attach(scaler, model)` "
+        "to a training loop, or run `ampwatch demo`.\n"
+    )
+
+
+@pytest.mark.parametrize("words", [("--as", "apex"), ("--map", "loss=x")])
+def test_how_to_read_a_log_needs_the_log(capsys, tmp_path, words):
+    write_run(tmp_path / "ampwatch_dir", "one")
+    code, _, err = ampwatch(capsys, "report", *words)
+    assert code == 2
+    assert "name it, too" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "demo-lr"),
+        ("watch", "demo-lr"),
+        ("plan", "demo-lr"),
+        ("prove", "demo-lr"),
+        ("tag", "demo-lr", "good"),
+        ("compact", "demo-lr"),
+        ("explain", "AMP103", "demo-lr"),
+        ("compare", "demo-lr", "demo-lr"),
+        ("export", "demo-lr", "--to", "csv", "out"),
+        ("publish", "demo-lr", "place"),
+    ],
+)
+def test_every_command_suggests_the_run_that_was_meant(capsys, tmp_path, words):
+    write_run(tmp_path / "ampwatch_dir", "demo-lr-too-high")
+    said = "ampwatch: No run named demo-lr in ./ampwatch_dir. Did you mean demo-lr-too-high?\n"
+    assert ampwatch(capsys, *words) == (2, "", said)
+
+
+def test_a_folder_of_runs_is_told_with_the_command_to_type(capsys, tmp_path):
+    write_run(tmp_path / "ampwatch_dir", "one")
+    code, out, err = ampwatch(capsys, "report", "ampwatch_dir")
+    assert (code, out) == (2, "")
+    command = err.rstrip().rpartition(": ")[2]
+    assert command == "ampwatch report one"
+    assert ampwatch(capsys, *command.split()[1:])[0] == 0
+
+
+def test_a_file_without_a_training_is_told_what_was_looked_for(capsys, tmp_path):
+    (tmp_path / "notlog.txt").write_text("hello\n")
+    code, out, err = ampwatch(capsys, "report", "notlog.txt")
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        "ampwatch: No training log found in notlog.txt (no loss, learning rate or loss scale on "
+        "any line). Known formats: apex, "
+    )
+
+
+def test_a_misspelled_command_gets_one_guess(capsys):
+    code, _, err = ampwatch(capsys, "reprot")
+    assert (code, "?." in err, "'export'" in err) == (2, False, False)
+    assert "Did you mean 'report'? See `ampwatch --help`." in err
+
+
+def test_a_wrong_choice_is_told_without_the_parsers_own_words(capsys):
+    code, _, err = ampwatch(capsys, "export", "x", "--to", "xml", "y")
+    assert (code, "Value error" in err) == (2, False)
+    assert "'xml' is not one of 'parquet', 'csv', 'tensorboard'" in err
+
+
 def test_json_is_the_diagnosis_and_nothing_else(capsys, tmp_path):
     path = write_run(tmp_path, skipped=30)
     code, out, err = ampwatch(capsys, "report", path, "--json")
@@ -335,7 +423,7 @@ def test_watch_prefers_a_run_that_is_written_and_names_the_others(tmp_path, monk
     writers = [store.RankWriter(path, 0) for path in paths]
     said = []
     try:
-        assert find_newest(said.append).name == "b"
+        assert find_newest(said.append, "Watching").name == "b"
     finally:
         for writer in writers:
             writer.close()

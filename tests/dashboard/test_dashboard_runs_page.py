@@ -229,7 +229,7 @@ def test_a_log_that_is_not_understood_is_named_as_its_owner_does(page, server, t
     page.page.locator("input[type=file]").set_input_files(log)
     trouble = page.page.locator(".aw-problem")
     trouble.wait_for()
-    assert trouble.inner_text().startswith("<b>my notes<b>.txt holds no training")
+    assert trouble.inner_text().startswith("No training log found in <b>my notes<b>.txt")
     assert "choose it below" in trouble.inner_text()
     assert "--as" not in trouble.inner_text()
     assert str(tmp_path.parents[2]) not in trouble.inner_text()

@@ -194,7 +194,7 @@ def test_names_are_known_by_their_end_where_that_is_one(tmp_path):
     run = imported(text, tmp_path)
     assert is_whole(run)
     assert run.steps["lr"].to_pylist() == [0.1] * COUNT
-    with pytest.raises(LogError, match="no training"):
+    with pytest.raises(LogError, match="No training log found"):
         imported("step,D/loss,G/loss\n1,2,3\n", tmp_path)
 
 

@@ -67,14 +67,14 @@ def test_a_truncated_gzip_is_read_as_far_as_it_goes_and_says_so(tmp_path):
         (b"", "is empty"),
         (bytes(range(256)) * 400, "neither text nor"),
         (b"\0" * 100_000, "neither text nor"),
-        (b"Hello, world.\n" * 100, "no training"),
-        (b"x" * 3_000_000, "no training"),
+        (b"Hello, world.\n" * 100, "No training log found"),
+        (b"x" * 3_000_000, "No training log found"),
         (gzip.compress(b"", mtime=0) + b"rest", "nothing readable"),
         (gzip.compress(TEXT.encode(), mtime=0)[:15], "nothing readable"),
-        (b"{\n", "no training"),
+        (b"{\n", "No training log found"),
         (b'{"log_history": []}', "no column"),
         (b"epoch,step,loss\n", "no row"),
-        (b"name,colour\na,b\n", "no training"),
+        (b"name,colour\na,b\n", "No training log found"),
     ],
 )
 def test_what_is_no_log_is_refused_with_a_sentence_and_leaves_nothing(content, said, tmp_path):
@@ -100,7 +100,7 @@ def test_an_unknown_format_is_refused_and_the_known_ones_are_named(tmp_path):
 def test_the_format_asked_for_is_the_only_one_read(tmp_path):
     path = tmp_path / "train.log"
     path.write_text(TEXT)
-    with pytest.raises(LogError, match="no training"):
+    with pytest.raises(LogError, match="No training log found"):
         import_log(path, tmp_path / "runs", ImportOptions(source="megatron"))
     assert scales(path, tmp_path / "runs", ImportOptions(source="apex")) == WHOLE
 

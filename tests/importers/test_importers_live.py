@@ -89,5 +89,5 @@ def test_a_pipe_that_tells_nothing_is_passed_on_all_the_same(tmp_path):
     done = watch_pipe(b"hello\n" * 1000, tmp_path)
     assert done.stdout == b"hello\n" * 1000
     assert done.returncode == 2
-    assert b"no training" in done.stderr
+    assert b"no training log was found" in done.stderr
     assert b"Traceback" not in done.stderr

@@ -308,6 +308,49 @@ def test_what_the_user_logs_stands_in_the_step_in_progress(tmp_path):
     assert column(run, "val_loss") == [2.5, None, None]
 
 
+def test_scalars_are_logged_in_a_mapping_by_keywords_or_both(tmp_path):
+    trainer = Trainer(tmp_path)
+    trainer.watch.log({"val/acc": 0.9, "loss": 5.0, "eval loss, 2": torch.tensor(2.5)})
+    trainer.step()
+    trainer.watch.log({"val/acc": 0.1, "values": 1.0}, **{"val/acc": 0.8}, values=3)
+    trainer.step()
+    trainer.watch.log(None)
+    trainer.watch.log({})
+    trainer.step()
+    run = trainer.read()
+    assert column(run, "val/acc") == [0.9, 0.8, None]  # a keyword is nearer
+    assert column(run, "eval loss, 2") == [2.5, None, None]
+    assert column(run, "values") == [None, 3.0, None]
+    assert column(run, "loss")[0] == 5.0
+
+
+@pytest.mark.filterwarnings("always")
+def test_what_cannot_be_logged_is_warned_of_once_each_and_the_rest_is_logged(tmp_path, recwarn):
+    trainer = Trainer(tmp_path)
+    wrong = {"a/list": [1, 2], "none": None, "text": "high", "inner": {"acc": 1.0}, 3: 1.0}
+    for _ in range(3):
+        trainer.watch.log({**wrong, "val/acc": 0.5})
+        trainer.watch.log(0.5)
+        trainer.watch.log([("val/acc", 0.5)])
+        trainer.step()
+    trainer.watch.log(loss=1.0)  # late, which is a mistake of its own
+    run = trainer.read()
+    assert column(run, "val/acc")[:3] == [0.5] * 3
+    assert not {"a/list", "none", "text", "inner", "3"} & set(run.steps.column_names)
+    said = [str(one.message) for one in recwarn if issubclass(one.category, AmpwatchWarning)]
+    begins = [
+        "ampwatch: log() was given an int as a name",
+        "ampwatch: log({'a/list': ...}) is no number (list)",
+        "ampwatch: log(none=...) is no number (NoneType)",
+        "ampwatch: log(text=...) is no number (str)",
+        "ampwatch: log(inner=...) is no number (dict)",
+        "ampwatch: log() was given a float and does not record it: pass a mapping",
+        "ampwatch: log(loss=...) came after its step had ended",
+    ]
+    assert len(said) == len(begins), said
+    assert all(one.startswith(begin) for one, begin in zip(said, begins, strict=True)), said
+
+
 def test_what_is_no_number_is_said_and_keeps_nothing_else_from_the_log(tmp_path):
     class Wordless:
         def __str__(self):

@@ -209,9 +209,14 @@ def test_a_run_json_that_is_none_is_refused_with_a_sentence(tmp_path: Path, text
 
 def test_folders_that_hold_no_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for path in (tmp_path, tmp_path / "absent", tmp_path / "file"):
-        with pytest.raises(NotARunError, match="holds no run"):
-            open_run(path)
+    (tmp_path / "empty").mkdir()
+    for name, sentence in (
+        ("empty", "has no run in it"),
+        ("absent", "No run named absent"),
+        ("file", "is a file; a run is a folder"),
+    ):
+        with pytest.raises(NotARunError, match=sentence):
+            open_run(tmp_path / name)
 
 
 def test_a_run_of_a_newer_format_is_refused_and_names_the_cure(tmp_path: Path) -> None:
