@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ampwatch.diagnosis import Finding
 from ampwatch.diagnosis.column_arrays import (
     Floats,
     Integers,
     Mask,
     flags,
+    integers,
     known,
     numbers,
     steps_of,
@@ -23,7 +25,7 @@ from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.evidence_text import value_text
 from ampwatch.diagnosis.record import Record
 from ampwatch.diagnosis.value_text import scale_text, two_digits
-from ampwatch.report.facts import rows_of_first_optimizer
+from ampwatch.report.facts import rows_of_optimizer
 from ampwatch.report.letter_facts import Fact, Holds, Reading
 from ampwatch.rows import COLUMNS, EventKind, Table, column
 
@@ -82,19 +84,20 @@ _READ = (
 
 
 class FactReader:
-    """Reads facts from a run's rows: the lowest rank's, of the first optimizer.
+    """Reads facts from a run's rows: the lowest rank's, of the first optimizer or of this one.
 
     Of a step with several rows the last one counts: a resumed run may have computed it twice.
     """
 
-    def __init__(self, run: Record) -> None:
+    def __init__(self, run: Record, optimizer: int | None = None) -> None:
         self._run = run
+        self.optimizer = optimizer
         self.rank = min(run.ranks, default=0)
         self._columns: dict[str, Series] = {}
 
     @cached_property
     def _rows(self) -> Any:
-        return rows_of_first_optimizer(self._run, _READ)
+        return rows_of_optimizer(self._run, _READ, self.optimizer)
 
     @cached_property
     def steps(self) -> Integers:
@@ -168,7 +171,7 @@ class FactReader:
             return None
         return Fact(
             Reading.VALUE, value, _evidence_text(table, signal, value), table, signal, step, step,
-            layer=of_layer, rank=self.rank,
+            layer=of_layer, rank=self.rank, optimizer=self.optimizer,
         )  # fmt: skip
 
     def value(self, column: str, step: int) -> Fact | None:
@@ -190,7 +193,7 @@ class FactReader:
         table = Table.LAYERS if column == "act_amax" else Table.STEPS
         return Fact(
             reading, value, _text_of(reading, column, value), table, column, first, last,
-            rank=self.rank,
+            rank=self.rank, optimizer=self.optimizer,
         )  # fmt: skip
 
     def _source(self, column: str) -> Series:
@@ -208,7 +211,7 @@ class FactReader:
         """A step at which something is true of a column, as a fact."""
         return Fact(
             reading, step, f"{step:,}", Table.STEPS, column, first, last, holds, line,
-            rank=self.rank,
+            rank=self.rank, optimizer=self.optimizer,
         )  # fmt: skip
 
     def count(
@@ -219,7 +222,7 @@ class FactReader:
         found = int(_holds(series.value, holds, None).sum())
         return Fact(
             Reading.COUNT, found, f"{found:,}", Table.STEPS, column, first, last, holds,
-            rank=self.rank,
+            rank=self.rank, optimizer=self.optimizer,
         )  # fmt: skip
 
     def count_steps(self, first: int | None = None, last: int | None = None) -> Fact:
@@ -227,7 +230,7 @@ class FactReader:
         inside = Series(self.steps, self.steps.astype(np.float64)).within(first, last)
         return Fact(
             Reading.STEPS, len(inside), f"{len(inside):,}", Table.STEPS, "step", first, last,
-            rank=self.rank,
+            rank=self.rank, optimizer=self.optimizer,
         )  # fmt: skip
 
     def since(self, column: str, holds: Holds, line: float | None = None) -> Fact | None:
@@ -253,7 +256,7 @@ class FactReader:
             return None
         fact = partial(
             _event_fact, EventKind.OVERFLOW, holds=Holds.OF_LAYER, layer=layer,
-            direction=direction, rank=self.rank,
+            direction=direction, rank=self.rank, optimizer=self.optimizer,
         )  # fmt: skip
         return fact(Reading.FIRST_STEP, steps[0]), fact(Reading.COUNT, len(steps))
 
@@ -267,7 +270,7 @@ class FactReader:
             return None
         return _event_fact(
             EventKind.MISUSE, Reading.FIRST_STEP, steps[0], holds=Holds.OF_CODE, code=code,
-            rank=self.rank,
+            rank=self.rank, optimizer=self.optimizer,
         )  # fmt: skip
 
     def overflows_of_rank(self, rank: int) -> tuple[Fact, Fact, Fact] | None:
@@ -326,3 +329,19 @@ _READINGS = {
     Reading.MEDIAN: lambda found: float(np.median(found.value)),
     Reading.STEP_OF_HIGHEST: _step_of_highest,
 }
+
+
+_OF_ONE_LOSS = frozenset(("AMP204", "AMP211"))
+
+
+def optimizer_of(run: Record, finding: Finding) -> int | None:
+    """The optimizer whose losses are not finite, if the first one's are; None: the first one."""
+    if finding.code not in _OF_ONE_LOSS:
+        return None
+    rows = run.read(Table.STEPS, ("optimizer", "loss"), min(run.ranks, default=0))
+    numbered, loss = integers(rows, "optimizer"), numbers(rows, "loss")
+    lost = numbered[known(rows, "loss") & ~np.isfinite(loss)]
+    present = numbered[numbered >= 0]
+    if not len(lost) or not len(present) or present[0] in lost:
+        return None
+    return int(lost[0]) if lost[0] >= 0 else None

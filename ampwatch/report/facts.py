@@ -131,13 +131,19 @@ def age_text(step: int | None, *, is_broken: bool = False) -> str:
 
 def rows_of_first_optimizer(run: Record, columns: Sequence[str]) -> Any:
     """One row a step, the first optimizer's: a GAN's losses would mix."""
+    return rows_of_optimizer(run, columns, None)
+
+
+def rows_of_optimizer(run: Record, columns: Sequence[str], number: int | None) -> Any:
+    """One row a step, of the optimizer of this number; None: of the first one."""
     rows = run.read(Table.STEPS, columns=(*columns, "optimizer"), rank=min(run.ranks, default=0))
     optimizer = rows.column("optimizer")
-    known = optimizer.drop_null()
-    if not len(known):
+    present = optimizer.drop_null()
+    if not len(present):
         return rows
+    wanted = present[0] if number is None else pa.scalar(number, present.type)
     return rows.filter(
-        pc.fill_null(pc.equal(optimizer, known[0]), scalar(value=True, kind=pa.bool_()))
+        pc.fill_null(pc.equal(optimizer, wanted), scalar(value=True, kind=pa.bool_()))
     )
 
 

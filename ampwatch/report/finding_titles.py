@@ -6,7 +6,7 @@ that do not.
 
 from __future__ import annotations
 
-from ampwatch.diagnosis import Finding
+from ampwatch.diagnosis import Finding, Severity
 
 TITLES = {
     "AMP101": "The loss scale is still being found",
@@ -95,9 +95,15 @@ _WITHOUT = {
 }
 
 
+# Of findings that are a warning at most.
+_MILDER = {"AMP103": "The loss scale fell far below its usual level"}
+
+
 def title_of(finding: Finding, every_rank: tuple[int, ...] = ()) -> str:
     """The finding's title, with its layer and rank where it names them."""
     title = TITLES.get(finding.code, finding.name.replace("-", " ").capitalize())
+    if finding.severity is not Severity.ERROR:
+        title = _MILDER.get(finding.code, title)
     rank = finding.ranks[0] if len(finding.ranks) == 1 < len(every_rank) else None
     lacks = ("{layer}" in title and not finding.layer) or ("{rank}" in title and rank is None)
     if lacks:

@@ -7,8 +7,9 @@ says near which step to look, and which layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,8 +23,10 @@ _LEAST_ENTRIES = 3
 _MUCH = 4.0  # times: growth of a norm or of an activation that is worth a line
 _LOSS_RISE = 1.5  # times the level before
 _CALM_STEPS = 20  # accepted steps between two stretches of skips
+_DENSE = 0.5  # of the steps from there on are skipped
 _NEAR_END = 0.05  # of the run: skips that reach so far go on at its end
 _SCALE_FALL = 16.0  # times
+_LEAP, _SHORTLY, _BEGINNING = 2.0, 30, 10  # times; steps before the trouble; steps of a warm-up
 _PROGRESS = 0.9  # a loss above this part of its first level did not come down
 
 
@@ -104,6 +107,8 @@ def _skip_course(reader: FactReader) -> tuple[Fact | None, Fact | None, Fact | N
     if len(skipped) - begin < _LEAST_ENTRIES:
         return None, None, None
     first = int(skipped[begin])
+    if len(skipped) - begin < _DENSE * (last - first + 1):
+        return None, None, None
     step = reader.step_fact(Reading.STEP, first, "skipped", Holds.TRUE, first, first)
     count = reader.count("skipped", Holds.TRUE, first, None)
     return step, count, reader.count_steps(first, None)
@@ -118,12 +123,22 @@ def happenings(course: Course, diagnosis: Diagnosis) -> list[Happening]:
     found = [*_growths(course), *_loss_lines(course), *(of_rank or _skip_lines(course))]
     found += [*_norm_lines(course), *_overflow_lines(course, diagnosis)]
     found += [*_misuse_lines(course, diagnosis), *_exception_lines(course)]
-    with_step = sorted((one for one in found if one.step), key=lambda one: one.step.value)
+    found += _leap_lines(course, diagnosis)
     whole = [one for one in found if not one.step]
     if not any(fact.column == "loss" for one in found for fact in one.facts):
         ends = loss_ends(course.reader)
         whole += [] if ends is None else [Happening(None, Sentence.of("The ", ends, "."))]
-    return [*with_step, *whole, *_scale_lines(course)]
+    return in_order([*found, *whole, *_scale_lines(course)])
+
+
+def in_order(lines: Iterable[Happening]) -> list[Happening]:
+    """Lines by their steps; then those of the whole run."""
+    every = list(dict.fromkeys(lines))
+    with_step = [(one.step.value, at, one) for at, one in enumerate(every) if one.step]
+    return [
+        *(one for _, _, one in sorted(with_step, key=lambda row: row[:2])),
+        *(one for one in every if not one.step),
+    ]
 
 
 def _growths(course: Course) -> Iterator[Happening]:
@@ -263,7 +278,24 @@ def _misuse_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     head = diagnosis.headline
     found = None if head is None else course.reader.first_misuse(head.code)
     if found is not None:
-        yield Happening(found, Sentence.of("seen for the first time"))
+        yield Happening(found, Sentence.of("the mistake is seen for the first time"))
+
+
+def _leap_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
+    """A learning rate that leapt shortly before the trouble."""
+    hint, rates = _hint(diagnosis), course.reader.series("lr").finite
+    if hint is None:
+        return
+    near = rates.within(hint - _SHORTLY, hint)
+    for before, after in pairwise(range(len(near))):
+        if near.value[after] >= _LEAP * near.value[before] > 0 and near.step[after] > _BEGINNING:
+            at, now = int(near.step[before]), int(near.step[after])
+            old, new = course.reader.value("lr", at), course.reader.value("lr", now)
+            if old is not None and new is not None:
+                step = course.reader.step_fact(Reading.STEP, now, "step", Holds.PRESENT, now, now)
+                words = Sentence.of("the learning rate leaps from ", old, " to ", new)
+                yield Happening(step, words)
+                return
 
 
 def _one_rank_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:

@@ -14,7 +14,7 @@ from ampwatch.diagnosis import Action, Diagnosis, Finding, Verdict
 from ampwatch.diagnosis.evidence_text import label_of
 from ampwatch.diagnosis.findings import CALM, CUT_OFF
 from ampwatch.diagnosis.value_text import short_dtype
-from ampwatch.report.fact_reader import FactReader
+from ampwatch.report.fact_reader import FactReader, optimizer_of
 from ampwatch.report.facts import ruled_out
 from ampwatch.report.finding_titles import title_of
 from ampwatch.report.happenings import (
@@ -23,6 +23,7 @@ from ampwatch.report.happenings import (
     course_of,
     did_not_come_down,
     happenings,
+    in_order,
     loss_ends,
 )
 from ampwatch.report.letter_facts import (
@@ -38,9 +39,9 @@ from ampwatch.report.letter_facts import (
     present_rate,
 )
 from ampwatch.report.letter_to_do import (
+    first_sentence_without_number,
     is_lowered,
     quoted,
-    sentences_without_numbers,
     what_to_do,
 )
 from ampwatch.report.restart_place import restart_place
@@ -99,9 +100,9 @@ class Letter:
 
 def letter_of(name: str, run: Record, diagnosis: Diagnosis) -> Letter:
     """The letter on a run."""
-    reader = FactReader(run)
-    course = course_of(reader, diagnosis)
     head = main_finding(diagnosis)
+    reader = FactReader(run, None if head is None else optimizer_of(run, head))
+    course = course_of(reader, diagnosis)
     place = restart_place(run, diagnosis)
     return Letter(
         verdict=diagnosis.verdict.value,
@@ -153,7 +154,7 @@ def _opening(course: Course, diagnosis: Diagnosis, head: Finding | None) -> Iter
     elif is_lowered(diagnosis):
         yield _breakdown(course, diagnosis)
     else:
-        why = "".join(sentences_without_numbers(head.cause)[:1])
+        why = first_sentence_without_number(head.cause)
         if why:
             yield Sentence.of(Remedy(why))
 
@@ -193,6 +194,8 @@ def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
             "Stopped at step ", at, " without closing the run (killed, crashed, or the machine was "
             "lost). No problems found until then.",
         )  # fmt: skip
+    elif diagnosis.verdict is Verdict.INCOMPLETE:
+        yield Sentence.of("No problems found in ", steps, f"{word}, too few to judge.")
     else:
         yield Sentence.of("No problems found in ", steps, f"{word}.")
 
@@ -215,20 +218,19 @@ def _happened(course: Course, diagnosis: Diagnosis, head: Finding | None) -> Ite
             yield Happening(None, Sentence.of("The ", ends, "."))
         yield from (one for one in found if one.step is not None)
         return
-    yield from found[:_MOST_HAPPENINGS]
-    told = {fact.column for one in found[:_MOST_HAPPENINGS] for fact in one.facts}
-    yield from _evidence(course.reader, head, told)
+    shown = found[:_MOST_HAPPENINGS]
+    told = {fact.text for one in shown for fact in one.facts}
+    yield from in_order([*shown, *_evidence(course.reader, head, told)])
 
 
 def _evidence(reader: FactReader, head: Finding, told: set[str]) -> Iterator[Happening]:
     """The finding's own evidence, where the rows show the very number at the very step."""
     for piece in head.evidence:
-        if piece.step is None or not isinstance(piece.value, float) or piece.signal in told:
+        if piece.step is None or not isinstance(piece.value, float):
             continue
         fact = reader.evidence(piece.signal, piece.step, piece.value, head.layer)
-        if fact is None:
+        if fact is None or fact.text in told:
             continue
-        told.add(piece.signal)
         layer: tuple[str | Name, ...] = (" of layer ", Name(fact.layer)) if fact.layer else ()
         step = reader.step_fact(
             Reading.STEP, piece.step, "step", Holds.PRESENT, piece.step, piece.step
@@ -271,7 +273,7 @@ def _rate_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence
         yield Sentence.of("Learning rate: this record cannot show whether it is the cause.")
     elif advice.action is Action.NOT_THE_CAUSE:
         if diagnosis.run.source == "ampwatch":
-            yield Sentence.of("Learning rate: not the cause, as far as this record shows. Keep it.")
+            yield Sentence.of("Learning rate: not the cause, as far as this record shows.")
         else:
             yield Sentence.of("Learning rate: nothing in this log points to it.")
     elif advice.action is Action.KEEP and advice.recommended is not None:
@@ -309,7 +311,12 @@ def _effects(findings: Sequence[Finding], head: Finding | None) -> set[str]:
 
 
 def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
-    """What the record lacks, and how a foreign log's steps are numbered."""
+    """What the record lacks, whose numbers are shown, how a foreign log's steps are numbered."""
+    if reader.optimizer is not None:
+        yield Sentence.of(
+            "The numbers here are those of optimizer ", Name(str(reader.optimizer)),
+            ", whose losses are not finite.",
+        )  # fmt: skip
     if diagnosis.run.source == "ampwatch":
         if diagnosis.little_seen is not None or not len(reader.series("loss")):
             lacks = _not_recorded(reader)

@@ -70,6 +70,7 @@ class Fact:
     direction: str | None = None  # of an overflow: forward or backward
     code: str | None = None  # of a misuse
     rank: int = 0
+    optimizer: int | None = None  # whose rows; None: the first one's
 
     def __str__(self) -> str:
         return self.text

@@ -31,7 +31,27 @@ if TYPE_CHECKING:
 
 _MOST_STEPS = 4
 # What these leave behind is in weights or scale: the run is to be restarted from before them.
-_LEAVES_HARM = ("AMP1", "AMP2", "AMP3", "AMP6")
+_LEAVES_HARM = frozenset(
+    [
+        "AMP103",
+        "AMP104",
+        "AMP105",
+        "AMP202",
+        "AMP203",
+        "AMP204",
+        "AMP207",
+        "AMP209",
+        "AMP210",
+        "AMP211",
+        "AMP301",
+        "AMP302",
+        "AMP304",
+        "AMP306",
+        "AMP307",
+        "AMP601",
+        "AMP604",
+    ]
+)
 
 
 def is_lowered(diagnosis: Diagnosis) -> bool:
@@ -56,8 +76,8 @@ def what_to_do(
             yield from _resume(place)
         return
     for text in sentences_of(head.action)[:_MOST_STEPS]:
-        yield Sentence.of(Remedy(text))
-    if head.severity is Severity.ERROR and head.code.startswith(_LEAVES_HARM):
+        yield Sentence.of(*_with_steps(text, head))
+    if head.severity is Severity.ERROR and head.code in _LEAVES_HARM:
         yield restart_sentence(place, course)
 
 
@@ -152,9 +172,23 @@ _FORMATS = re.compile(r"\b(?:fp|bf|float|bfloat|int|uint)\d+\w*|\bE\dM\d\w*")
 _DIGIT = re.compile(r"\d")
 
 
-def sentences_without_numbers(text: str) -> list[str]:
-    """The sentences of a finding's text that name no number: those with one are told by facts."""
-    return [one for one in sentences_of(text) if not _DIGIT.search(_FORMATS.sub("", one))]
+def first_sentence_without_number(text: str) -> str:
+    """The first sentence of a finding's text if it names no number; else facts tell of it."""
+    first = next(iter(sentences_of(text)), "")
+    return "" if _DIGIT.search(_FORMATS.sub("", first)) else first
+
+
+def _with_steps(text: str, finding: Finding) -> Iterator[Remedy | Fact]:
+    """A remedy, with the step of its finding as a fact where the text names it."""
+    step = finding.first_step
+    parts = [text] if step is None else re.split(rf"(?<=step ){step}\b", text)
+    for at, part in enumerate(parts):
+        if at and step is not None:
+            yield Fact(
+                Reading.STEP, step, f"{step:,}", column="step", first=step, last=step,
+                holds=Holds.PRESENT,
+            )  # fmt: skip
+        yield Remedy(part)
 
 
 def quoted(name: str) -> str:

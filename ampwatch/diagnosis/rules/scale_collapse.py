@@ -116,8 +116,8 @@ def _fall(case: Case, fall: ScaleFall, *, healed: bool) -> Seen:
     scale, last, final = case.scale, case.scale.last_step, case.final_scale
     skips = scale.skips - fall.skips_before
     ending = "and did not recover"
-    now = "Stop: nothing is learnt." if len(scale.recent_skips) else _ACCEPTED_AGAIN
-    action = f"{now} Find what changed just before the scale fell: learning rate, data, a resume."
+    now = "" if len(scale.recent_skips) else f"{_ACCEPTED_AGAIN} "
+    action = f"{now}Find what changed just before the scale fell: learning rate, data, a resume."
     if healed:
         stays = final is not None and final <= fall.level * 2.0**-thresholds.COLLAPSE_OCTAVES
         ending = "and the loss kept falling at that scale" if stays else "and recovered"
