@@ -254,16 +254,20 @@ def test_a_share_in_a_narrow_cell(share, text):
 @pytest.mark.parametrize(
     ("windows", "scale", "text"),
     [
-        ([(None, 20.0), (2.0, 18.0)], 2.0**16, "All 2 layers can live with a loss scale of 2^16."),
+        (
+            [(None, 20.0), (2.0, 18.0)],
+            2.0**16,
+            "All 2 layers can live with a loss scale of 65,536.",
+        ),
         (
             [(None, 12.0), (2.0, 18.0)],
             2.0**16,
-            "1 of 2 layers can live with a loss scale of 2^16; 1 overflows, layer 0 first.",
+            "1 of 2 layers can live with a loss scale of 65,536; 1 overflows, layer 0 first.",
         ),
         (
             [(10.0, 20.0), (2.0, 18.0)],
             2.0**4,
-            "1 of 2 layers can live with a loss scale of 2^4; 1 loses small gradients.",
+            "1 of 2 layers can live with a loss scale of 16; 1 loses small gradients.",
         ),
         ([(None, 20.0)], None, ""),
     ],

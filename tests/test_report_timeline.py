@@ -51,9 +51,9 @@ WORDS = {
                   "AdamW with 2 groups, learning rate 0.1, 0.2"),
     "optimizer-replaced": ({"class": "SGD", "groups": [{}]}, "SGD with 1 group"),
     "scaler-replaced": ({"class": "GradScaler", "init_scale": 65536.0},
-                        "the loop goes on with another GradScaler, initial scale 2^16"),
+                        "the loop goes on with another GradScaler, initial scale 65,536"),
     "state-loaded": ({"of": "scaler", "scale": 8.0},
-                     "a saved state was loaded into the scaler with scale 2^3"),
+                     "a saved state was loaded into the scaler with scale 8"),
     "state-saved": ({}, "it is not judged yet"),
     "lr-changed": ({"optimizer": 0, "group": 1, "from": 0.1, "to": 0.3},
                    "the learning rate of group 1 rose from 0.1 to 0.3"),
@@ -105,7 +105,7 @@ def test_skips_in_a_row_are_one_line_with_the_scales_and_the_layer():
     one, other = told(events, skips=[10, 11, 12, 50]).entries
     assert (one.first, one.last, one.count) == (10, 12, 3)
     assert one.words == (
-        "3 steps in a row were skipped, at a loss scale of 2^16 down to 2^14, traced to layer a.b"
+        "3 steps in a row were skipped, at a loss scale of 65,536 down to 16,384, traced to layer a.b"
     )
     assert (other.first, other.words) == (50, "the step was skipped")
 

@@ -129,7 +129,7 @@ def _rows(part: Part, width: int, indent: str) -> Iterator[Text]:
     fits = column <= width - len(indent) - _LEAST_BESIDE
     for left, text in part.lines:
         if left and fits:
-            begin = f"{indent}{left:{column}}{' ' if left.endswith('.') else _INDENT}"
+            begin = f"{indent}{printable(left):{column}}{' ' if left.endswith('.') else _INDENT}"
             yield from _wrapped(text, width, begin, " " * len(begin))
         else:  # what stands beside a long command is left out
             yield from _wrapped(left or text, width, indent, indent)

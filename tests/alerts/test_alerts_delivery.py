@@ -167,7 +167,7 @@ def test_an_address_that_nobody_understands_is_refused_and_not_shown(address):
 
 def test_without_the_library_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "apprise", None)
-    with pytest.raises(AlertError, match=r"pip install 'ampwatch\[notify\]'"):
+    with pytest.raises(AlertError, match=r"pip install -e '.\[notify\]'"):
         open_services(["json://localhost"])
 
 

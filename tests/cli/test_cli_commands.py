@@ -77,17 +77,17 @@ def test_a_healthy_run_is_called_healthy(capsys, tmp_path):
     code, out, err = ampwatch(capsys, "report", write_run(tmp_path))
     assert (code, err) == (0, "")
     assert "HEALTHY" in out
-    assert "Nothing is wrong" in out
+    assert "No problems found" in out
 
 
 def test_a_collapse_is_the_headline_with_its_numbers(capsys, tmp_path):
     path = write_run(tmp_path, accepted=100, skipped=30)
     _, out, _ = ampwatch(capsys, "report", path)
     assert "FAILING" in out
-    assert "AMP103 scale-collapse" in out
-    assert "2^16 to 2^-14" in out
+    assert "scale collapse AMP103" in out
+    assert "from 65,536 (its highest) to 6.1e-5" in out
     assert "step 100" in out
-    assert "30 of 130" in out
+    assert "30 of 30 from here to the end" in out
 
 
 def test_a_run_is_found_by_its_name_in_the_usual_folder(capsys, tmp_path):
@@ -278,7 +278,7 @@ def test_runs_are_listed_with_their_verdicts(capsys, tmp_path):
     assert "healthy" in lines["good"]
     assert "120" in lines["good"]
     assert "failing" in lines["bad"]
-    assert "2^-14" in lines["bad"]
+    assert "6.1e-5" in lines["bad"]
     assert "unreadable" in lines["broken"]
 
 
@@ -391,7 +391,7 @@ def test_watch_prints_plain_lines_where_there_is_no_terminal_and_ends_with_the_r
 ):
     code, out, _ = ampwatch(capsys, "watch", write_run(tmp_path, skipped=30))
     assert code == 0
-    assert "scale 2^-14" in out
+    assert "scale 6.1e-5" in out
     assert "AMP103" in out
 
 

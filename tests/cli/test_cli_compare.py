@@ -32,7 +32,9 @@ def test_runs_that_differ_in_their_rate_imply_where_it_must_end(capsys, tmp_path
     advice = body["learning_rate"]
     assert 0.1 <= advice["low"] < advice["high"] < 4.0  # of the limit, which is below what failed
     assert 0.1 <= advice["recommended"] <= advice["high"]  # to be safe it may lie below all of it
-    assert f"between {advice['low']:.2g} and {advice['high']:.2g}" in out
+    assert (
+        f"{two_digits(advice['low'])} to {two_digits(advice['high'])}, estimated, not tested" in out
+    )
     assert body["figures"]["verdict"] == ["failing", "failing", "healthy"]
 
 
@@ -43,7 +45,7 @@ def test_explain_with_a_run_prints_what_each_sign_adds_for_the_rate(capsys, tmp_
     rows = [line for line in told.splitlines() if line.startswith("  ") and line[2] != " "]
     assert len(rows) > 2
     assert any(": +" in line for line in rows)
-    assert f"{len(rows)} signs were weighed" in " ".join(page.split())
+    assert f"{len(rows)} signals were weighed" in " ".join(page.split())
 
 
 def test_explain_of_one_finding_on_the_rate_shows_what_another_weighed(capsys, tmp_path):

@@ -81,14 +81,14 @@ def test_once_killed_report_json_and_html_say_so(killed, capsys, tmp_path):
     path = killed[0] / "well"
     lines = said(capsys, "report", path).splitlines()
     assert lines[0].startswith("CUT OFF")
-    assert lines[1].strip().startswith("Healthy until it was cut off at step 119.")
+    assert lines[2].startswith("Stopped at step 119 without closing the run")
     body = json.loads(said(capsys, "report", path, "--json"))
     assert (body["verdict"], body["run"]["state"]) == ("cut off", "cut off")
     told = {finding["code"]: finding["summary"] for finding in body["findings"]}
     assert told["AMP902"] == "The run was cut off at step 119."
     said(capsys, "report", path, "--html", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
-    assert "Healthy until it was cut off" in page
+    assert "Stopped at step 119 without closing the run" in page
     assert "--tone:var(--aw-advice)" in page
 
 
@@ -128,7 +128,7 @@ def test_the_band_says_so_and_is_not_green(killed, monkeypatch):
     monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
     shown = verdict_band(OpenRuns().snapshot_of(str(killed[0] / "well")))
     assert "CUT OFF" in shown
-    assert "Healthy until it was cut off at step 119." in shown
+    assert "Stopped at step 119 without closing the run. No problems found until then." in shown
     assert "--aw-healthy" not in shown
 
 

@@ -21,7 +21,7 @@ from ampwatch.follow import State
 @pytest.mark.parametrize(
     ("accepted", "verdict", "first"),
     [(100, "HEALTHY", "Nothing is wrong with this run."),
-     (18, "INCOMPLETE", "Nothing is wrong in 18 steps, too few to judge the learning rate."),
+     (18, "INCOMPLETE", "No problems found in 18 steps, too few to judge the learning rate."),
      (0, "INCOMPLETE", "The record ends before anything could be judged.")],
 )  # fmt: skip
 def test_report_page_and_band_begin_with_the_same_sentence(

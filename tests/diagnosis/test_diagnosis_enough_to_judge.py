@@ -24,7 +24,7 @@ def test_a_run_of_few_steps_with_nothing_found_is_incomplete_and_says_how_few(co
     told = diagnose(scaled_run([False] * count))
     assert told.verdict.value == "incomplete"
     assert told.calm == (
-        f"Nothing is wrong in {count} steps, too few to judge the learning rate; the loss and the "
+        f"No problems found in {count} steps, too few to judge the learning rate; the loss and the "
         "loss scale only."
     )
     assert told.learning_rate.action.value == "unknown"
@@ -33,9 +33,9 @@ def test_a_run_of_few_steps_with_nothing_found_is_incomplete_and_says_how_few(co
 def test_with_more_signals_the_first_sentence_does_not_list_them():
     seen = {"loss": 2.0, "grad_norm": 1.0, "update_norm": 1e-3, "param_norm": 1.0}
     assert diagnose(rows(40, **seen)).calm == (
-        "Nothing is wrong in 40 steps, too few to judge the learning rate."
+        "No problems found in 40 steps, too few to judge the learning rate."
     )
-    assert diagnose(rows(60, **seen)).calm == "Nothing is wrong with this run."
+    assert diagnose(rows(60, **seen)).calm == "No problems found in 60 steps."
 
 
 def test_how_many_steps_are_enough_depends_on_what_they_show():
@@ -50,14 +50,14 @@ def test_how_many_steps_are_enough_depends_on_what_they_show():
 def test_a_healthy_run_of_which_one_signal_is_recorded_is_judged_by_it_only():
     told = diagnose(rows(200, loss=2.0))
     assert told.verdict.value == "healthy"
-    assert told.calm == "Nothing is wrong, judged by the loss only."
+    assert told.calm == "No problems found, judged by the loss only."
 
 
 def test_a_log_of_few_lines_is_judged_by_them_and_says_how_few_they_are():
     told = diagnose(log(10, loss=2.0, lr=1e-3))
     assert told.verdict.value == "healthy"
     assert told.calm == (
-        "Nothing is wrong in 10 lines, too few to judge the learning rate; the loss only."
+        "No problems found in 10 lines, too few to judge the learning rate; the loss only."
     )
 
 
@@ -71,7 +71,7 @@ def test_what_was_found_in_few_steps_stands():
 
 def test_how_a_short_run_ended_is_said_after_how_little_it_shows():
     told = diagnose(scaled_run([False] * 18, clean_end=False))
-    assert told.calm.startswith("Nothing is wrong in 18 steps, too few")
+    assert told.calm.startswith("No problems found in 18 steps, too few")
     assert "no end mark" in told.calm
     assert "no end mark" not in told.while_running().calm
 

@@ -60,9 +60,9 @@ def test_every_signal_has_a_label():
     ("evidence", "text"),
     [
         (Evidence("scale", 812, 2.0**-76, 2.0**16, "established before"),
-         "loss scale at step 812: 2^-76 (established before: 2^16)"),
+         "loss scale at step 812: 1.3e-23 (established before: 65,536)"),
         (Evidence("loss_peak", 209, 790.4, 4.1, "before"),
-         "highest loss from step 209: 790.4 (before: 4.1)"),
+         "highest loss (median of a few steps) from step 209: 790.4 (before: 4.1)"),
         (Evidence("lr_moved", 900, 91.0, 91.0, "skips"),
          "changes of the rate on skipped steps up to step 900: 91 (skips: 91)"),
         (Evidence("act_finite", 7, "false", 65504.0, "largest number of fp16"),
@@ -91,7 +91,7 @@ def test_the_json_says_evidence_in_the_same_words():
     body = json.loads(json.dumps(diagnose(run).to_json()))
     told = [piece for finding in body["findings"] for piece in finding["evidence"]]
     assert any(piece["against_is"] for piece in told)
-    assert any("established before: 2^16" in piece["text"] for piece in told)
+    assert any("established before: 65,536" in piece["text"] for piece in told)
 
 
 def test_information_stands_below_all_that_counts():

@@ -111,7 +111,7 @@ def two_layers(low, high, share=0.9):
 
 def test_two_layers_whose_windows_do_not_meet_are_both_named():
     one = finding(two_layers(2.0**20, 2.0**14), "AMP208")
-    assert "embed needs 2^20" in one.cause
+    assert "embed needs 1,048,576" in one.cause
     assert "head tolerates 2^14" in one.cause
 
 

@@ -51,10 +51,10 @@ def test_an_axis_has_the_unit_that_its_largest_number_is_written_in(count):
 
 @pytest.mark.parametrize(
     ("scale", "text"),
-    [(65536.0, "2^16"), (2.0**-149, "2^-149"), (0.0, "0 (below 2^-149)"), (None, "unknown"),
-     (1000.0, "1000"), (math.nan, "unknown"), (math.inf, "inf")],
+    [(65536.0, "65,536"), (2.0**-149, "1.4e-45"), (0.0, "0"), (None, "unknown"),
+     (1000.0, "1,000"), (math.nan, "unknown"), (math.inf, "inf")],
 )  # fmt: skip
-def test_a_scale_of_zero_says_how_it_came_there(scale, text):
+def test_a_loss_scale_is_written_as_a_program_prints_it(scale, text):
     assert scale_text(scale) == text
 
 

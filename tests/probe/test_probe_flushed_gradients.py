@@ -101,7 +101,7 @@ def test_the_finding_names_the_innermost_layer_and_the_scale_not_the_rate(tmp_pa
     (one,) = [finding for finding in diagnosis.findings if finding.code == "AMP201"]
     assert one.layer in {"0", "1", "2"}
     assert "init_scale" in one.action
-    assert "2^0" in one.action
+    assert "The loss scale is 1." in one.action
     assert diagnosis.learning_rate.action.value == "not-the-cause"
 
 
