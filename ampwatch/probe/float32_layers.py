@@ -147,16 +147,21 @@ def _way_to(model: nn.Module, name: str) -> list[nn.Module] | None:
     if name in {"", ROOT_NAME}:
         return way
     for part in name.split("."):
-        child = way[-1]._modules.get(part)
+        child = _child(way[-1], part)
         if child is None and part in WRAPPER_ATTRIBUTES:
             continue
-        if child is None and (inner := way[-1]._modules.get("module")) is not None:
+        if child is None and (inner := _child(way[-1], "module")) is not None:
             way += wrapping_of(inner)  # a wrapper that is not known by name
-            child = way[-1]._modules.get(part)
+            child = _child(way[-1], part)
         if child is None:
             return None
         way += wrapping_of(child)
     return way
+
+
+def _child(module: nn.Module, name: str) -> nn.Module | None:
+    children = module._modules  # TorchScript's has no `get`
+    return children[name] if name in children else None  # noqa: SIM401
 
 
 def _unknown_text(models: list[tuple[str, nn.Module]], name: str) -> str:

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pack_sequence
 import ampwatch
 from ampwatch.errors import Float32Error
 from ampwatch.probe.models import survey
+from ampwatch.rows import Table
 
 HALF = torch.float16
 
@@ -136,7 +137,7 @@ def test_a_training_with_a_loss_scaler_goes_on_and_the_layer_gets_gradients():
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
         assert model[2].weight.grad.dtype == torch.float32
         return losses
 
@@ -393,6 +394,7 @@ def test_a_compiled_model_runs_the_layer_in_float32_whichever_came_first(first):
     assert output_of(compiled).dtype == HALF
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch ignores it itself
 def test_a_layer_that_was_compiled_in_place_is_compiled_anew():
     torch._dynamo.reset()
     model = net()
@@ -442,23 +444,17 @@ def test_a_watch_sees_the_layer_in_float32(tmp_path):
     ampwatch.run_in_float32(model, "2")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    watch = ampwatch.attach(scaler, model, dir=tmp_path, run="one", endpoint="off")
+    watch = ampwatch.attach(scaler, model, log_dir=tmp_path, run="one", endpoint="off")
     for _ in range(3):
         optimizer.zero_grad()
         scaler.scale(output_of(model).float().sum()).backward()
         scaler.step(optimizer)
         scaler.update()
     watch.close()
-    told = ampwatch.open_run(tmp_path / "one").read(ampwatch_table()).to_pylist()
+    told = ampwatch.open_run(tmp_path / "one").read(Table.LAYERS).to_pylist()
     dtypes = {row["layer"]: row["output_dtype"] for row in told if row.get("output_dtype")}
     assert dtypes["2"] == "float32"
     assert dtypes["0"] == "float16"
-
-
-def ampwatch_table():
-    from ampwatch.rows import Table
-
-    return Table.LAYERS
 
 
 # --- several ranks -------------------------------------------------------------------------------
