@@ -206,9 +206,9 @@ def _align(groups: Sequence[dict[str, Any]], schedulers: Sequence[Any]) -> None:
         if _is_same(base, initial):
             continue
         if any(_explains(one, at, _exact(group.get("lr"))) for one in holders):
-            scale_rates(group, base / initial, names=("initial_lr",))
+            scale_rates(group, base / initial, set(), names=("initial_lr",))
         else:
-            scale_rates(group, base / initial)
+            scale_rates(group, base / initial, set())
 
 
 def _explains(scheduler: Any, at: int, lr: float) -> bool:
@@ -297,22 +297,26 @@ def scale_rates(
     changed: set[int] | None = None,
     names: Sequence[str] = (*RATES, *LISTS),
 ) -> None:
-    """Multiply what a param group, a scheduler or a saved state of one holds under these names."""
-    known = set[int]() if changed is None else changed
+    """Multiply what a param group, a scheduler or a saved state of one holds under these names.
+
+    With `changed`, tensors are multiplied in place, each once: a captured graph reads them, and a
+    schedule may hold a group's own. Without it, new ones take their place.
+    """
     for name in names:
         held = part.get(name)
         if isinstance(held, (list, tuple)):
-            part[name] = type(held)([_times(rate, factor, known) for rate in held])
+            part[name] = type(held)([_times(rate, factor, changed) for rate in held])
         elif held is not None:
-            part[name] = _times(held, factor, known)
+            part[name] = _times(held, factor, changed)
 
 
-def _times(rate: Any, factor: float, changed: set[int]) -> Any:
-    if not isinstance(rate, Tensor):
-        is_number = isinstance(rate, Real) and not isinstance(rate, bool)
-        return rate * factor if is_number else rate
+def _times(rate: Any, factor: float, changed: set[int] | None) -> Any:
+    if isinstance(rate, bool) or not isinstance(rate, (Real, Tensor)):
+        return rate
+    if changed is None or not isinstance(rate, Tensor):
+        return rate * factor
     if id(rate) not in changed:
-        rate.mul_(factor)  # in place: a captured graph reads this very tensor
+        rate.mul_(factor)
         changed.add(id(rate))
     return rate
 
