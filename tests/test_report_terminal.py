@@ -15,7 +15,6 @@ from written_runs import event_columns, more, write_run
 
 from ampwatch import codec, diagnose, open_run, store
 from ampwatch.diagnosis import Action, Advice
-from ampwatch.diagnosis.code_to_paste import rate_lines, with_lines
 from ampwatch.report import print_report
 from ampwatch.report.facts import course_text, facts_of, sparkline
 from ampwatch.report.terminal_report import advised
@@ -38,19 +37,6 @@ def test_colours_and_superscripts_are_for_terminals_only(tmp_path):
     assert "\x1b" not in plain
     assert "2^16 to 2^-14" in plain
     assert "\x1b[" in report_of(path, terminal=True)
-
-
-@pytest.mark.parametrize("width", [40, 60, 80])
-def test_lines_to_paste_are_whole_however_narrow_the_terminal(tmp_path, width):
-    path = write_run(tmp_path, skipped=30)
-    run, file = open_run(path), io.StringIO()
-    diagnosis = diagnose(run)
-    lines = rate_lines(0.06964, 1.0)
-    head = dataclasses.replace(diagnosis.headline, action=with_lines("Paste:", lines))
-    told = dataclasses.replace(diagnosis, findings=(head, *diagnosis.findings[1:]))
-    print_report(Console(file=file, width=width), run.info.name, run, told)
-    assert lines in file.getvalue()
-    compile(lines, "pasted", "exec")
 
 
 def test_of_several_optimizers_and_groups_the_report_says_whose_numbers_it_shows(tmp_path):
@@ -115,11 +101,11 @@ def forward_overflow(tmp_path):
     return path
 
 
-def test_lines_to_paste_stand_at_the_margin_unbroken(tmp_path):
-    lines = report_of(forward_overflow(tmp_path), terminal=False).splitlines()
-    begin = lines.index("layer = model.get_submodule('blocks.1.down').float()")
-    code = lines[begin : lines.index("layer.forward = island") + 1]
-    assert "island" in compile("\n".join(code), "report", "exec").co_names
+def test_the_action_is_a_call_in_words_and_no_code_to_paste(tmp_path):
+    text = report_of(forward_overflow(tmp_path), terminal=False)
+    call = '`ampwatch.run_in_float32(model, "blocks.1.down")`, once, after the model is created.'
+    assert call in " ".join(text.split())
+    assert "def " not in text
 
 
 def test_a_consequence_stands_below_its_cause_and_says_so(tmp_path):

@@ -12,7 +12,7 @@ import difflib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -292,9 +292,13 @@ def _remade(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     return layer
 
 
-@lru_cache(maxsize=None)
+@cache
 def _float32_class(kind: type[Any]) -> type[Any]:
-    told = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    told = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
     return type(kind.__name__, (_RunsInFloat32, kind), told)
 
 
@@ -327,7 +331,9 @@ def undo_float32(layer: nn.Module) -> None:
         layer.__class__ = plain
     if before.forward is not None:
         vars(layer).setdefault("forward", before.forward)
-    dtypes = {id(one): before.dtypes[name] for name, one in _weights(layer) if name in before.dtypes}
+    dtypes = {
+        id(one): before.dtypes[name] for name, one in _weights(layer) if name in before.dtypes
+    }
     for one in layer.parameters():
         if one.grad is not None and id(one) in dtypes:
             dtypes[id(one.grad)] = dtypes[id(one)]

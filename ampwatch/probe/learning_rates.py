@@ -255,9 +255,7 @@ def follow_changes(follower: RateFollower) -> None:
     _followers.add(follower)
 
 
-def multiply_rates(
-    optimizer: Any, factor: float, schedulers: Sequence[Any] | None = None
-) -> None:
+def multiply_rates(optimizer: Any, factor: float, schedulers: Sequence[Any] | None = None) -> None:
     """Multiply all learning rates of the optimizer, and those that its schedulers hold."""
     held = schedulers_of(optimizer) if schedulers is None else schedulers
     changed: set[int] = set()  # a schedule may hold a group's own tensor

@@ -13,7 +13,6 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF
 from ampwatch.diagnosis.value_text import count_text, limit_text, powers, restart_text
@@ -43,7 +42,7 @@ def to_json(diagnosis: Diagnosis | SeveralDiagnoses) -> str:
 def print_report(console: Console, name: str, run: Record, diagnosis: Diagnosis) -> None:
     """Print the report of a run, as this console can show it."""
     text = report_text(name, run, diagnosis, fancy=is_fancy(console))
-    console.print(text, highlight=False, crop=False)  # lines to paste are longer than some screens
+    console.print(text, highlight=False, crop=False)
 
 
 def print_fact(console: Console, label: str, text: str) -> None:
@@ -123,23 +122,13 @@ def _headline(diagnosis: Diagnosis, head: Finding | None, write: Write) -> list[
     if head is None:
         return [Text(write(diagnosis.calm or ""))]
     since = "" if head.first_step is None else f", since step {head.first_step}"
-    words, lines = words_and_lines(head.action)
     seen = "; ".join(evidence_text(piece) for piece in head.evidence[:_MOST_EVIDENCE])
-    rows = [("why", head.cause), *([("seen", seen)] if seen else []), ("do", words)]
-    shown: list[RenderableType] = [
+    rows = [("why", head.cause), *([("seen", seen)] if seen else []), ("do", head.action)]
+    return [
         Text(write(head.summary), "bold"),
         Text(f"{head.code} {head.name}{since}", "dim"),
         Padding(labelled(rows, write), (0, 0, 0, 2)),
     ]
-    if lines:  # flush left and unbroken, or they could not be pasted
-        code = Text(_printable_lines(lines), "cyan", no_wrap=True, overflow="ignore")
-        shown += [Text(), code]
-    return shown
-
-
-def _printable_lines(lines: str) -> str:
-    """Lines of code whose names are data, still on their lines."""
-    return "\n".join(printable(line) for line in lines.split("\n"))
 
 
 def labelled(rows: Sequence[tuple[str, str]], write: Write, width: int = 4) -> Grid:
