@@ -101,8 +101,8 @@ def _models(model: Any) -> list[tuple[str, nn.Module]]:
     if isinstance(model, Mapping):
         pairs = [(str(key), one) for key, one in model.items()]
     else:
-        pairs = list(enumerate(model)) if isinstance(model, (list, tuple)) else []
-        pairs = [(str(at), one) for at, one in pairs]
+        several = model if isinstance(model, (list, tuple)) else ()
+        pairs = [(str(at), one) for at, one in enumerate(several)]
     if not pairs or not all(isinstance(one, nn.Module) for _, one in pairs):
         raise Float32Error(
             f"A {type(model).__name__} is no model: call ampwatch.run_in_float32(model, "
@@ -288,12 +288,13 @@ class _RunsInFloat32:
 def _remade(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """A layer from a pickle or a copy: of its own class first, which has a name to find it by."""
     layer = function(*arguments)
-    layer.__class__ = _float32_class(type(layer))
+    kind: Any = type(layer)
+    layer.__class__ = _float32_class(kind)
     return layer
 
 
 @cache
-def _float32_class(kind: type[Any]) -> type[Any]:
+def _float32_class(kind: Any) -> Any:
     told = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
@@ -314,11 +315,12 @@ def run_layer_in_float32(layer: nn.Module) -> None:
         return
     dtypes = {name: one.dtype for name, one in _weights(layer) if one.dtype in HALF}
     forward = vars(layer).pop("forward", None)
-    if not isinstance(layer, _RunsInFloat32):
-        layer.__class__ = _float32_class(type(layer))
+    kind: Any = type(layer)
+    if not issubclass(kind, _RunsInFloat32):
+        layer.__class__ = _float32_class(kind)
     vars(layer)[_STATE] = _Before(dtypes, forward)
     if dtypes:
-        layer._apply(_float32)
+        _cast(layer, _float32)
 
 
 def undo_float32(layer: nn.Module) -> None:
@@ -338,7 +340,12 @@ def undo_float32(layer: nn.Module) -> None:
         if one.grad is not None and id(one) in dtypes:
             dtypes[id(one.grad)] = dtypes[id(one)]
     if dtypes:
-        layer._apply(lambda one: one.to(dtypes.get(id(one), one.dtype)))
+        _cast(layer, lambda one: one.to(dtypes.get(id(one), one.dtype)))
+
+
+def _cast(layer: Any, cast: Callable[[Tensor], Tensor]) -> None:
+    """Put the cast values into the layer's own parameters, gradients and buffers."""
+    layer._apply(cast)
 
 
 def _weights(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -357,8 +364,8 @@ def full_precision(value: Any) -> Any:
     if not _holds_half(value):
         return value
     if isinstance(value, dict):
-        parts = {key: full_precision(one) for key, one in value.items()}
-        return parts if type(value) is dict else _copied(value, parts)
+        named = {key: full_precision(one) for key, one in value.items()}
+        return named if type(value) is dict else _copied(value, named)
     parts = [full_precision(one) for one in value]
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 

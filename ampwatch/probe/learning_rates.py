@@ -110,12 +110,13 @@ def _wanted(lr: Any) -> float:
             f"The learning rate is a {type(lr).__name__}, not a number: call "
             "ampwatch.set_learning_rate(optimizer, 0.07)."
         )
-    if not (math.isfinite(lr) and lr > 0):
+    wanted = float(lr)
+    if not (math.isfinite(wanted) and wanted > 0):
         raise LearningRateError(
             f"The learning rate {lr} cannot be a peak: give a number above 0. To keep weights as "
             "they are, leave them out of the optimizer."
         )
-    return float(lr)
+    return wanted
 
 
 def _groups_to_change(optimizer: Any) -> list[dict[str, Any]]:
