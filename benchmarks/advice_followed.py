@@ -95,7 +95,7 @@ SENTENCES: Mapping[str, Callable[[str, Mapping[str, Any]], None]] = {
     r"Set the peak learning rate to ([\d.e-]+\d)": _set_peak,
     r"`(ampwatch\.run_in_float32\([^`]+\))`": _call,
     r"Call (\S+\(\w+\)) before clip": _call_before_clipping,
-    r"set the optimizer's eps to ([\d.e-]+\d)": _set_eps,
+    r"set (?:the optimizer's )?eps to ([\d.e-]+\d)": _set_eps,
 }
 
 

@@ -268,6 +268,9 @@ def multiply_rates(optimizer: Any, factor: float, schedulers: Sequence[Any] | No
             _held(one), factor, changed,
             names if isinstance(one, LRScheduler) else (*names, *_OWN_RATES),
         )  # fmt: skip
+    for hook in list(getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()):
+        if isinstance(hook, _NextSteps):
+            hook.steps_left = 0  # of an earlier change
     for follower in list(_followers):
         if _is_one(follower.reference(), optimizer):
             follower.rates_were_multiplied(factor)
@@ -357,9 +360,6 @@ def _follow_next_steps(
     place = getattr(optimizer, "_optimizer_step_pre_hooks", None)
     if place is None:  # a wrapper without hooks
         return
-    for hook in list(place.values()):
-        if isinstance(hook, _NextSteps):
-            hook.steps_left = 0  # of an earlier change
     follower = _NextSteps(optimizer, schedulers, before, after)
     follower.handle = Handle(follower, place, saved=False)
 

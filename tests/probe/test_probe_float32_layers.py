@@ -489,6 +489,19 @@ def test_under_ddp_weights_in_float32_can_run_so_and_half_ones_are_refused(proce
         ampwatch.run_in_float32(halved, "2")
 
 
+def test_fsdp_put_around_it_afterwards_leaves_it_in_float32(process_group):
+    from torch.distributed.fsdp import fully_shard
+
+    model = net()
+    ampwatch.run_in_float32(model, "2")
+    mesh = dist.init_device_mesh("cpu", (1,))
+    fully_shard(model[2], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    output = output_of(model)
+    output.sum().backward()
+    assert output.dtype == torch.float32
+
+
 def test_a_layer_that_fsdp_shards_is_refused(process_group):
     from torch.distributed.fsdp import fully_shard
 

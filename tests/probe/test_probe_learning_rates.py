@@ -347,6 +347,14 @@ def test_neither_a_decay_by_hand_nor_a_schedule_made_later_is_taken_for_one(recw
     assert lrs(later) == near([0.05])
 
 
+def test_a_guard_that_lowers_the_rate_just_after_is_not_taken_for_one(recwarn):
+    optimizer = sgd(1.0)
+    ampwatch.set_learning_rate(optimizer, 0.1)
+    multiply_rates(optimizer, 0.1)
+    walk(optimizer, steps=4)
+    assert [one for one in recwarn if one.category is AmpwatchWarning] == []
+
+
 def test_with_a_hook_of_the_users_behind_it_the_check_stays_and_does_nothing(recwarn):
     optimizer = sgd(1.0)
     ampwatch.set_learning_rate(optimizer, 0.1)
