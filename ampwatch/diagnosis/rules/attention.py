@@ -55,9 +55,8 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
         f"precision in about {drift.steps_left:,.0f} steps.",
         cause=f"{what} {name} have risen by {drift.octaves:.1f} octaves without a break; "
         f"{max(drift.left, 0.0):.1f} octaves remain below 65504.",
-        action="Normalise queries and keys, or run the product and its softmax in float32:\n"
-        "    with torch.autocast(x.device.type, enabled=False):\n"
-        "        scores = q.float() @ k.float().transpose(-2, -1) / q.shape[-1] ** 0.5",
+        action="Normalise queries and keys, or compute their product and its softmax in float32: "
+        "multiply q.float() by k.float() within torch.autocast(device_type, enabled=False).",
         evidence=(
             Evidence(
                 "log2_headroom",
