@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ampwatch.mirrors import mirror as mirror
     from ampwatch.probe import Watch as Watch
     from ampwatch.probe.attach import attach as attach
+    from ampwatch.probe.float32_layers import run_in_float32 as run_in_float32
+    from ampwatch.probe.learning_rates import set_learning_rate as set_learning_rate
     from ampwatch.recovery.restart_plan import plan as plan
     from ampwatch.store import Run as Run
     from ampwatch.store import list_runs as list_runs
@@ -40,6 +42,8 @@ _HOMES = {
     "fleet": "ampwatch.fleet",
     "plan": "ampwatch.recovery.restart_plan",
     "guard": "ampwatch.guarding",
+    "set_learning_rate": "ampwatch.probe.learning_rates",
+    "run_in_float32": "ampwatch.probe.float32_layers",
     "AmpwatchError": "ampwatch.errors",
 }
 
@@ -56,6 +60,8 @@ __all__ = [
     "open_run",
     "plan",
     "publish",
+    "run_in_float32",
+    "set_learning_rate",
     "watch_run",
 ]
 

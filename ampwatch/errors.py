@@ -3,6 +3,8 @@
 AmpwatchError
 ├── AttachError       attach() was given something it cannot watch
 ├── GuardError        guard() was given something it cannot act on
+├── LearningRateError set_learning_rate() was given something it cannot change
+├── Float32Error      run_in_float32() was given a layer that it cannot run so
 ├── RunError          a run cannot be opened, created or written
 │   ├── NotARunError      the path holds no run
 │   ├── FutureRunError    the run was written by a newer ampwatch
@@ -38,6 +40,14 @@ class AttachError(AmpwatchError, TypeError):
 
 class GuardError(AmpwatchError, TypeError):
     """`guard` was called with something it cannot act on; the message names the fix."""
+
+
+class LearningRateError(AmpwatchError, ValueError):
+    """`set_learning_rate` was given something it cannot change; the message names the fix."""
+
+
+class Float32Error(AmpwatchError, ValueError):
+    """`run_in_float32` was given a layer that it cannot run so; the message names the fix."""
 
 
 class RunError(AmpwatchError):

@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import ampwatch  # noqa: E402 - the checkout's own, found above
-from ampwatch.diagnosis.code_to_paste import words_and_lines  # noqa: E402
 from examples.gallery.performing import perform  # noqa: E402
 from examples.gallery.registry import all_cases  # noqa: E402
 from examples.gallery.vocabulary import Case, Stage  # noqa: E402
@@ -44,9 +43,6 @@ _MOST_LETTERS = 3
 # -- following -----------------------------------------------------------------------------------
 
 
-_SCHEDULER = "[getattr(scheduler, 'scheduler', scheduler)]"
-
-
 @dataclass(frozen=True, slots=True)
 class Followed:
     """A stage on which an action is done, word by word, while the same training runs."""
@@ -56,14 +52,12 @@ class Followed:
     optimizers: list[Any] = field(default_factory=list)
 
     def watch(self, scaler: Any, model: Any, **options: Any) -> Any:
-        """The watch, once the lines to paste have run: the model and the optimizer are made."""
-        names = {"torch": torch, "model": model, "scaler": scaler}
+        """The watch, once the actions are done: the model and the optimizer are made."""
+        names = {"torch": torch, "ampwatch": ampwatch, "model": model, "scaler": scaler}
         names["optimizer"] = self.optimizers[-1] if self.optimizers else None
         for action in self.actions:
-            words, lines = words_and_lines(action)
-            exec(lines.replace(_SCHEDULER, "[]"), names)  # these trainings make theirs later
             for sentence, do in SENTENCES.items():
-                if (said := re.search(sentence, words)) is not None:
+                if (said := re.search(sentence, action)) is not None:
                     do(said[1], names)
         return self.stage.watch(scaler, model, **options)
 
@@ -71,6 +65,14 @@ class Followed:
     def name(self) -> str:
         """The run's."""
         return self.stage.name
+
+
+def _set_peak(peak: str, names: Mapping[str, Any]) -> None:
+    ampwatch.set_learning_rate(names["optimizer"], float(peak))  # these make schedulers later
+
+
+def _call(call: str, names: Mapping[str, Any]) -> None:
+    exec(call, dict(names))
 
 
 def _set_eps(value: str, names: Mapping[str, Any]) -> None:
@@ -88,10 +90,12 @@ def _call_before_clipping(call: str, names: Mapping[str, Any]) -> None:
     torch.nn.utils.clip_grad_norm_ = called_first
 
 
-# Actions that are no lines to paste: what they say, and doing it.
+# What actions say, and doing it.
 SENTENCES: Mapping[str, Callable[[str, Mapping[str, Any]], None]] = {
+    r"Set the peak learning rate to ([\d.e-]+\d)": _set_peak,
+    r"`(ampwatch\.run_in_float32\([^`]+\))`": _call,
     r"Call (\S+\(\w+\)) before clip": _call_before_clipping,
-    r"set the optimizer's eps to ([\d.e-]+\d)": _set_eps,
+    r"set (?:the optimizer's )?eps to ([\d.e-]+\d)": _set_eps,
 }
 
 

@@ -58,7 +58,7 @@ def begun(kind: type[Loop], drawn: Plan, rate: float, told: Any) -> tuple[Loop, 
     drawn = replace(drawn, precision=_precision(drawn.precision, told["settings"]))
     loop, saved = kind(drawn, rate), told["checkpoint"]
     for name in told["keep_in_float32"]:
-        keep_in_float32(loop.model.get_submodule(name))
+        ampwatch.run_in_float32(loop.model, name)
     if loop.scaler is not None:
         loop.scaler.load_state_dict(loop.scaler.state_dict() | _scaler_state(told["scaler"]))
     first = saved["step"] if saved else 0
@@ -92,17 +92,6 @@ def _precision(drawn: str, settings: dict[str, str]) -> str:
     if settings.get("autocast") == "off":
         return "fp32"
     return "bf16" if settings.get("autocast") == "bfloat16" and drawn == "fp16" else drawn
-
-
-def keep_in_float32(layer: torch.nn.Module) -> None:
-    """Have a layer compute in float32 under autocast."""
-    forward = layer.forward
-
-    def island(*inputs: torch.Tensor) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            return forward(*(one.float() if one.is_floating_point() else one for one in inputs))
-
-    layer.forward = island
 
 
 def train(loop: Loop, first: int) -> None:

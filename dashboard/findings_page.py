@@ -12,7 +12,7 @@ import open_runs
 import refresh_pace
 import small_charts
 import streamlit as st
-from html_text import rate_text, said, said_lines
+from html_text import said, said_lines
 from open_runs import RunSnapshot
 from problems import guarded
 from step_curves import SCALE
@@ -28,11 +28,10 @@ from ampwatch.diagnosis import (
     conclude,
     evidence_text,
 )
-from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, words_and_lines
 from ampwatch.diagnosis.earlier_runs import with_lesson
+from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.value_text import list_text
 from ampwatch.follow import as_it_stands, lesson_for
-from ampwatch.printable_text import printable
 from ampwatch.recovery.proof import kept_proof
 from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report import html_report
@@ -119,11 +118,8 @@ def finding_html(finding: Finding, *, has_ranks: bool) -> str:
 
 
 def _action_html(action: str) -> str:
-    """What to do about a finding, as HTML; its copy button copies the lines to paste, if any."""
-    words, lines = words_and_lines(action)
-    if not lines:
-        return f"{said(words)} {_copy(words, 'what to do')}"
-    return f"{said(words)} {_to_paste(lines)}"
+    """What to do about a finding, as HTML with a button that copies it."""
+    return f"{said(action)} {_copy(action, 'what to do')}"
 
 
 def _places(finding: Finding, *, has_ranks: bool) -> Iterator[str]:
@@ -155,11 +151,6 @@ def _finding_page(code: str) -> str:
         f'<details data-key="{code}"><summary>About {code}: what it means, how it looks, what it '
         f"is not</summary>{lines}</details>"
     )
-
-
-def _to_paste(lines: str) -> str:
-    code = f'<pre class="aw-code" tabindex="0">{html.escape(lines)}</pre>'
-    return _copy(lines, "the lines to paste") + code
 
 
 def _copy(text: str, what: str) -> str:
@@ -199,9 +190,9 @@ def _evidence_table(evidence: tuple[Evidence, ...]) -> str:
 
 
 def _rate_advice(advice: Advice) -> str:
-    """The advised learning rate on the Findings page as HTML: interval, reason, lines to paste.
+    """The advised learning rate on the Findings page as HTML: interval, reason, what to do.
 
-    Neither interval nor lines after a leap: the rate before it is known, and the finding says what
+    Neither interval nor steps after a leap: the rate before it is known, and the finding says what
     to undo.
     """
     if not is_change(advice) or advice.recommended is None:
@@ -217,39 +208,20 @@ def _rate_advice(advice: Advice) -> str:
     )
     if advice.leapt_at_step is not None:
         return f'<section class="aw-two">{shown}</section>'
+    steps = "".join(f"<li>{said(text)}</li>" for text in _steps(advice))
     return (
         f'<section class="aw-two">{shown}'
-        f'<div><div class="aw-chart-title"><b>To paste</b>{said(_when(advice))}</div>'
-        f"{_to_paste(_lines_to_paste(advice))}</div></section>"
+        f'<div><div class="aw-chart-title"><b>To do</b></div><ol>{steps}</ol></div></section>'
     )
 
 
-def _when(advice: Advice) -> str:
-    step = advice.restart_checkpoint_step
-    if step is not None:
-        return f"after loading the checkpoint of step {step:,}"
-    if advice.restart_from_step:
-        return f"after loading a checkpoint of step {advice.restart_from_step:,} or before"
-    return "before the loop"
-
-
-def _lines_to_paste(advice: Advice) -> str:
-    """Python code that sets the advised rate, to be pasted from the Findings page."""
-    assert advice.recommended is not None
-    assert advice.factor is not None  # a change is advised
-    change = f"{rate_text(advice.current)} -> " if advice.current else ""
-    lines = [
-        f"# learning rate {change}{rate_text(advice.recommended)}",
-        f"# {WHEN_LOADED}",
-        rate_lines(advice.factor, advice.current),
-    ]
-    if advice.besides is not None:
-        lines += [f"# with {printable(advice.besides)}, too"]
+def _steps(advice: Advice) -> Iterator[str]:
+    """What to do about the learning rate, a sentence a step."""
+    yield how_to_change_rate(advice)
     if advice.warmup_steps is not None:
-        lines += [f"# warm up over {advice.warmup_steps:,} steps"]
+        yield f"Warm up over {advice.warmup_steps:,} steps."
     if advice.clip is not None:
-        lines += [
-            "# after scaler.unscale_(optimizer), before scaler.step(optimizer):",
-            f"torch.nn.utils.clip_grad_norm_(model.parameters(), {advice.clip:.3g})",
-        ]
-    return "\n".join(lines)
+        yield (
+            f"Clip the gradient norm at {advice.clip:.2g}, after scaler.unscale_(optimizer) and "
+            "before scaler.step(optimizer)."
+        )

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import math
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-import address
 import numpy as np
 from html_text import age_text, rate_text, said, ticking_age
 from open_runs import RunSnapshot
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
-from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.value_text import go_back_text, limit_text, restart_text, time_text
 from ampwatch.follow import State
 from ampwatch.recovery.proof import sentence_of
@@ -102,23 +98,12 @@ def _chain(diagnosis: Diagnosis, head: Finding) -> str:
 def _what_to_do(run: RunSnapshot, diagnosis: Diagnosis, head: Finding) -> Iterator[str]:
     """What to do, for the band: the learning rate in numbers or words; and the suspected layer."""
     advice = diagnosis.learning_rate
-    yield _advice_line(run, advice) if is_change(advice) else _action_words(run, head)
+    yield _advice_line(run, advice) if is_change(advice) else said(head.action)
     if advice.action in {Action.KEEP, Action.NOT_THE_CAUSE}:
         yield "Learning rate: leave it."
     suspect = diagnosis.suspect
     if suspect is not None:
         yield _suspect_text(diagnosis, suspect)
-
-
-def _action_words(run: RunSnapshot, head: Finding) -> str:
-    """The headline's action in words; a link leads to the lines to paste."""
-    words, lines = words_and_lines(head.action)
-    if not lines:
-        return said(words)
-    page = html.escape(
-        address.link("findings", address.Address(run=Path(run.path).name.rpartition("#")[2]))
-    )
-    return f'{said(words)} <a class="aw-lines" href="{page}" target="_self">The lines to paste</a>'
 
 
 def _advice_line(run: RunSnapshot, advice: Advice) -> str:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ampwatch.diagnosis.code_to_paste import rate_lines
+import ampwatch
 
 BASE, FACTOR, BEFORE, AFTER = 0.5, 0.125, 7, 12
 OF = torch.optim.lr_scheduler
@@ -75,11 +75,8 @@ class Training:
                 self.scheduler.step()
         return used
 
-    def paste(self):
-        lines = rate_lines(FACTOR, BASE)
-        if self.scheduler is None:
-            lines = lines.replace("[getattr(scheduler, 'scheduler', scheduler)]", "[]")
-        exec(lines, {"optimizer": self.optimizer, "scheduler": self.scheduler})
+    def set_rate(self):
+        return ampwatch.set_learning_rate(self.optimizer, BASE * FACTOR, self.scheduler)
 
     def saved(self, folder):
         state = {"optimizer": self.optimizer.state_dict()}

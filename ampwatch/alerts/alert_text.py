@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ampwatch.diagnosis import Diagnosis, Finding, Severity
-from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.value_text import count_text, list_text
 from ampwatch.printable_text import cut, printable
 
@@ -89,7 +88,7 @@ def _paragraph(finding: Finding) -> Iterator[str]:
     if finding.cause:
         yield f"Why: {_cut(finding.cause)}"
     if finding.action:
-        yield f"Do: {_cut(words_and_lines(finding.action)[0])}"
+        yield f"Do: {_cut(finding.action)}"
 
 
 def _cut(text: str) -> str:

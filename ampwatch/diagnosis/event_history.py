@@ -9,7 +9,6 @@ from typing import Any
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.code_to_paste import Root, roots_of
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows, count_for_layer
 from ampwatch.diagnosis.times import Times
@@ -45,7 +44,6 @@ class EventHistory:
     kinds: dict[str, Times] = field(default_factory=dict)
     misuse: dict[str, Event] = field(default_factory=dict)  # the first of each code
     raised: dict[str, Event] = field(default_factory=dict)  # the first with each telling text
-    models: tuple[Root, ...] = ()  # that were given to attach, as far as recorded
     started: Event | None = None  # the latest begin
     optimizers: tuple[Event, ...] = ()  # as first described, a few
     changes: tuple[Event, ...] = ()  # the last few that may make a run jump
@@ -93,7 +91,6 @@ class EventHistory:
         elif event.kind == EventKind.EXCEPTION.value:
             self._take_exception(event)
         elif event.kind == EventKind.STARTED.value:
-            self.models = roots_of(event.detail.get("models")) or self.models
             self.started = event
         elif event.kind == EventKind.OPTIMIZER.value:
             self.optimizers = (*self.optimizers, event)[:_MOST_KEPT]

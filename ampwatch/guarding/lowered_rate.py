@@ -16,8 +16,9 @@ from ampwatch.guarding.caps import Cap
 from ampwatch.guarding.guard_advice import PATIENCE_S, Advice
 from ampwatch.guarding.guard_settings import LOWER, RAISE, Proposed, Settings
 from ampwatch.guarding.joint_decision import Alone, Together
+from ampwatch.probe.learning_rates import number_of
 from ampwatch.probe.loop import Loop
-from ampwatch.probe.optimizers import OptimizerView, groups_of, number_of
+from ampwatch.probe.optimizers import OptimizerView, groups_of
 from ampwatch.probe.run_identity import Ranks
 
 HOLD_STEPS = 200

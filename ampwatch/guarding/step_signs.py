@@ -25,8 +25,9 @@ from ampwatch.guarding.usual_values import (
     usual_inputs,
     usual_norms,
 )
+from ampwatch.probe.learning_rates import number_of
 from ampwatch.probe.norms import NormCapture
-from ampwatch.probe.optimizers import OptimizerView, number_of
+from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.tensor_values import Pack
 

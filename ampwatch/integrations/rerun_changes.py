@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, Change
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_RATES = ("lr", "initial_lr")  # of a group
-_KEPT = ("base_lrs", "_last_lr", "min_lrs")  # of a scheduler
 # Rates that a scheduler is given, not its optimizer.
 _GIVEN = {
     "OneCycleLR": ("max_lr",), "CyclicLR": ("base_lr", "max_lr"), "ReduceLROnPlateau": ("min_lr",),
     "CosineAnnealingLR": ("eta_min",), "CosineAnnealingWarmRestarts": ("eta_min",),
+    "SWALR": ("swa_lr",),
 }  # fmt: skip
 
 
@@ -43,24 +42,26 @@ def _multiply_rates(change: Change) -> None:
     """
     import torch
 
+    from ampwatch.probe.learning_rates import scale_rates
+
     assert isinstance(change.value, float)
     factor, kind = change.value, torch.optim.Optimizer
 
     def added(made: Callable[..., None], self: Any, group: dict[str, Any]) -> None:
         made(self, group)
         change.note_done()
-        _multiply_values(self.param_groups[-1], _RATES, factor)
+        scale_rates(self.param_groups[-1], factor)
 
     def loaded(load: Callable[..., Any], self: Any, state: Mapping[str, Any]) -> None:
         load(self, state)
         for group in self.param_groups:
-            _multiply_values(group, _RATES, factor)
+            scale_rates(group, factor)
 
     def saved(save: Callable[..., Any], self: Any) -> dict[str, Any]:
         state: dict[str, Any] = save(self)
         groups = [dict(group) for group in state["param_groups"]]
         for group in groups:
-            _multiply_values(group, _RATES, 1 / factor)
+            scale_rates(group, 1 / factor)
         return {**state, "param_groups": groups}
 
     _wrap_method(kind, "add_param_group", added)
@@ -72,18 +73,26 @@ def _multiply_rates(change: Change) -> None:
 def _multiply_schedulers(factor: float) -> None:
     from torch.optim import lr_scheduler
 
+    from ampwatch.probe.learning_rates import scale_rates
+
+    within: set[int] = set()  # some call the method of the class that they extend
+
     def loaded(load: Callable[..., Any], self: Any, state: Mapping[str, Any]) -> None:
-        load(self, state)
-        _multiply_values(vars(self), _KEPT, factor)
+        with _outermost(within, self) as is_outermost:
+            load(self, state)
+        if is_outermost:
+            scale_rates(vars(self), factor)
 
     def saved(save: Callable[..., Any], self: Any) -> dict[str, Any]:
-        state = dict(save(self))
-        _multiply_values(state, _KEPT, 1 / factor)
+        with _outermost(within, self) as is_outermost:
+            state = dict(save(self))
+        if is_outermost:
+            scale_rates(state, 1 / factor)
         return state
 
     def made(init: Callable[..., None], self: Any, *given: Any, **named: Any) -> None:
         bound = inspect.signature(init).bind(self, *given, **named)
-        _multiply_values(bound.arguments, _GIVEN[type(self).__name__], factor)
+        scale_rates(bound.arguments, factor, names=_GIVEN[type(self).__name__])
         init(*bound.args, **bound.kwargs)
 
     for name, kind in list(vars(lr_scheduler).items()):
@@ -95,13 +104,16 @@ def _multiply_schedulers(factor: float) -> None:
                 _wrap_method(kind, "__init__", made)
 
 
-def _multiply_values(holder: Any, names: tuple[str, ...], factor: float) -> None:
-    for name in names:
-        if name not in holder:
-            continue
-        told = holder[name]
-        many = isinstance(told, (list, tuple))
-        holder[name] = [one * factor for one in told] if many else told * factor
+@contextlib.contextmanager
+def _outermost(within: set[int], one: object) -> Iterator[bool]:
+    """Whether this is the outermost of nested calls for one object."""
+    is_outermost = id(one) not in within
+    within.add(id(one))
+    try:
+        yield is_outermost
+    finally:
+        if is_outermost:
+            within.discard(id(one))
 
 
 # --- autocast, the scaler, the layer --------------------------------------------------------------
@@ -172,6 +184,7 @@ def _layers_in_float32(change: Change) -> None:
     from torch.nn.modules.module import register_module_forward_pre_hook
 
     from ampwatch.probe import live_watches
+    from ampwatch.probe.float32_layers import run_layer_in_float32
 
     names = str(change.value).split(LAYERS_BY)
 
@@ -181,31 +194,11 @@ def _layers_in_float32(change: Change) -> None:
             if None not in layers:
                 waiting.remove()
                 for layer in filter(None, layers):
-                    _run_in_float32(layer)
+                    run_layer_in_float32(layer)
                 change.note_done()
                 return
 
     waiting = register_module_forward_pre_hook(look)
-
-
-def _run_in_float32(layer: nn.Module) -> None:
-    import torch
-
-    forward = layer.forward
-
-    def full(value: Any) -> Any:
-        half = isinstance(value, torch.Tensor) and value.dtype in (torch.half, torch.bfloat16)
-        return value.float() if half else value
-
-    @functools.wraps(forward)
-    def island(*inputs: Any, **named: Any) -> Any:
-        named = {name: full(value) for name, value in named.items()}
-        device = next(layer.parameters(), torch.empty(0)).device.type
-        with torch.autocast(device, enabled=False):
-            return forward(*map(full, inputs), **named)
-
-    layer.float()
-    layer.forward = island
 
 
 # --- the optimizer, the kernels -------------------------------------------------------------------

@@ -14,7 +14,7 @@ into the training, nothing synchronises a device, and no bit of the training cha
   library_formats
 - rows, on the courier's thread: courier, row_maker, layer_figures, layer_rows,
   exponent_histogram, culprit
-- what a page may ask for: control
+- what the user or a page may ask for: learning_rates, float32_layers, control
 """
 
 from ampwatch.errors import warn

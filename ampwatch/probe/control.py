@@ -26,8 +26,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.probe.current_step import CurrentStep
+from ampwatch.probe.learning_rates import number_of
 from ampwatch.probe.optimizer_turns import Turns
-from ampwatch.probe.optimizers import OptimizerView, groups_of, number_of
+from ampwatch.probe.optimizers import OptimizerView, groups_of
 from ampwatch.probe.records import EventRecord
 from ampwatch.probe.run_identity import Ranks, Store
 from ampwatch.rows import EventKind

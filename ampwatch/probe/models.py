@@ -35,6 +35,8 @@ _WRAPPERS = {
     "OptimizedModule": "_orig_mod",
     "_FabricModule": "_forward_module",
 }
+# What wrappers add to the names of layers.
+WRAPPER_ATTRIBUTES = frozenset({*_WRAPPERS.values(), "_original_module"})
 
 Reference = weakref.ref[nn.Module]
 Shape = tuple[int, ...]
@@ -285,6 +287,11 @@ def unwrap(module: nn.Module) -> tuple[nn.Module, nn.Module | None]:
     """The module inside its wrappers, and the outermost compiled wrapper if there is one."""
     *around, (_, inner) = _layers_of_wrapping(module)
     return inner, next((wrapped for kind, wrapped in around if kind == "OptimizedModule"), None)
+
+
+def wrapping_of(module: nn.Module) -> list[nn.Module]:
+    """The wrappers around a module, outermost first, and last the module inside."""
+    return [one for _, one in _layers_of_wrapping(module)]
 
 
 def _layers_of_wrapping(module: nn.Module) -> list[tuple[str, nn.Module]]:

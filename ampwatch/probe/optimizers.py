@@ -1,47 +1,27 @@
-"""One optimizer as the probe knows it: its parameters, its learning rates, its hook.
-
-Its rates can be changed, in what its schedules have yet to come too. Param groups and schedulers
-keep rates of their own: a change of `lr` alone is undone by the next `scheduler.step()`. The lines
-that a finding's action prints change the same names (`diagnosis.code_to_paste`).
-"""
+"""One optimizer as the probe knows it: its parameters, its learning rates, its hook."""
 
 from __future__ import annotations
 
-import gc
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
 
 from ampwatch.probe.hooks import hook_step_end
+from ampwatch.probe.learning_rates import follow_changes, multiply_rates, number_of
 from ampwatch.probe.norms import GradientMeter
 from ampwatch.probe.tensor_values import is_shard
 from ampwatch.probe.weight_updates import Slices, few_of
 from ampwatch.rows import LR_LEAP
 
-RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "eta_min")
-LISTS = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")
-
 _UNREAD = object()
 
 Leap = tuple[int, float, float]  # of a group's rate: the group, the rate before, the rate now
-
-
-def number_of(value: Any) -> float:
-    """A hyper-parameter as a number; nan where reading it would synchronise a device."""
-    if type(value) is float:
-        return value
-    if isinstance(value, Tensor):
-        return (
-            float(value.item()) if value.device.type == "cpu" and value.numel() == 1 else math.nan
-        )
-    return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 def takes_hooks(optimizer: Any) -> bool:
@@ -78,7 +58,7 @@ class OptimizerView:
         self.lr_bases: list[float] = []  # and its base rate
         self._lr: object = _UNREAD  # the first group's, as the object it was
         self._highest: list[float] = []
-        self.multiplied = 1.0  # what a page or a guard has multiplied the rates by
+        self.multiplied = 1.0  # what the user, a page or a guard has multiplied the rates by
         self._known = positions
         self._detailed = detailed
         self._counts: tuple[int, ...] = ()
@@ -88,6 +68,7 @@ class OptimizerView:
         # Whether it unscales and skips inside its own step.
         self.fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self.follow(optimizer)
+        follow_changes(self)
 
     def is_of(self, optimizer: Any) -> bool:
         """Whether this is the view of that optimizer; its id may have been another's before."""
@@ -169,8 +150,11 @@ class OptimizerView:
         optimizer = self.reference()
         if optimizer is not None:
             multiply_rates(optimizer, factor)
-            self._highest = [rate * factor for rate in self._highest]
-            self.multiplied *= factor
+
+    def rates_were_multiplied(self, factor: float) -> None:
+        """All rates of the optimizer were multiplied, by us or at the user's call."""
+        self._highest = [rate * factor for rate in self._highest]
+        self.multiplied *= factor
 
     @staticmethod
     def _base(group: Mapping[str, Any], highest: float) -> float:
@@ -234,45 +218,7 @@ def matrix_parameters(parameters: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-# -- change the rates ------------------------------------------------------------------------------
-
-
 def groups_of(views: Iterable[OptimizerView]) -> list[dict[str, Any]]:
     """The parameter groups of those optimizers that are still there."""
     optimizers = [view.reference() for view in views]
     return [group for one in optimizers if one is not None for group in one.param_groups]
-
-
-def multiply_rates(optimizer: Any, factor: float) -> None:
-    """Multiply the optimizer's rates by a factor, and those that its schedulers hold."""
-    changed: set[int] = set()  # a schedule may hold a group's own tensor
-    for part in (*optimizer.param_groups, *map(vars, schedulers_of(optimizer))):
-        _multiply(part, factor, changed)
-
-
-def schedulers_of(optimizer: Any) -> list[Any]:
-    """The schedulers that drive this optimizer, chained ones too.
-
-    Torch keeps no list of them, so all objects are searched: a tenth of a second, perhaps, which
-    only a change that somebody asked for is worth.
-    """
-    found = (one for one in gc.get_objects() if issubclass(type(one), LRScheduler))
-    return [one for one in found if vars(one).get("optimizer") is optimizer]
-
-
-def _multiply(part: MutableMapping[str, Any], factor: float, changed: set[int]) -> None:
-    for name in RATES:
-        if isinstance(part.get(name), (int, float, Tensor)):
-            part[name] = _times(part[name], factor, changed)
-    for name in LISTS:
-        if isinstance(part.get(name), (list, tuple)):
-            part[name] = [_times(rate, factor, changed) for rate in part[name]]
-
-
-def _times(rate: Any, factor: float, changed: set[int]) -> Any:
-    if not isinstance(rate, Tensor):
-        return rate * factor
-    if id(rate) not in changed:
-        rate.mul_(factor)  # in place: a captured graph reads this very tensor
-        changed.add(id(rate))
-    return rate

@@ -191,7 +191,7 @@ def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, best: Try | None)
     rates = tuple(rate * advice.factor for rate in _base_rates(run, head))
     said = _scaler(run, saved, head) | said
     return Plan(
-        Next.RESTART, f"{head.summary} Multiply every rate by {advice.factor:.3g}, {how}.", saved,
+        Next.RESTART, f"{head.summary} Lower the learning rate, {how}.", saved,
         factor=advice.factor, base_rates=rates, warmup_steps=advice.warmup_steps,
         watch_for=_watch_for(head), **said,
     )  # fmt: skip
@@ -270,6 +270,14 @@ def _watch_for(head: Finding) -> tuple[str, ...]:
     return tuple(f"{head.code} {head.name}: {text}" for text in told)
 
 
+def _peak_text(factor: float, base_rates: Sequence[float]) -> str:
+    """Which peak to set, as a sentence; the factor where the base rates are not recorded."""
+    if not base_rates:
+        return f"Multiply every learning rate by {factor:.2g}."
+    peak = max(base_rates)
+    return f"Set the peak learning rate to {peak:.2g} (now {peak / factor:.4g})."
+
+
 def sentences_of(plan: Plan) -> Sequence[str]:
     """The plan in words, one sentence per line."""
     saved = plan.checkpoint
@@ -282,9 +290,7 @@ def sentences_of(plan: Plan) -> Sequence[str]:
         where = f", {saved.path}" if saved.path else ""
         found.append(f"From the checkpoint of step {saved.step:,}{where} ({saved.state}).")
     if plan.factor is not None:
-        rates = ", ".join(f"{rate:.3g}" for rate in plan.base_rates)
-        to = f", to {rates}" if rates else ""
-        found.append(f"Multiply every base learning rate by {plan.factor:.3g}{to}.")
+        found.append(_peak_text(plan.factor, plan.base_rates))
     if plan.warmup_steps:
         found.append(f"Warm up for {plan.warmup_steps:,} steps.")
     if plan.clip:
@@ -297,6 +303,6 @@ def sentences_of(plan: Plan) -> Sequence[str]:
         found.append(f"Do not load the scaler's state; begin{scale}.")
     found += [f"Set {name}: {value}." for name, value in plan.settings.items()]
     if plan.keep_in_float32:
-        found.append(f"Keep in float32: {', '.join(plan.keep_in_float32)}.")
+        found.append(f"Run {', '.join(plan.keep_in_float32)} in float32.")
     found += [f"Watch in the first hundred steps: {text}" for text in plan.watch_for]
     return found

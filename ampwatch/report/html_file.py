@@ -23,7 +23,6 @@ from rich.style import Style
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.value_text import powers, short_dtype, shortened, steps_text
 from ampwatch.errors import ReportError
@@ -311,12 +310,7 @@ def _finding(finding: Finding) -> str:
     where = [f"{finding.severity.value}", when, finding.layer and f"layer {finding.layer}"]
     where += [finding.because_of and f"because of {finding.because_of}"]
     told = said(", ".join(part for part in where if part))
-    words, lines = words_and_lines(finding.action)
-    code = "\n".join(html.escape(printable(line)) for line in lines.split("\n"))
-    rows = [
-        ("why", said(finding.cause)),
-        ("do", said(words) + (f"<pre>{code}</pre>" if lines else "")),
-    ]
+    rows = [("why", said(finding.cause)), ("do", said(finding.action))]
     rows += [("evidence", "; ".join(said(evidence_text(piece)) for piece in finding.evidence))]
     return (
         f'<section class="finding"><h3>{finding.code} {said(finding.name)}'

@@ -9,9 +9,9 @@ from hand_built import HandBuiltRun, event_table, follow, step_table
 from rate_shapes import action, course, diverging, falling
 from torch.optim.lr_scheduler import LambdaLR
 
+import ampwatch
 from ampwatch.diagnosis import diagnose
 from ampwatch.diagnosis.causes import link_causes
-from ampwatch.diagnosis.code_to_paste import words_and_lines
 from ampwatch.diagnosis.findings import Finding, Severity
 from ampwatch.diagnosis.learning_rate import rows_of
 from ampwatch.diagnosis.learning_rate.rate_history import COLUMNS
@@ -146,11 +146,11 @@ def test_a_leap_of_the_rate_is_undone_and_nothing_is_multiplied(base):
     changed = (78, "lr-changed", {"from": 0.01, "to": 1.0})
     diagnosis = diagnose(run_of(rows, events=(ADAM, changed)))
     for code in ("AMP306", "AMP301"):
-        words, lines = words_and_lines(finding(diagnosis, code).action)
+        words = finding(diagnosis, code).action
         assert "Go back to 0.01, the rate before step 78: the run had trained at it." in words
         assert "Undo what made the rate 1 there" in words
         assert "Restart from step 7" in words
-        assert lines == ""
+        assert "set_learning_rate" not in words
 
 
 def test_another_change_before_the_trouble_is_not_taken_for_a_leap_of_the_rate():
@@ -194,17 +194,27 @@ def test_weights_that_grew_while_the_loss_fell_to_the_end_are_an_operations_over
     assert advised(np.where(np.arange(good + bad) > 30, loss + 150, loss)) == "lower"
 
 
-def test_the_action_is_a_line_to_paste_that_does_what_the_advice_says():
+def test_the_action_is_the_peak_in_two_digits_and_where_to_restart():
     diagnosis = diagnose(run_of(diverging()))
+    advice, action = diagnosis.learning_rate, finding(diagnosis, "AMP301").action
+    assert f"Restart from step {advice.restart_from_step}" in action
+    assert f"Set the peak learning rate to {advice.recommended:.2g} (now 0.1)." in action
+    assert "\n" not in action
+    assert "set_learning_rate" not in action  # no checkpoint is recorded
+
+
+def test_where_a_checkpoint_is_to_be_loaded_the_call_that_the_action_names_does_what_it_says():
+    saved = (30, "state-saved", {"of": "scaler"})
+    diagnosis = diagnose(run_of(diverging(), (ADAM, saved)))
     action = finding(diagnosis, "AMP301").action
-    _, lines = words_and_lines(action)
+    call = action.rpartition("After loading a checkpoint, call `")[2].removesuffix("`.")
     optimizer = torch.optim.SGD([{"params": [torch.ones(1)]}, {"params": [torch.ones(1)]}], lr=0.1)
     optimizer.param_groups[1]["lr"] = 1.0
-    exec(lines, {"optimizer": optimizer, "scheduler": LambdaLR(optimizer, lambda step: 1.0)})
-    factor = diagnosis.learning_rate.factor
+    scheduler = LambdaLR(optimizer, lambda step: 1.0)
+    exec(call, {"ampwatch": ampwatch, "optimizer": optimizer, "scheduler": scheduler})
+    peak = diagnosis.learning_rate.recommended
     rates = [group["lr"] for group in optimizer.param_groups]
-    assert rates == pytest.approx([0.1 * factor, factor], 1e-2)
-    assert f"Restart from step {diagnosis.learning_rate.restart_from_step}" in action
+    assert rates == pytest.approx([0.1 * peak, peak], rel=0.05)
 
 
 def test_a_saved_checkpoint_is_named_where_there_is_one():

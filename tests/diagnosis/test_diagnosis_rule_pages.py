@@ -60,3 +60,13 @@ def written_looks():
 def test_a_page_prints_the_thresholds_of_its_rule_and_never_repeats_them():
     for name, text in written_looks():
         assert not re.search(r"\d", re.sub(GIVEN, "", text)), (name, text)
+
+
+def test_no_rule_has_a_text_of_several_lines():
+    """An action is sentences: nobody pastes code that they cannot review."""
+    for path in Path(rules.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and id(node) not in docstrings:
+                assert "\n" not in str(node.value), (path.name, node.lineno)

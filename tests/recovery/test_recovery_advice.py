@@ -47,7 +47,7 @@ def test_the_estimate_gives_way_to_the_proved_rate_and_interval():
     assert "0.28" not in advised(advice)
     assert "the limit lies between 0.178 and 0.457" in advice.because
     assert said.findings[0].action == how_to_change_rate(advice)
-    assert "0.178 instead of 1" in said.findings[0].action
+    assert "Set the peak learning rate to 0.18 (now 1)." in said.findings[0].action
     assert set(said.to_json()["learning_rate"]) == set(diagnosis().to_json()["learning_rate"])
 
 
@@ -57,7 +57,10 @@ def test_what_was_kept_with_the_proved_rate_is_said_with_it():
     said = with_proof(diagnosis(), Proof("run", 1.0, 200, (held,), kept=kept))
     assert said.learning_rate.besides == "wide in float32"
     assert "lower to 0.178 (now 1) with wide in float32" in advised(said.learning_rate)
-    assert "0.178 instead of 1, with wide in float32 (paste" in said.findings[0].action
+    assert (
+        "Set the peak learning rate to 0.18 (now 1), with wide in float32."
+        in said.findings[0].action
+    )
 
 
 def test_without_reruns_or_with_reruns_of_other_things_the_estimate_stands():

@@ -239,7 +239,7 @@ def test_the_plan_is_said_in_words(tmp_path):
     run = run_with(tmp_path, [(60, "b.pt")])
     words = "\n".join(sentences_of(plan_of(run, diagnosis(finding("AMP301"), advice=LOWER))))
     assert "From the checkpoint of step 60, b.pt (clean)." in words
-    assert "Multiply every base learning rate by 0.1" in words
+    assert "Set the peak learning rate to " in words
     assert "Warm up for 40 steps." in words
     assert "Clip the gradient norm at 1." in words
 

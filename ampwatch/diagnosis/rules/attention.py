@@ -55,8 +55,8 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
         f"precision in about {drift.steps_left:,.0f} steps.",
         cause=f"{what} {name} have risen by {drift.octaves:.1f} octaves without a break; "
         f"{max(drift.left, 0.0):.1f} octaves remain below 65504.",
-        action="Normalise queries and keys, or run the product and its softmax in float32 "
-        "(`torch.autocast(..., enabled=False)` around them, with `q.float()` and `k.float()`).",
+        action="Normalise queries and keys, or compute their product and its softmax in float32: "
+        "multiply q.float() by k.float() within torch.autocast(device_type, enabled=False).",
         evidence=(
             Evidence(
                 "log2_headroom",

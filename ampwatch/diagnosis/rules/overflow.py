@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.code_to_paste import float32_island, with_lines
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import ROOT, UNDERFLOW_SAMPLES
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows
@@ -232,12 +231,6 @@ def _somewhere(case: Case, times: Times) -> Seen:
     )
 
 
-_ISLAND_USE = (
-    "Paste these lines after the model is created. If the rerun then names another layer, do the "
-    "same for that one."
-)
-
-
 def _forward_action(case: Case, first: LayerOverflows) -> str:
     """What to do about a forward overflow, depending on whether the run had worked before."""
     start, layer = case.scale.first_accepted_step, first.layer
@@ -247,17 +240,23 @@ def _forward_action(case: Case, first: LayerOverflows) -> str:
             "precision, and a fully masked row is nan), exp() without subtracting the "
             "maximum, a product of queries and keys, a division. Compute it in float32."
         )
-    island = float32_island(layer, case.events.models)
+    call = f"`{_float32_call(case, layer)}`, once, after the model is created."
     if start is None or (first.times.first_step or 0) <= start:
-        return with_lines(
-            f"Use bf16, or run {layer} in float32 (paste these lines after the model is created).",
-            island,
-        )
-    return with_lines(
+        return f"Run it in float32: {call} Or use bf16."
+    return (
         f"The run had worked until then: check {_grown(case)} first. If nothing made the "
-        f"activations grow, run {layer} in float32. {_ISLAND_USE}",
-        island,
+        f"activations grow, run {layer} in float32: {call} If the rerun then names another layer, "
+        "do the same for that one."
     )
+
+
+def _float32_call(case: Case, layer: str) -> str:
+    """The call that runs a layer in float32; `models` is what was given to attach, if several."""
+    started = case.events.started
+    given = None if started is None else started.detail.get("models")
+    models = given if isinstance(given, list) else []
+    named = any(isinstance(one, dict) and one.get("prefix") for one in models)
+    return f'ampwatch.run_in_float32({"models" if named else "model"}, "{layer}")'
 
 
 def _healed(case: Case) -> str:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.code_to_paste import with_lines
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.precision_history import LayerPrecision
 from ampwatch.diagnosis.rule import Page, Seen, rule
@@ -71,6 +70,7 @@ def sensitive_layer_quantised(case: Case) -> Iterator[Seen]:
 
 
 _MOST_TOLD = 3
+_MOST_LEFT_OUT = 10  # layers that an action names
 
 
 def _sensitive(layers: Mapping[str, LayerPrecision]) -> dict[str, str]:
@@ -150,31 +150,23 @@ def _format_of(one: LayerPrecision) -> str:
 
 
 def leave_out(layers: Mapping[str, LayerPrecision], names: list[str]) -> str:
-    """The action that leaves layers out of a quantisation, with code for their library."""
+    """The action that leaves layers out of a quantisation, in the words of their library."""
     kinds = {layers[name].kind for name in names}
-    kept = "{" + ", ".join(repr(name) for name in names) + "}"
+    kept = list_text(names, _MOST_LEFT_OUT)
     if any("Float8Linear" in kind for kind in kinds):
-        lines = f"""\
-kept = {kept}  # stay in bf16
-convert_to_float8_training(
-    model,
-    config=config,
-    module_filter_fn=lambda module, name: name not in kept,
-)"""
-    elif any("Linear" in kind and "TE" not in kind for kind in kinds):
-        lines = f"""\
-kept = {kept}  # stay in bf16
-quantize_(
-    model,
-    config,
-    lambda module, name: isinstance(module, torch.nn.Linear) and name not in kept,
-)"""
-    else:
         return (
-            f"Run {list_text(names)} outside the low-precision autocast, or exclude "
-            "them from the recipe by their full names."
+            f"Leave {kept} in bf16: have the module_filter_fn of convert_to_float8_training return "
+            "False for them, by their full names."
         )
-    return with_lines("Exclude from the conversion, by full name:", lines)
+    if any("Linear" in kind and "TE" not in kind for kind in kinds):
+        return (
+            f"Leave {kept} in bf16: have the filter_fn of quantize_ return False for them, by "
+            "their full names."
+        )
+    return (
+        f"Run {kept} outside the low-precision autocast, or exclude them from the recipe by their "
+        "full names."
+    )
 
 
 @rule(

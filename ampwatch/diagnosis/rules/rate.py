@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.code_to_paste import WHEN_LOADED, rate_lines, with_lines
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
@@ -154,9 +153,9 @@ def rate_evidence_lines(case: Case) -> list[str]:
 
 
 def how_to_change_rate(advice: Advice) -> str:
-    """How to change the rate: where to restart, which rate to use, and code to paste.
+    """How to change the rate: where to restart, and which peak to set.
 
-    After a leap there is no code: a checkpoint from before it holds the right rate.
+    After a leap nothing is to be set: a checkpoint from before it holds the right rate.
     """
     assert advice.factor is not None
     where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
@@ -167,14 +166,19 @@ def how_to_change_rate(advice: Advice) -> str:
             f"{back}: the run had trained at it. {restart}Undo what made the rate "
             f"{advice.current:.3g} there: the schedule, or a change by hand."
         )
-    return restart + _paste(advice, advice.factor)
+    return restart + peak_text(advice)
 
 
-def _paste(advice: Advice, factor: float) -> str:
-    lines = rate_lines(factor, advice.current)
+def peak_text(advice: Advice) -> str:
+    """Which peak to set, and how after loading a checkpoint, if one is to be loaded."""
+    assert advice.factor is not None
     if advice.recommended is None:
-        return with_lines(f"Paste {WHEN_LOADED}:", lines)
-    rates = f"{advice.recommended:.3g} instead of {advice.current:.3g}"
-    if advice.besides is not None:
-        rates += f", with {advice.besides}"
-    return with_lines(f"Use a base rate of {rates} (paste {WHEN_LOADED}).", lines)
+        return f"Multiply every learning rate by {advice.factor:.2g}."
+    peak = f"{advice.recommended:.2g}"
+    now = "" if advice.current is None else f" (now {advice.current:.4g})"
+    besides = "" if advice.besides is None else f", with {advice.besides}"
+    text = f"Set the peak learning rate to {peak}{now}{besides}."
+    if advice.restart_checkpoint_step is None:
+        return text
+    call = f"ampwatch.set_learning_rate(optimizer, {peak}, scheduler)"
+    return f"{text} After loading a checkpoint, call `{call}`."
