@@ -33,13 +33,15 @@ from ampwatch.follow import Follower, State, follow, lesson_for
 from ampwatch.recovery.proof import Proof, kept_proof
 from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report.attempts import Attempt, attempts_of
+from ampwatch.report.letter import Letter, letter_of
 from ampwatch.report.settings import whole_settings
 from ampwatch.rows import Table
 from ampwatch.store import Run, RunInfo
 
 T = TypeVar("T")
 
-REMADE_S = 30.0  # earlier runs are over, so what they teach changes only as more are judged
+# What earlier runs teach changes only as more are judged; a letter's numbers grow with the run.
+REMADE_S = 30.0
 
 FRESH_S = 0.4  # younger than this, what another tab saw will do
 MOST_RUNS = 12  # kept open; the one not looked at for longest is let go
@@ -64,6 +66,7 @@ class RunSnapshot:
     _is_judged: bool
     _follower: Follower
     _lesson: KeptLesson
+    _letter: KeptLetter
     layers: RunLayers  # what is kept of the layers' samples
     values: UserValues  # what the user's own code logged
     answers: ControlAnswers  # what the trainer allows a page, and has done
@@ -123,6 +126,14 @@ class RunSnapshot:
             judged = with_lesson(judged, self.lesson())
         return with_proof(judged, self.proof())
 
+    def letter(self) -> Letter | None:
+        """The open run's letter, as `ampwatch report` prints it; None while it is not judged."""
+        diagnosis = self.diagnosis
+        if diagnosis is None:
+            return None
+        letter: Letter = self.once("letter", lambda: self._letter.on(diagnosis))
+        return letter
+
     def proof(self) -> Proof | None:
         """What reruns of the open run have shown."""
         proof: Proof | None = self.once("proof", lambda: kept_proof(Path(self.path)))
@@ -161,6 +172,32 @@ class KeptLesson:
                     self._lesson = lesson_for(run)
                 self._made_s = self._clock()
             return self._lesson
+
+
+class KeptLetter:
+    """The letter on an open run: written anew when the conclusion changes, else now and then."""
+
+    def __init__(self, follower: Follower, clock: Callable[[], float]) -> None:
+        self._follower, self._clock = follower, clock
+        self._lock = threading.Lock()
+        self._letter: Letter | None = None
+        self._conclusion: Hashable = None
+        self._made_s = 0.0
+
+    def on(self, diagnosis: Diagnosis) -> Letter:
+        """The letter on a run as it is judged now."""
+        advice = diagnosis.learning_rate
+        found = ((finding.code, finding.severity, finding.layer) for finding in diagnosis.findings)
+        conclusion: Hashable = (
+            diagnosis.verdict, diagnosis.run.state, advice.action, advice.recommended, *found
+        )  # fmt: skip
+        with self._lock:
+            is_old = self._clock() - self._made_s >= REMADE_S
+            if self._letter is None or is_old or conclusion != self._conclusion:
+                with self._follower.reading() as run:
+                    self._letter = letter_of(run.info.name, run, diagnosis)
+                self._conclusion, self._made_s = conclusion, self._clock()
+            return self._letter
 
 
 class OpenRuns:
@@ -223,6 +260,7 @@ class _OpenRun:
         self._values = UserValues(self._follower, None)
         self._answers = ControlAnswers(self._follower)
         self._lesson = KeptLesson(self._follower, clock)
+        self._letter = KeptLetter(self._follower, clock)
         self._loading: Future[StepCurvesReader | RankCurvesReader] | None = None
         self._seen: RunSnapshot | None = None
         self._seen_at = 0.0
@@ -263,6 +301,7 @@ class _OpenRun:
             _is_judged=is_judged,
             _follower=self._follower,
             _lesson=self._lesson,
+            _letter=self._letter,
             layers=self._layers,
             values=self._values,
             answers=self._answers,

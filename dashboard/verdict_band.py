@@ -1,29 +1,29 @@
-"""The band at the top of a run: the verdict, what broke, since when, and what to do."""
+"""The band at the top of a run: the verdict, what broke, what to do and how sure that is."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator
 
 import numpy as np
-from html_text import age_text, rate_text, said, ticking_age
+from html_text import age_text, said, ticking_age
 from open_runs import RunSnapshot
 
-from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
-from ampwatch.diagnosis.value_text import go_back_text, limit_text, restart_text, time_text
+from ampwatch.diagnosis import Diagnosis, Finding, Severity
+from ampwatch.diagnosis.value_text import time_text
 from ampwatch.follow import State
 from ampwatch.recovery.proof import sentence_of
-from ampwatch.report.overview_chart import is_change
+from ampwatch.report.letter import Letter
+from ampwatch.report.letter_facts import Fact, Sentence
 from ampwatch.report.painter import VERDICT_COLOR
 
 YET = "Nothing can be judged yet."
 _STALL_S, _STALL_STEPS = 10.0, 20  # a step that takes longer than both is reported
 _STEPS_ASKED = 200
+_MOST_SURE = 2  # sentences on how sure the conclusion is
 
 
 def verdict_band(run: RunSnapshot) -> str:
-    """The band at the top of a run as HTML: verdict, headline, since when, and what to do."""
+    """The band at the top of a run as HTML: verdict, what broke, what to do, how sure."""
     diagnosis = run.diagnosis
     if diagnosis is None:
         return _band("incomplete", "READING", f"{len(run.curves):,} steps are being judged.", "")
@@ -33,18 +33,37 @@ def verdict_band(run: RunSnapshot) -> str:
         calm = YET if run.is_live and nothing else diagnosis.calm or ""
         state = _state(run, says_why=verdict != "cut off")
         return _band(verdict, verdict.upper(), said(calm), f'<span class="aw-where">{state}</span>')
-    since = "" if head.first_step is None else f"since step {head.first_step:,} · "
-    where = f'<span class="aw-where">{since}{said(_chain(diagnosis, head))} · {_state(run)}</span>'
-    body = (
-        f'<div class="aw-head" role="heading" aria-level="2">{said(head.summary)}</div>'
-        f'<div class="aw-do">{" &ensp;".join(_what_to_do(run, diagnosis, head))}</div>'
-    )
+    where = f'<span class="aw-where">{said(_chain(diagnosis, head))} · {_state(run)}</span>'
+    letter = run.letter()
+    body = "" if letter is None else _of_letter(letter)
+    suspect = diagnosis.suspect
+    if suspect is not None:
+        body += f'<div class="aw-do">{_suspect_text(diagnosis, suspect)}</div>'
     proof = run.proof()
     if proof is not None:
         body += f'<div class="aw-do">{said(sentence_of(proof))}</div>'
     also = _other_findings(diagnosis, head)
     body += f'<div class="aw-also">{said(also)}</div>' if also else ""
     return _band(verdict, verdict.upper(), where, body)
+
+
+def _of_letter(letter: Letter) -> str:
+    """The letter's title, what happened, what to do and how sure that is, as HTML."""
+    opening = "".join(f'<div class="aw-do">{_sentence(one)}</div>' for one in letter.opening)
+    steps = "".join(f"<li>{_sentence(one)}</li>" for one in letter.to_do)
+    sure = " ".join(_sentence(one) for one in letter.how_sure[:_MOST_SURE])
+    return (
+        f'<div class="aw-head" role="heading" aria-level="2">{said(letter.title)}</div>{opening}'
+        f'<ol class="aw-do aw-steps">{steps}</ol><div class="aw-also">{sure}</div>'
+    )
+
+
+def _sentence(sentence: Sentence) -> str:
+    """A sentence as HTML, its numbers in bold."""
+    return "".join(
+        f"<b>{said(part.text)}</b>" if isinstance(part, Fact) else said(str(part))
+        for part in sentence.parts
+    )
 
 
 def _band(verdict: str, word: str, where: str, body: str) -> str:
@@ -76,7 +95,7 @@ def _freshness(run: RunSnapshot, *, says_why: bool) -> str:
         return f"live, {ticking_age(age)} ago"
     if run.state is State.ENDED:
         return f"ended {age_text(age)} ago"
-    why = ": no end mark, and nobody writes it any more" if says_why else ""
+    why = ": its process was killed or crashed, or its machine was lost" if says_why else ""
     return f"cut off {age_text(age)} ago{why}"
 
 
@@ -93,38 +112,6 @@ def _chain(diagnosis: Diagnosis, head: Finding) -> str:
         if f.because_of == head.code and f.severity is not Severity.INFO
     ]  # fmt: skip
     return " → ".join([f"{head.code} {head.name}", *follows[:1]])
-
-
-def _what_to_do(run: RunSnapshot, diagnosis: Diagnosis, head: Finding) -> Iterator[str]:
-    """What to do, for the band: the learning rate in numbers or words; and the suspected layer."""
-    advice = diagnosis.learning_rate
-    yield _advice_line(run, advice) if is_change(advice) else said(head.action)
-    if advice.action in {Action.KEEP, Action.NOT_THE_CAUSE}:
-        yield "Learning rate: leave it."
-    suspect = diagnosis.suspect
-    if suspect is not None:
-        yield _suspect_text(diagnosis, suspect)
-
-
-def _advice_line(run: RunSnapshot, advice: Advice) -> str:
-    """The band's advice in numbers: where to restart, with which learning rate."""
-    assert advice.recommended is not None
-    where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
-    if advice.leapt_at_step is not None:
-        assert advice.current is not None  # the rate of the leap
-        back = go_back_text(f"<b>lr = {rate_text(advice.recommended)}</b>", advice.leapt_at_step)
-        undo = f"undo what made it {rate_text(advice.current)} there"
-        return f"{back}: the run had trained at it. {said(where or 'Restart')}, and {undo}."
-    text = f"{said(where or 'Restart')} with "
-    rate, _ = run.curves.latest("lr")
-    is_base = bool(rate and advice.current and not math.isclose(rate, advice.current, rel_tol=1e-3))
-    text += f"<b>{'base lr' if is_base else 'lr'} = {rate_text(advice.recommended)}</b>"
-    text += "" if advice.besides is None else f" and {said(advice.besides)}"
-    known = [] if advice.current is None else [f"now {rate_text(advice.current)}"]
-    is_estimated = advice.proved_steps is None  # what reruns have shown stands below
-    if advice.low is not None and advice.high is not None and is_estimated:
-        known.append(limit_text(advice.low, advice.high))
-    return f"{text} ({'; '.join(known)})." if known else f"{text}."
 
 
 def _suspect_text(diagnosis: Diagnosis, suspect: Finding) -> str:

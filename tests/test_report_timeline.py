@@ -105,7 +105,8 @@ def test_skips_in_a_row_are_one_line_with_the_scales_and_the_layer():
     one, other = told(events, skips=[10, 11, 12, 50]).entries
     assert (one.first, one.last, one.count) == (10, 12, 3)
     assert one.words == (
-        "3 steps in a row were skipped, at a loss scale of 65,536 down to 16,384, traced to layer a.b"
+        "3 steps in a row were skipped, at a loss scale of 65,536 down to 16,384, "
+        "traced to layer a.b"
     )
     assert (other.first, other.words) == (50, "the step was skipped")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ampwatch.diagnosis import Diagnosis, Finding, Severity
+from ampwatch.diagnosis.finding_titles import title_of
 from ampwatch.diagnosis.value_text import count_text, list_text
 from ampwatch.printable_text import cut, printable
 
@@ -31,7 +32,7 @@ def alert_of(name: str, place: str, diagnosis: Diagnosis, fresh: Sequence[Findin
     """The alert that reports these findings of a run; `place` is the run's folder."""
     first = fresh[0]
     more = f" (and {len(fresh) - 1} more)" if len(fresh) > 1 else ""
-    title = f"ampwatch: {name} is {diagnosis.verdict.value}: {first.summary}{more}"
+    title = f"ampwatch: {name} is {diagnosis.verdict.value}: {title_of(first)}{more}"
     parts = ["\n".join(_paragraph(first))]
     for at, finding in enumerate(fresh[1:], start=1):
         part = "\n".join(_paragraph(finding))
@@ -83,7 +84,8 @@ def _paragraph(finding: Finding) -> Iterator[str]:
     where = "" if finding.first_step is None else f", since step {finding.first_step:,}"
     layer = f", layer {finding.layer}" if finding.layer else ""
     because = f", because of {finding.because_of}" if finding.because_of else ""
-    yield _line(f"{finding.severity.value} {finding.code} {finding.name}{where}{layer}{because}")
+    head = f"{finding.severity.value}: {title_of(finding)} ({finding.code} {finding.name}"
+    yield _line(f"{head}{where}{layer}{because})")
     yield _cut(finding.summary)
     if finding.cause:
         yield f"Why: {_cut(finding.cause)}"

@@ -117,15 +117,6 @@ def go_back_text(rate: str, step: int) -> str:
     return f"Go back to {rate}, the rate before step {step:,}"
 
 
-def restart_text(checkpoint_step: int | None, step: int | None) -> str | None:
-    """Words on where to restart: a checkpoint if one is known; None if nothing is."""
-    if checkpoint_step is not None:
-        return f"Restart from the checkpoint of step {checkpoint_step:,}"
-    if step is None:
-        return None
-    return f"Restart from step {step:,} or before" if step else "Start over"
-
-
 def list_text(names: Sequence[str], limit: int = 3) -> str:
     """A list in words: a few names, and how many more there are."""
     shown = ", ".join(names[:limit])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from ampwatch.diagnosis import Action, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.column_arrays import integers
 from ampwatch.diagnosis.evidence_text import evidence_text
+from ampwatch.diagnosis.finding_titles import title_of
 from ampwatch.diagnosis.findings import CUT_OFF, LIVE
 from ampwatch.follow import diagnose
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, ROOT
@@ -69,6 +70,7 @@ class Plan:
     keep_in_float32: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)  # to switch for the whole run
     watch_for: tuple[str, ...] = field(default=())
+    sees_saves: bool = True  # whether the record could show a checkpoint
 
     @property
     def exit_code(self) -> int:
@@ -125,11 +127,13 @@ def plan_of(run: Run, diagnosis: Diagnosis, proof: Proof | None = None) -> Plan:
     if head is None or diagnosis.worst() is not Severity.ERROR:
         return _without_error(run, diagnosis)
     cured = _cure(run, diagnosis, head, proof)
+    if cured is not None and run.info.source != "ampwatch":
+        cured = replace(cured, sees_saves=False)
     if cured is None:
-        return Plan(Next.STOP, f"{head.summary} No launcher can mend that: {head.action}")
+        return Plan(Next.STOP, f"{title_of(head)}. No launcher can mend that: {head.action}")
     restarts = len(attempts_of(run, min(run.ranks, default=0), goes_on=False)) - 1
     if restarts >= MOST_RESTARTS:
-        why = f"{head.summary} The run was started again {restarts} times: a person must look."
+        why = f"{title_of(head)}. The run was started again {restarts} times: a person must look."
         return Plan(Next.STOP, why)
     return cured
 
@@ -163,12 +167,12 @@ def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) ->
     saved = restart_place(run, diagnosis).checkpoint
     watch_for = _watch_for(head)
     if head.code == _OUTPUT_LEAVES_FORMAT and head.layer and head.layer != ROOT:
-        because = f"{head.summary} Run {head.layer} in float32."
+        because = f"{title_of(head)}. Run {head.layer} in float32."
         return Plan(Next.RESTART, because, saved, keep_in_float32=(head.layer,),
                     watch_for=watch_for, **_scaler(run, saved, head))  # fmt: skip
     batches = _bad_batches(diagnosis)
     if batches and (head.code in _BAD_BATCH or head.because_of in _BAD_BATCH):
-        because = f"{head.summary} Leave these batches out."
+        because = f"{title_of(head)}. Leave these batches out."
         return Plan(Next.RESTART, because, saved, skip_steps=batches,
                     watch_for=watch_for, **_scaler(run, saved, head))  # fmt: skip
     return None
@@ -191,7 +195,7 @@ def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, best: Try | None)
     rates = tuple(rate * advice.factor for rate in _base_rates(run, head))
     said = _scaler(run, saved, head) | said
     return Plan(
-        Next.RESTART, f"{head.summary} Lower the learning rate, {how}.", saved,
+        Next.RESTART, f"{title_of(head)}. Lower the learning rate, {how}.", saved,
         factor=advice.factor, base_rates=rates, warmup_steps=advice.warmup_steps,
         watch_for=_watch_for(head), **said,
     )  # fmt: skip
@@ -218,8 +222,8 @@ def _as_proved(run: Run, diagnosis: Diagnosis, head: Finding, best: Try) -> Plan
     saved = restart_place(run, diagnosis).checkpoint
     said = _scaler(run, saved, head) | SAID_BY_PLAN[best.change](best.value)
     because = (
-        f"{head.summary} A rerun of {best.steps:,} steps has proved that the trouble is gone with "
-        f"{words_of(best)}."
+        f"{title_of(head)}. A rerun of {best.steps:,} steps has proved that the trouble is gone "
+        f"with {words_of(best)}."
     )
     return Plan(Next.RESTART, because, saved, watch_for=_watch_for(head), **said)
 
@@ -266,8 +270,9 @@ def _bad_batches(diagnosis: Diagnosis) -> tuple[tuple[int, int], ...]:
 
 
 def _watch_for(head: Finding) -> tuple[str, ...]:
-    told = (evidence_text(piece) for piece in head.evidence[:_MOST_TO_WATCH])
-    return tuple(f"{head.code} {head.name}: {text}" for text in told)
+    """The numbers that showed the trouble, with what they were."""
+    numbers = [piece for piece in head.evidence if isinstance(piece.value, float)]
+    return tuple(evidence_text(piece) for piece in numbers[:_MOST_TO_WATCH])
 
 
 def _peak_text(factor: float, base_rates: Sequence[float]) -> str:
@@ -278,6 +283,12 @@ def _peak_text(factor: float, base_rates: Sequence[float]) -> str:
     return f"Set the peak learning rate to {peak:.2g} (now {peak / factor:.4g})."
 
 
+_NO_CHECKPOINT = {
+    True: "Start over: no clean checkpoint is recorded before the trouble.",
+    False: "From a checkpoint saved before the trouble; a log shows none.",
+}
+
+
 def sentences_of(plan: Plan) -> Sequence[str]:
     """The plan in words, one sentence per line."""
     saved = plan.checkpoint
@@ -285,7 +296,7 @@ def sentences_of(plan: Plan) -> Sequence[str]:
     if plan.action is not Next.RESTART:
         return found
     if saved is None:
-        found.append("From the beginning: no clean checkpoint is recorded before the trouble.")
+        found.append(_NO_CHECKPOINT[plan.sees_saves])
     else:
         where = f", {saved.path}" if saved.path else ""
         found.append(f"From the checkpoint of step {saved.step:,}{where} ({saved.state}).")
@@ -304,5 +315,7 @@ def sentences_of(plan: Plan) -> Sequence[str]:
     found += [f"Set {name}: {value}." for name, value in plan.settings.items()]
     if plan.keep_in_float32:
         found.append(f"Run {', '.join(plan.keep_in_float32)} in float32.")
-    found += [f"Watch in the first hundred steps: {text}" for text in plan.watch_for]
+    found += [
+        f"Watch in the first 100 steps; in the failed run: {text}." for text in plan.watch_for
+    ]
     return found

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis import Action, Diagnosis, Finding, Verdict
 from ampwatch.diagnosis.evidence_text import label_of
+from ampwatch.diagnosis.finding_titles import title_of
 from ampwatch.diagnosis.findings import CALM, CUT_OFF
 from ampwatch.diagnosis.value_text import short_dtype
 from ampwatch.report.fact_reader import FactReader, optimizer_of
 from ampwatch.report.facts import ruled_out
-from ampwatch.report.finding_titles import title_of
 from ampwatch.report.happenings import (
     Course,
     Happening,
@@ -183,19 +183,23 @@ def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
     word = " step" if steps.value == 1 else " steps"
     last = reader.last_step
     if not steps.value:
-        yield Sentence.of("The record has no steps yet, so nothing can be judged.")
+        yield Sentence.of("The record ends before anything could be judged.")
     elif diagnosis.verdict is Verdict.INCOMPLETE and diagnosis.little_seen is None:
         yield Sentence.of(
-            "The record ends before anything could be judged: ", steps, word, _skips_of_all(reader)
+            "The record ends before anything could be judged. It has ",
+            steps,
+            word,
+            _skips_of_all(reader),
         )
     elif diagnosis.verdict is Verdict.CUT_OFF and last is not None:
         at = reader.step_fact(Reading.LAST_STEP, last, "step", Holds.PRESENT)
         yield Sentence.of(
-            "Stopped at step ", at, " without closing the run (killed, crashed, or the machine was "
-            "lost). No problems found until then.",
+            "Stopped at step ", at, " without closing the run. No problems found until then.",
         )  # fmt: skip
     elif diagnosis.verdict is Verdict.INCOMPLETE:
-        yield Sentence.of("No problems found in ", steps, f"{word}, too few to judge.")
+        yield Sentence.of(
+            "No problems found in ", steps, f"{word}, too few to judge the learning rate."
+        )
     else:
         yield Sentence.of("No problems found in ", steps, f"{word}.")
 

@@ -88,7 +88,9 @@ def _is_cut_off(diagnosis: Diagnosis) -> bool:
 def _resume(place: RestartPlace) -> Iterator[Sentence]:
     if place.checkpoint is not None:
         yield Sentence.of("Resume from the checkpoint of step ", *_saved(place), ".")
-    yield Sentence.of("Look in the system's log for what ended the process.")
+    yield Sentence.of(
+        "Look in the system's log: the process was killed or crashed, or its machine lost."
+    )
 
 
 def _peak(advice: Advice) -> tuple[str, Fact, str, Fact, str]:

@@ -11,6 +11,7 @@ from test_cli_together import train
 from written_runs import step_columns, write_run
 
 from ampwatch import cli, codec, store
+from ampwatch.diagnosis.value_text import two_digits
 from ampwatch.report.comparison_text import letter
 from ampwatch.rows import Table
 

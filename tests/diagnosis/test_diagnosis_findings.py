@@ -13,7 +13,6 @@ from ampwatch.diagnosis.findings import Finding, FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.rule import Seen
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.value_text import restart_text
 
 CALM = HandBuiltRun(step_table(skipped=[False] * 40, scale=[2.0**16] * 40))
 
@@ -69,20 +68,6 @@ def test_the_suspect_is_the_headlines_layer_or_that_of_its_own_consequence():
     assert suspect(head, other, effect) == "a"
     assert suspect(head, other) is None
     assert suspect() is None
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "step", "text"),
-    [
-        (1200, 1250, "Restart from the checkpoint of step 1,200"),
-        (None, 1250, "Restart from step 1,250 or before"),
-        (None, 0, "Start over"),
-        (0, 0, "Restart from the checkpoint of step 0"),
-        (None, None, None),
-    ],
-)
-def test_nobody_is_told_to_restart_before_the_first_step(checkpoint, step, text):
-    assert restart_text(checkpoint, step) == text
 
 
 def test_what_a_record_shows_is_told_by_its_rows_and_not_by_who_wrote_them():

@@ -11,7 +11,7 @@ from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
 from ampwatch.diagnosis.learning_rate.onset import CLIMB, Onset
 from ampwatch.diagnosis.rule import FROM_THE_FIRST_SKIP, MIXED, Page, Seen, Ties, codes, rule
-from ampwatch.diagnosis.value_text import go_back_text, restart_text
+from ampwatch.diagnosis.value_text import go_back_text
 
 
 @rule(
@@ -74,7 +74,7 @@ def warmup_too_steep(case: Case) -> Iterator[Seen]:
     if advice.action is Action.LOWER and seen.warmup is not None and onset is not None:
         severity = Severity.ERROR if onset.collapsed else Severity.WARNING
         rate = f"{seen.warmup.rate:.3g}"
-        summary = f"The warm-up is too steep: trouble began at a rate of {rate}, still rising."
+        summary = f"The learning rate became too high in the warm-up, when it had reached {rate}."
         yield _seen(seen, onset, advice, severity, summary)
 
 
@@ -153,20 +153,18 @@ def rate_evidence_lines(case: Case) -> list[str]:
 
 
 def how_to_change_rate(advice: Advice) -> str:
-    """How to change the rate: where to restart, and which peak to set.
+    """Which peak to set; where to restart is said once for all findings (`report.restart_place`).
 
     After a leap nothing is to be set: a checkpoint from before it holds the right rate.
     """
     assert advice.factor is not None
-    where = restart_text(advice.restart_checkpoint_step, advice.restart_from_step)
-    restart = "" if where is None else f"{where}. "
     if advice.leapt_at_step is not None:
         back = go_back_text(f"{advice.recommended:.3g}", advice.leapt_at_step)
         return (
-            f"{back}: the run had trained at it. {restart}Undo what made the rate "
+            f"{back}: the run had trained at it. Undo what made the learning rate "
             f"{advice.current:.3g} there: the schedule, or a change by hand."
         )
-    return restart + peak_text(advice)
+    return peak_text(advice)
 
 
 def peak_text(advice: Advice) -> str:

@@ -6,7 +6,7 @@ that do not.
 
 from __future__ import annotations
 
-from ampwatch.diagnosis import Finding, Severity
+from ampwatch.diagnosis.findings import Finding, Severity
 
 TITLES = {
     "AMP101": "The loss scale is still being found",
