@@ -82,7 +82,7 @@ def test_the_changelog_has_a_section_for_what_comes():
 
 def test_every_link_in_the_readme_leads_somewhere():
     text = (ROOT / "README.md").read_text("utf-8")
-    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+    for target in re.findall(r"\]\((?!https?:|#)([^)]+)\)", text):
         assert (ROOT / target).exists(), target
 
 

@@ -14,6 +14,7 @@ from written_runs import write_run
 from ampwatch import diagnose, open_run
 from ampwatch.diagnosis import Severity
 from ampwatch.follow import State
+from ampwatch.report.letter import letter_of
 from ampwatch.report.overview_chart import Shown, marks_of
 from ampwatch.report.painter import FOLDER, PALETTE, SEVERITY_COLOR, bundled, line_style
 from ampwatch.report.painter.message import pack
@@ -105,7 +106,7 @@ def test_every_code_on_the_chart_has_its_words_in_the_band(tmp_path):
     look = types.SimpleNamespace(
         diagnosis=diagnosis, is_live=False, state=State.ENDED, info=run.info,
         last_time_ns=run.last_time_ns, path=str(tmp_path), curves=types.SimpleNamespace(),
-        proof=lambda: None,
+        proof=lambda: None, letter=lambda: letter_of("x", run, diagnosis),
     )  # fmt: skip
     shown = verdict_band(look)
     assert [mark.label for mark in marks] == [

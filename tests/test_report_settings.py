@@ -129,12 +129,12 @@ def test_the_report_says_what_changed_since_the_last_run_beside_it(tmp_path, cap
     second = write_run(tmp_path, "train-2", age_s=3000, config={"lr": 0.3, **long})
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
-    assert cli.run(["report", str(second)]) == 0
+    assert cli.run(["report", str(second), "--all"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "changed since train-1: config.lr 0.1 to 0.3, config.k0 0 added, " in said
     assert "and 6 more" in said
     third = write_run(tmp_path, "train-3", age_s=1000, config={"lr": 0.3, **long})
-    assert cli.run(["report", str(third)]) == 0
+    assert cli.run(["report", str(third), "--all"]) == 0
     assert "changed since train-2: nothing in the settings" in " ".join(
         capsys.readouterr().out.split()
     )

@@ -163,7 +163,7 @@ def letter_html(letter: Letter) -> str:
 
 
 def _code(codes: Sequence[str]) -> str:
-    return f'<span class="dim">{" ".join(codes)}</span>'
+    return f'<span class="dim">({" ".join(codes)})</span>'
 
 
 def _part_html(part: Part) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity, Verdict
@@ -97,16 +98,24 @@ def _peak(advice: Advice) -> tuple[str, Fact, str, Fact, str]:
     assert advice.recommended is not None
     assert advice.current is not None
     return (
-        "peak learning rate of ", estimate("recommended", advice.recommended),
+        "peak learning rate of ", _advised_rate(advice),
         " (now ", present_rate(advice.current), ")",
     )  # fmt: skip
+
+
+def _advised_rate(advice: Advice) -> Fact:
+    """The advised learning rate; one that reruns have tested with the digits that they ran with."""
+    assert advice.recommended is not None
+    if advice.proved_steps is None:
+        return estimate("recommended", advice.recommended)
+    return replace(present_rate(advice.recommended), column="recommended")
 
 
 def _lower(name: str, run: Record, diagnosis: Diagnosis, place: RestartPlace) -> Iterator[Sentence]:
     """Where to restart, with which learning rate, by which command or call."""
     advice = diagnosis.learning_rate
     assert advice.recommended is not None
-    rate = estimate("recommended", advice.recommended)
+    rate = _advised_rate(advice)
     if advice.leapt_at_step is not None:
         leap = estimated_step("leapt_at_step", advice.leapt_at_step)
         yield Sentence.of(

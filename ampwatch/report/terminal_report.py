@@ -154,12 +154,19 @@ def advice_rows(run: Record, diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "loss scaler", settings.text
 
 
+def _advised_text(advice: Advice) -> str:
+    assert advice.recommended is not None
+    if advice.proved_steps is None:
+        return two_digits(advice.recommended)
+    return f"{advice.recommended:.3g}"
+
+
 def advised(advice: Advice) -> str:
     """The words for the action and the learning rate, as far as known."""
     action = advice.action.value.replace("-", " ")
     parts = [action]
     if advice.recommended is not None and advice.current is not None:
-        now, then = f"{advice.current:.4g}", two_digits(advice.recommended)
+        now, then = f"{advice.current:.4g}", _advised_text(advice)
         then = now if advice.current == advice.recommended else then
         parts[0] = f"{action} at {now}" if now == then else f"{action} to {then} (now {now}"
         is_estimated = advice.proved_steps is None  # what reruns have shown stands in the reason

@@ -39,7 +39,7 @@ def test_a_alert_says_what_where_since_when_and_what_to_do():
     one = finding(layer="blocks.3.mlp", because_of="AMP203")
     alert = alert_of("train-1204", "/data/my runs/train-1204", diagnosis(one), [one])
     for words in (
-        "error AMP103 scale-collapse",
+        "error: The loss scale collapsed (AMP103 scale-collapse",
         "step 310",
         "layer blocks.3.mlp",
         "because of AMP203",
@@ -49,7 +49,7 @@ def test_a_alert_says_what_where_since_when_and_what_to_do():
         "ampwatch explain AMP103",
     ):
         assert words in alert.body
-    assert alert.title == "ampwatch: train-1204 is failing: AMP103 was seen."
+    assert alert.title == "ampwatch: train-1204 is failing: The loss scale collapsed"
     assert alert.severity is Severity.ERROR
 
 

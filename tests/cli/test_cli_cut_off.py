@@ -85,7 +85,7 @@ def test_once_killed_report_json_and_html_say_so(killed, capsys, tmp_path):
     body = json.loads(said(capsys, "report", path, "--json"))
     assert (body["verdict"], body["run"]["state"]) == ("cut off", "cut off")
     told = {finding["code"]: finding["summary"] for finding in body["findings"]}
-    assert told["AMP902"] == "The run was cut off at step 119."
+    assert told["AMP902"] == "Stopped at step 119 without closing the run."
     said(capsys, "report", path, "--html", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "Stopped at step 119 without closing the run" in page

@@ -112,7 +112,7 @@ def two_layers(low, high, share=0.9):
 def test_two_layers_whose_windows_do_not_meet_are_both_named():
     one = finding(two_layers(2.0**20, 2.0**14), "AMP208")
     assert "embed needs 1,048,576" in one.cause
-    assert "head tolerates 2^14" in one.cause
+    assert "head tolerates 16,384" in one.cause
 
 
 def test_windows_that_meet_or_a_tail_that_is_lost_are_no_conflict():

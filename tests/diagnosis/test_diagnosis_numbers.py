@@ -11,6 +11,7 @@ from hand_built import HandBuiltRun, event_table, layer_table, scaled_run, step_
 
 import ampwatch
 from ampwatch.diagnosis import RULES, diagnose
+from ampwatch.report.letter import letter_of
 
 NAN = math.nan
 
@@ -249,7 +250,9 @@ def test_an_input_that_the_weights_took_in_ends_the_run_though_it_was_one_batch(
     diagnosis = diagnose(run)
     assert diagnosis.headline.code == "AMP209"
     assert diagnosis.headline.severity.value == "error"
-    assert "Restart from an earlier checkpoint" in diagnosis.headline.action
+    assert "The weights are not finite any more." in diagnosis.headline.action
+    letter = letter_of("x", run, diagnosis)
+    assert str(letter.to_do[-1]) == "Then start over."
     assert finding(run, "AMP207").because_of == "AMP209"
     assert diagnosis.learning_rate.action.value == "not-the-cause"
 
@@ -381,7 +384,7 @@ def test_the_json_holds_the_contracts_keys_and_nothing_that_json_lacks():
     assert set(body["learning_rate"]) == {
         "action", "current", "recommended", "low", "high", "factor", "group", "confidence",
         "restart_from_step", "restart_checkpoint_step", "warmup_steps", "clip", "because",
-        "leapt_at_step",
+        "leapt_at_step", "probability", "signals",
     }  # fmt: skip
 
 

@@ -50,9 +50,8 @@ def test_ranks_that_started_with_different_scales_are_told_to_restore_one_state(
     run = two(other_loss=1.01, other_scale=[256.0] * 200)
     (one,) = [f for f in diagnose(run).findings if f.code == "AMP601"]
     assert one.summary == "The ranks started with different loss scales: 256, 65,536."
-    assert "rank 0 at 2^16, rank 1 at 2^8" in one.cause
+    assert "rank 0 at 65,536, rank 1 at 256" in one.cause
     assert one.action.startswith("Restore the same scaler state on all ranks")
-    assert one.action.endswith("start over.")  # there is no checkpoint before the first step
 
 
 def test_ranks_that_part_later_started_alike():

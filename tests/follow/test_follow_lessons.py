@@ -66,7 +66,7 @@ def test_report_says_it_and_its_json_stays_as_it_was(sweep, capsys):
     path = str(write_structured(sweep, "next", hour=9))
     assert cli.run(["report", path, "--json"]) == 0
     before = capsys.readouterr().out
-    assert cli.run(["report", path]) == 0
+    assert cli.run(["report", path, "--all"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "alike 3 earlier runs alike: stable up to 0.003 (120 steps), failing from" in shown
     assert cli.run(["report", path, "--json"]) == 0
@@ -79,7 +79,7 @@ def test_each_report_teaches_the_next(tmp_path, capsys):
     assert cli.run(["report", str(first)]) == 0
     assert "earlier run" not in capsys.readouterr().out
     second = write_structured(tmp_path / "runs", "second", hour=1)
-    assert cli.run(["report", str(second)]) == 0
+    assert cli.run(["report", str(second), "--all"]) == 0
     assert "1 earlier run alike: failing from 0.1 on, none stable." in capsys.readouterr().out
 
 

@@ -147,7 +147,7 @@ def test_a_healthy_run_is_not_trained_again(tmp_path):
     (path / "run.json").write_text(json.dumps(told))
     done = prove(tmp_path, path)
     assert done.returncode == 2
-    assert "Nothing is wrong with this run. There is nothing to prove." in said_by(done)
+    assert "No problems found in 200 steps. There is nothing to prove." in said_by(done)
 
 
 # --- bad circumstances ----------------------------------------------------------------------------
