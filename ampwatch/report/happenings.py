@@ -26,6 +26,7 @@ _CALM_STEPS = 20  # accepted steps between two stretches of skips
 _DENSE = 0.5  # of the steps from there on are skipped
 _NEAR_END = 0.05  # of the run: skips that reach so far go on at its end
 _SCALE_FALL = 16.0  # times
+_HF_TRAINER = "hf-trainer"
 _LEAP, _SHORTLY, _BEGINNING = 2.0, 30, 10  # times; steps before the trouble; steps of a warm-up
 _PROGRESS = 0.9  # a loss above this part of its first level did not come down
 
@@ -120,7 +121,7 @@ def _skip_course(reader: FactReader) -> tuple[Fact | None, Fact | None, Fact | N
 def happenings(course: Course, diagnosis: Diagnosis) -> list[Happening]:
     """What happened, in the order of steps, then what is true of the whole run."""
     of_rank = list(_one_rank_lines(course, diagnosis))
-    found = [*_growths(course), *_loss_lines(course), *(of_rank or _skip_lines(course))]
+    found = [*_growths(course), *_loss_lines(course, diagnosis), *(of_rank or _skip_lines(course))]
     found += [*_norm_lines(course), *_overflow_lines(course, diagnosis)]
     found += [*_misuse_lines(course, diagnosis), *_exception_lines(course)]
     found += _leap_lines(course, diagnosis)
@@ -171,7 +172,7 @@ def _grown(series: Series) -> tuple[int, tuple[int, int]] | None:
     return None
 
 
-def _loss_lines(course: Course) -> Iterator[Happening]:
+def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     reader, level, peak = course.reader, course.loss_level, course.loss_peak
     if level is not None and peak is not None:
         at = reader.fact(Reading.STEP_OF_HIGHEST, "loss", peak.first, peak.last)
@@ -186,7 +187,8 @@ def _loss_lines(course: Course) -> Iterator[Happening]:
         return
     zeros = reader.since("loss", Holds.ZERO)
     if zeros is not None and zeros.value < (reader.last_step or 0):
-        yield Happening(zeros, Sentence.of("the loss is exactly zero to the end"))
+        why = " (Trainer prints a NaN loss so)" if diagnosis.run.source == _HF_TRAINER else ""
+        yield Happening(zeros, Sentence.of(f"the loss is exactly zero to the end{why}"))
     lost = reader.holding("loss", Holds.NOT_FINITE)
     if len(lost):
         first = reader.step_fact(Reading.FIRST_STEP, int(lost[0]), "loss", Holds.NOT_FINITE)

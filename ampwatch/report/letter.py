@@ -169,12 +169,13 @@ def _breakdown(course: Course, diagnosis: Diagnosis) -> Sentence:
     words: list[str | Fact | Name] = ["Training broke down at step ", begin]
     rate = reader.value("lr", int(begin.value))
     base = reader.value("lr_base", int(begin.value))
-    if rate is not None:
-        warming = any(finding.code == _WARM_UP for finding in diagnosis.findings)
-        words += [", at lr = ", rate]
-        if base is not None and base.value > 1.01 * rate.value:
-            words += [" in the warm-up to " if warming else "; the peak is ", base]
-    return Sentence.of(*words, ".")
+    if rate is None:
+        return Sentence.of(*words, ".")
+    if base is None or base.value <= 1.01 * rate.value:
+        return Sentence.of(*words, ", at lr = ", rate, ".")
+    if any(finding.code == _WARM_UP for finding in diagnosis.findings):
+        return Sentence.of(*words, ", when the warm-up to ", base, " had reached lr = ", rate, ".")
+    return Sentence.of(*words, ", at lr = ", rate, " (peak: ", base, ").")
 
 
 def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:

@@ -148,13 +148,10 @@ def _named(diagnosis: Diagnosis | None) -> list[Finding]:
 
 
 def restart_of(diagnosis: Diagnosis | None) -> int | None:
-    """The step to restart from that the chart marks, where a restart is advised."""
+    """The step of the checkpoint to restart from, where one is recorded and a restart advised."""
     if diagnosis is None or diagnosis.calm is not None:
         return None
-    advice = diagnosis.learning_rate
-    if advice.restart_checkpoint_step is not None:
-        return advice.restart_checkpoint_step
-    return advice.restart_from_step
+    return diagnosis.learning_rate.restart_checkpoint_step
 
 
 def compared_panels(

@@ -101,7 +101,8 @@ def _loss_action(case: Case, times: Times) -> str:
     if not case.observed.loop:
         return (
             "With fp16, try bf16 if your GPU has it: models trained in bf16, such as T5, overflow "
-            "fp16. To learn where the first NaN arises, attach ampwatch and run again."
+            "fp16. To learn where the first NaN arises, attach ampwatch (with Hugging Face's "
+            "Trainer: AmpwatchCallback()) and run again."
         )
     cure = "Compute the loss in float32, from logits, and look for constants such as -1e9."
     if case.numbers.sees_forward and not case.numbers.bad_loss_finite_forward.count:

@@ -99,8 +99,8 @@ def _failed_search(case: Case) -> Seen:
         action="A lower scale or learning rate cannot help before the first update. Find the "
         "first layer or input that is not finite."
         if case.observed.loop
-        else "Stop: nothing is learnt. Attach ampwatch to find the layer, the input or the rate "
-        "that causes it.",
+        else "Stop: nothing is learnt. Attach ampwatch to find the layer, the input or the "
+        "learning rate that causes it.",
         evidence=(Evidence("scale", scale.last_step, final, scale.first_scale, "at first"),),
     )
 
