@@ -185,6 +185,7 @@ def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
     last = reader.last_step
     if not steps.value:
         yield Sentence.of("The record ends before anything could be judged.")
+        yield Sentence.of("It has no steps.")
     elif diagnosis.verdict is Verdict.INCOMPLETE and diagnosis.little_seen is None:
         yield Sentence.of(
             "The record ends before anything could be judged. It has ",
