@@ -228,8 +228,8 @@ the whole run.
 Gradient norms are unscaled and taken before clipping, unless the notes say otherwise.
 
 A shaded span marks a finding's steps; the dashed line is the checkpoint to restart from. The dotted
-line across the loss scale is its established level. Across the learning rate, the dotted line is the
-recommended rate and the band what its title says: the estimated range of the highest stable
+line across the loss scale is its established level. Across the learning rate, the dotted line is
+the recommended one and the band what its title says: the estimated range of the highest stable
 learning rate, or, where reruns were made, what they have shown of it."""
 
 

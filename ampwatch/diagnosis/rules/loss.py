@@ -90,7 +90,10 @@ def bad_batch(case: Case) -> Iterator[Seen]:
             severity=Severity.INFO if harmless else Severity.WARNING,
             at=inputs.times,
             summary=f"{_batches(inputs.times.count)} stood out from those before{what}.",
-            action=_LEFT_OUT if inputs.are_left_out else None,
+            action=_LEFT_OUT
+            if inputs.are_left_out
+            else f"Check the batch of step {first.step}: outliers, a corrupt file, a missing "
+            "normalisation. Clip or filter the input.",
             cause=f"At step {first.step} the largest input was {first.value:,.4g}, "
             f"{first.times:,.0f} times its recent median, after an ordinary update.",
             evidence=(

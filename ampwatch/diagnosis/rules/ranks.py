@@ -136,6 +136,8 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             f"{standing.ending}.",
             cause=f"Its own loss or {own} are not finite there and the other ranks' are; the sum "
             "of the gradients is not, so all ranks skip.",
+            action=f"Check the batches of rank {rank} in the steps in which it overflows. If they "
+            "are valid, run them on another rank: a fault that stays with the GPU is the GPU's.",
             evidence=(
                 Evidence(
                     "overflows",
