@@ -131,8 +131,10 @@ def _rows(part: Part, width: int, indent: str) -> Iterator[Text]:
         if left and fits:
             begin = f"{indent}{printable(left):{column}}{' ' if left.endswith('.') else _INDENT}"
             yield from _wrapped(text, width, begin, " " * len(begin))
-        else:  # what stands beside a long command is left out
-            yield from _wrapped(left or text, width, indent, indent)
+        elif part.heading == _MORE:  # what stands beside a long command is left out
+            yield from _wrapped(left, width, indent, indent)
+        else:
+            yield from _wrapped(f"{left} {text}".strip(), width, indent, indent)
 
 
 def _wrapped(
@@ -143,7 +145,7 @@ def _wrapped(
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     for line in lines:
-        yield Text(line.rstrip(), style)
+        yield Text(line.rstrip(), style, no_wrap=True, overflow="ignore")  # a long name is whole
 
 
 # --- HTML -----------------------------------------------------------------------------------------
