@@ -102,7 +102,8 @@ class FactReader:
     @cached_property
     def steps(self) -> Integers:
         """The steps that have a row, in order."""
-        return np.unique(steps_of(self._rows)) if self._rows.num_rows else np.zeros(0, np.int64)
+        step = steps_of(self._rows)
+        return step if (np.diff(step) > 0).all() else np.unique(step)
 
     @property
     def last_step(self) -> int | None:
