@@ -177,7 +177,7 @@ def _part_html(part: Part) -> str:
         else f'<tr><td colspan="2">{_escaped(text)}</td></tr>'
         for left, text in part.lines
     )
-    return f'<h3>{part.heading}</h3><table class="labelled">{rows}</table>'
+    return f'<h3>{part.heading}</h3><table class="lines">{rows}</table>'
 
 
 def _escaped(text: str) -> str:
