@@ -217,7 +217,7 @@ def test_what_is_estimated_is_called_so_and_what_was_tested_too(tmp_path):
     estimated = shown(run, with_advice(diagnosis, low=0.01, high=0.05))
     assert "0.01 to 0.05, estimated, not tested." in " ".join(estimated.split())
     tested = shown(run, with_advice(diagnosis, low=0.01, high=0.05, proved_steps=200))
-    assert "tested by reruns of 200 steps" in " ".join(tested.split())
+    assert "it held in a rerun of 200 steps" in " ".join(tested.split())
     assert "not tested" not in tested
 
 

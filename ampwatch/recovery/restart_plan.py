@@ -130,7 +130,7 @@ def plan_of(run: Run, diagnosis: Diagnosis, proof: Proof | None = None) -> Plan:
     if cured is not None and run.info.source != "ampwatch":
         cured = replace(cured, sees_saves=False)
     if cured is None:
-        return Plan(Next.STOP, f"{title_of(head)}. No launcher can mend that: {head.action}")
+        return Plan(Next.STOP, f"{head.summary} No launcher can mend that: {head.action}")
     restarts = len(attempts_of(run, min(run.ranks, default=0), goes_on=False)) - 1
     if restarts >= MOST_RESTARTS:
         why = f"{title_of(head)}. The run was started again {restarts} times: a person must look."

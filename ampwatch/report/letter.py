@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis import Action, Diagnosis, Finding, Verdict
+from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Verdict
 from ampwatch.diagnosis.evidence_text import label_of
 from ampwatch.diagnosis.finding_titles import title_of
 from ampwatch.diagnosis.findings import CALM, CUT_OFF
@@ -37,6 +37,7 @@ from ampwatch.report.letter_facts import (
     estimated_step,
     joined,
     present_rate,
+    tested_rate,
 )
 from ampwatch.report.letter_to_do import (
     first_sentence_without_number,
@@ -252,7 +253,10 @@ def _how_sure(run: Record, diagnosis: Diagnosis, head: Finding | None) -> Iterat
     yield from _rate_words(diagnosis, head)
     if is_lowered(diagnosis) and advice.proved_steps is not None:
         steps = estimated_step("proved_steps", advice.proved_steps)
-        yield Sentence.of("The new learning rate was tested by reruns of ", steps, " steps.")
+        yield Sentence.of(
+            "The new learning rate was tested: it held in a rerun of ", steps, " steps.",
+            *_tested_range(advice),
+        )  # fmt: skip
     elif is_lowered(diagnosis) and advice.low is not None and advice.high is not None:
         low, high = estimate("low", advice.low), estimate("high", advice.high)
         yield Sentence.of(
@@ -261,6 +265,14 @@ def _how_sure(run: Record, diagnosis: Diagnosis, head: Finding | None) -> Iterat
     cleared = ruled_out(run, diagnosis) if head is not None else []
     if cleared:
         yield Sentence.of("Ruled out: ", "; ".join(cleared), ".")
+
+
+def _tested_range(advice: Advice) -> Sequence[str | Fact]:
+    """Between which learning rates the limit lies, as reruns have shown."""
+    if advice.low is None or advice.high is None:
+        return ()
+    low, high = tested_rate("low", advice.low), tested_rate("high", advice.high)
+    return (" The highest that holds lies between ", low, " and ", high, ".")
 
 
 def _rate_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence]:

@@ -148,6 +148,11 @@ def present_rate(value: float) -> Fact:
     return Fact(Reading.ESTIMATE, value, text if exact else f"{value:.4g}", column="current")
 
 
+def tested_rate(key: str, value: float) -> Fact:
+    """A learning rate that a rerun has tried; `key` names it in the advice of `report --json`."""
+    return Fact(Reading.ESTIMATE, value, f"{value:.3g}", column=key)
+
+
 def estimated_step(key: str, step: int) -> Fact:
     """A step that the diagnosis chose; `key` names it in the advice of `report --json`."""
     return Fact(Reading.ESTIMATE, step, f"{step:,}", column=key)

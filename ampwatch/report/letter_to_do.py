@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity, Verdict
@@ -22,6 +21,7 @@ from ampwatch.report.letter_facts import (
     estimate,
     estimated_step,
     present_rate,
+    tested_rate,
 )
 from ampwatch.report.new_command import command_with_rate
 from ampwatch.report.restart_place import RestartPlace
@@ -108,7 +108,7 @@ def _advised_rate(advice: Advice) -> Fact:
     assert advice.recommended is not None
     if advice.proved_steps is None:
         return estimate("recommended", advice.recommended)
-    return replace(present_rate(advice.recommended), column="recommended")
+    return tested_rate("recommended", advice.recommended)
 
 
 def _lower(name: str, run: Record, diagnosis: Diagnosis, place: RestartPlace) -> Iterator[Sentence]:

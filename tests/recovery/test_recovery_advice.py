@@ -47,7 +47,7 @@ def test_the_estimate_gives_way_to_the_proved_rate_and_interval():
     assert "0.28" not in advised(advice)
     assert "the limit lies between 0.178 and 0.457" in advice.because
     assert said.findings[0].action == how_to_change_rate(advice)
-    assert "Set the peak learning rate to 0.18 (now 1)." in said.findings[0].action
+    assert "Set the peak learning rate to 0.178 (now 1)." in said.findings[0].action
     assert set(said.to_json()["learning_rate"]) == set(diagnosis().to_json()["learning_rate"])
 
 
@@ -58,7 +58,7 @@ def test_what_was_kept_with_the_proved_rate_is_said_with_it():
     assert said.learning_rate.besides == "wide in float32"
     assert "lower to 0.178 (now 1) with wide in float32" in advised(said.learning_rate)
     assert (
-        "Set the peak learning rate to 0.18 (now 1), with wide in float32."
+        "Set the peak learning rate to 0.178 (now 1), with wide in float32."
         in said.findings[0].action
     )
 

@@ -172,7 +172,7 @@ def peak_text(advice: Advice) -> str:
     assert advice.factor is not None
     if advice.recommended is None:
         return f"Multiply every learning rate by {advice.factor:.2g}."
-    peak = f"{advice.recommended:.2g}"
+    peak = f"{advice.recommended:{'.2g' if advice.proved_steps is None else '.3g'}}"
     now = "" if advice.current is None else f" (now {advice.current:.4g})"
     besides = "" if advice.besides is None else f", with {advice.besides}"
     text = f"Set the peak learning rate to {peak}{now}{besides}."
