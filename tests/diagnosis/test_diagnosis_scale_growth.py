@@ -46,16 +46,14 @@ def test_a_scale_that_cannot_grow_while_gradients_are_lost_is_a_warning():
     assert found(run)["AMP107"] == "warning"
 
 
-@pytest.mark.parametrize(
-    ("start", "value", "steps"), [(1.0, 16, 32_000), (2.0**10, 16, 12_000), (2.0**16, 24, 16_000)]
-)
-def test_a_scale_that_starts_too_low_is_given_a_value_and_why(start, value, steps):
+@pytest.mark.parametrize(("start", "value"), [(1.0, 16), (2.0**10, 16), (2.0**16, 24)])
+def test_a_scale_that_starts_too_low_is_given_a_value_and_why(start, value):
     run = scaled_run([False] * 300, start=start, layers=losing(range(30, 300, 30)))
     for told in diagnose(run).findings:
         assert told.code in {"AMP107", "AMP201"}
         if told.code == "AMP107":
             assert f"GradScaler(init_scale=2.0**{value})" in told.action
-            assert f"needs {steps:,} accepted steps to get there by growth" in told.action
+            assert "one doubling each growth_interval" in told.action
             assert ("PyTorch's own default" in told.action) == (value == 16)
 
 

@@ -130,16 +130,14 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
 
 
 def _start_higher(case: Case) -> str | None:
-    """The advice to start at a higher scale, with how long growth would take to get there."""
+    """The advice to start at a higher scale; growth would take long to get there."""
     scale, final = case.scale, case.final_scale
     if scale.resets.count or not final:
         return None
     target = DEFAULT_SCALE
     if final >= DEFAULT_SCALE:
         target = 2.0 ** (math.ceil(math.log2(final)) + RAISE_OCTAVES)
-    steps = math.ceil(math.log2(target / final)) * scale.scaler.growth_interval
-    way = f"From {scale_text(final)} it needs {steps:,} accepted steps to get there by growth"
-    return f"{start_scale_text(target)} {way}."
+    return f"{start_scale_text(target)} Growth alone is slow: one doubling each growth_interval."
 
 
 # At torch's interval growth costs one skip in 2,001 steps; at one in four it is too short.
