@@ -9,6 +9,7 @@ the numbers of a remedy stand.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import re
@@ -17,8 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+
+import ampwatch
 from ampwatch.diagnosis.rules import RULES
+from ampwatch.report.letter import letter_of
 from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Remedy
+from ampwatch.report.letter_text import LetterView
 from ampwatch.rows import Table
 
 _RELATIVE = 1e-5
@@ -419,6 +425,12 @@ def _untrue_words(letter: Any, truth: Truth, printed: str) -> Iterator[str]:
     saves = [row["step"] for row in truth.events if row["kind"] == "state-saved"]
     if "No recorded checkpoint" in text and not saves:
         yield "no recorded checkpoint is said to be early enough, and none is recorded"
+    begins = [
+        finding["first_step"] for finding in truth.body["findings"]
+        if finding["code"] in letter.codes and finding["first_step"] is not None
+    ]  # fmt: skip
+    if "No recorded checkpoint" in text and begins and min(saves, default=0) <= min(begins):
+        yield f"a checkpoint of step {min(saves, default=0)} is from before step {min(begins)}"
     now = truth.body["learning_rate"].get("current")
     if any(fact.column == "current" for fact in facts_of(letter)) and not _is_a_rate(now, truth):
         yield f"the learning rate is said to be {now} now, and no row or event has it"
@@ -500,34 +512,43 @@ def _untrue_command(letter: Any, command: str) -> Iterator[str]:
         yield f"{command} does not have the advised rate {rates}"
 
 
+_TO_THE_END: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "the loss is NaN and never finite": ("loss", lambda value: not math.isfinite(value)),
+    "the loss is inf and never finite": ("loss", lambda value: not math.isfinite(value)),
+    "the loss is exactly zero to the end": ("loss", lambda value: value == 0),
+    "the gradient norm is NaN or inf to the end": (
+        "grad_norm",
+        lambda value: not math.isfinite(value),
+    ),
+}
+
+
 def _untrue_ends(letter: Any, truth: Truth) -> Iterator[str]:
-    """Lines that say what holds to the end of the run."""
+    """Lines that say what holds to the end of the run, and that the scale fell."""
     for one in letter.happened:
-        words, step = str(one.words), one.step
-        claims = {
-            "the loss is NaN and never finite": ("loss", lambda value: not math.isfinite(value)),
-            "the loss is inf and never finite": ("loss", lambda value: not math.isfinite(value)),
-            "the loss is exactly zero to the end": ("loss", lambda value: value == 0),
-            "the gradient norm is NaN or inf to the end": (
-                "grad_norm", lambda value: not math.isfinite(value),
-            ),
-        }  # fmt: skip
-        for claim, (column, holds) in claims.items():
-            if claim not in words:
-                continue
-            if step is None or step.column != column:
-                yield f"{words!r} has no step of its column"
-                continue
-            span = dataclasses.replace(step, first=int(step.value), last=None)
-            values = list(truth.entries(span).values())
-            if not values or not all(map(holds, values)):
-                yield f"{words!r} is not so to the end"
-            if "is NaN and" in claim and values and not math.isnan(values[0]):
-                yield f"{words!r}: the first such loss is {values[0]}"
-            if "is inf and" in claim and values and not math.isinf(values[0]):
-                yield f"{words!r}: the first such loss is {values[0]}"
+        words = str(one.words)
+        if "The loss scale fell" in words:
+            high, low = (fact.value for fact in one.words.facts)
+            if not high > low:
+                yield f"{words!r} is no fall"
+        for claim in _TO_THE_END:
+            if claim in words:
+                yield from _untrue_end(claim, one.step, truth)
         if "from here to the end" in words:
             yield from _untrue_stretch(one.step, one.words.facts)
+
+
+def _untrue_end(claim: str, step: Fact | None, truth: Truth) -> Iterator[str]:
+    column, holds = _TO_THE_END[claim]
+    if step is None or step.column != column:
+        yield f"{claim!r} has no step of its column"
+        return
+    span = dataclasses.replace(step, first=int(step.value), last=None)
+    values = list(truth.entries(span).values())
+    if not values or not all(map(holds, values)):
+        yield f"{claim!r} is not so to the end"
+    elif ("is NaN and" in claim) != math.isnan(values[0]) and "and never" in claim:
+        yield f"{claim!r}: the first such loss is {values[0]}"
 
 
 def _untrue_stretch(step: Fact | None, facts: Sequence[Fact]) -> Iterator[str]:
@@ -537,6 +558,25 @@ def _untrue_stretch(step: Fact | None, facts: Sequence[Fact]) -> Iterator[str]:
 
 
 # --- print ----------------------------------------------------------------------------------------
+
+
+def printed(letter: Any, width: int = 80) -> str:
+    """The letter as a terminal of this width shows it."""
+    out = io.StringIO()
+    Console(file=out, width=width).print(LetterView(letter))
+    return out.getvalue()
+
+
+def problems_of(run: Any) -> list[str]:
+    """What is untrue or too long in the letter on a run."""
+    diagnosis = ampwatch.diagnose(run)
+    letter = letter_of(run.info.name, run, diagnosis)
+    narrow = beyond_limits(printed(letter, 60), lines=60, width=60)
+    return [
+        *untrue_numbers(letter, run, diagnosis.to_json(), printed(letter)),
+        *beyond_limits(printed(letter)),
+        *(one for one in narrow if "blanks" not in one),  # the first line, where rich wraps it
+    ]
 
 
 def beyond_limits(
@@ -554,3 +594,9 @@ def beyond_limits(
         unbreakable = len(line.split()) == 1
         if len(line) > width and not unbreakable:
             yield f"{len(line)} columns: {line!r}"
+
+
+def is_numbered_by_line(run: Any) -> bool:
+    """Whether the steps are places of lines: every number from the first to the last, each once."""
+    steps = set(run.steps.column("step").to_pylist())
+    return not steps or len(steps) == max(steps) - min(steps) + 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,18 +13,19 @@ from typing import Any
 
 import children
 import letter_truth
+import numpy as np
 import pyarrow as pa
 import pytest
 import written_runs
-from rich.console import Console
+from letter_truth import printed
 
 import ampwatch
+from ampwatch import store
 from ampwatch.cli.demo import SCENARIOS, scripts_folder
 from ampwatch.errors import LogError
 from ampwatch.importers import import_log
 from ampwatch.report.letter import Letter, letter_of
-from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Remedy, Sentence
-from ampwatch.report.letter_text import LetterView
+from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Remedy, Sentence, present_rate
 from ampwatch.rows import Table
 
 SAMPLES = sorted(
@@ -34,29 +35,9 @@ SAMPLES = sorted(
 )
 
 
-def printed(letter: Letter, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(LetterView(letter))
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def problems_of(run: Any, letter: Letter, body: dict[str, Any]) -> list[str]:
-    """What is untrue or too long in a run's letter."""
-    return [
-        *letter_truth.untrue_numbers(letter, run, body, printed(letter)),
-        *letter_truth.beyond_limits(printed(letter)),
-        *(
-            problem
-            for problem in letter_truth.beyond_limits(printed(letter, 60), 60, 300, width=60)
-            if "blanks" not in problem  # see the test of a first line that wraps
-        ),
-    ]
-
-
 def checked(run: ampwatch.Run) -> tuple[Letter, list[str]]:
-    diagnosis = ampwatch.diagnose(run)
-    letter = letter_of(run.info.name, run, diagnosis)
-    return letter, problems_of(run, letter, diagnosis.to_json())
+    letter = letter_of(run.info.name, run, ampwatch.diagnose(run))
+    return letter, letter_truth.problems_of(run)
 
 
 # What the letter says wrong today: strict, so that whoever mends it takes the mark away.
@@ -82,6 +63,25 @@ def test_every_number_in_the_letter_on_a_foreign_log_is_true(sample: Path, tmp_p
     assert checked(run)[1] == []
 
 
+@pytest.mark.xfail(
+    reason="said of every log of which a few lines have no number, such as the line of a crash",
+    strict=True,
+)
+def test_a_log_is_said_to_have_no_step_numbers_only_if_steps_are_places_of_lines(
+    tmp_path: Path,
+) -> None:
+    wrong = []
+    for sample in SAMPLES:
+        try:
+            run = ampwatch.open_run(import_log(str(sample), tmp_path / sample.name))
+        except LogError:
+            continue
+        said = "no step numbers" in " ".join(printed(checked(run)[0]).split())
+        if said and not letter_truth.is_numbered_by_line(run):
+            wrong.append(sample.name)
+    assert wrong == []
+
+
 # --- other runs -----------------------------------------------------------------------------------
 
 
@@ -102,6 +102,49 @@ def test_of_steps_that_a_resumed_run_computed_twice_the_last_rows_count(tmp_path
     letter, problems = checked(ampwatch.open_run(path))
     assert problems == []
     assert str(letter.about).startswith("170 steps")
+
+
+def rewritten(tmp_path: Path, accepted: int, **columns: Any) -> ampwatch.Run:
+    """A run whose rows have these values in these columns."""
+    path = written_runs.write_run(tmp_path, accepted=0, ended=False)
+    with contextlib.closing(store.RankWriter(path, 0)) as writer:
+        written_runs.more(path, accepted, first=0, ended=True, writer=writer, **columns)
+    return ampwatch.open_run(path)
+
+
+def test_a_last_loss_that_is_not_finite_is_not_the_beginning_of_scattered_ones(
+    tmp_path: Path,
+) -> None:
+    lost = [step % 10 == 9 for step in range(60)]
+    loss = np.where(lost, np.nan, 1.0)
+    letter, problems = checked(rewritten(tmp_path, 60, loss=loss))
+    text = " ".join(printed(letter).split())
+    assert problems == []
+    assert "step 9 the loss is NaN or inf, in 6 steps in all" in text
+    assert "at the end" not in text
+
+
+def test_a_loss_that_is_not_finite_from_a_step_on_is_the_beginning(tmp_path: Path) -> None:
+    loss = np.where(np.arange(60) >= 40, np.nan, 1.0)
+    loss[20] = np.nan
+    letter, problems = checked(rewritten(tmp_path, 60, loss=loss))
+    assert problems == []
+    assert "step 40 the loss is NaN and never finite again" in " ".join(printed(letter).split())
+
+
+def test_a_scale_of_zero_throughout_did_not_fall(tmp_path: Path) -> None:
+    zeros = np.zeros(60)
+    letter, problems = checked(rewritten(tmp_path, 60, scale=zeros, scale_after=zeros))
+    assert problems == []
+    assert "fell" not in printed(letter)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(685_412.0, "6.854e5"), (1.2345e-5, "1.234e-5"), (0.1295, "0.1295"), (3e-4, "0.0003")],
+)
+def test_the_rate_in_use_has_the_exponent_that_other_numbers_have(rate: float, text: str) -> None:
+    assert present_rate(rate).text == text
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +245,10 @@ def test_a_number_that_the_rows_do_not_have_is_untrue(
     run = ampwatch.open_run(written_runs.write_run(tmp_path, accepted=100, skipped=skipped))
     diagnosis = ampwatch.diagnose(run)
     letter, body = letter_of("one", run, diagnosis), diagnosis.to_json()
-    assert problems_of(run, letter, body) == []
-    problems = problems_of(Changed(run, column, row, value), letter, body)
+    assert letter_truth.untrue_numbers(letter, run, body, printed(letter)) == []
+    problems = letter_truth.untrue_numbers(
+        letter, Changed(run, column, row, value), body, printed(letter)
+    )
     assert any(told in problem for problem in problems), (problems, printed(letter))
 
 
