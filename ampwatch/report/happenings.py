@@ -68,8 +68,17 @@ class Course:
 def course_of(reader: FactReader, diagnosis: Diagnosis) -> Course:
     """The course of a run's loss and skips around its trouble."""
     level, left, peak = _loss_course(reader, _hint(diagnosis))
+    return Course(reader, level, left, peak, _loss_lost(reader), *_skip_course(reader))
+
+
+def _loss_lost(reader: FactReader) -> Fact | None:
+    """The step from which on the loss is not finite; None if most such losses are before it."""
     lost = reader.since("loss", Holds.NOT_FINITE)
-    return Course(reader, level, left, peak, lost, *_skip_course(reader))
+    if lost is None:
+        return None
+    steps = reader.holding("loss", Holds.NOT_FINITE)
+    before = int((steps < lost.value).sum())
+    return None if before > len(steps) - before else lost
 
 
 def _hint(diagnosis: Diagnosis) -> int | None:
@@ -93,6 +102,9 @@ def _loss_course(
     if level is None or peak is None or not 0 < _LOSS_RISE * level.value <= peak.value:
         return level, None, None
     left = reader.since("loss", Holds.ABOVE, level.value)
+    at = reader.fact(Reading.STEP_OF_HIGHEST, "loss", peak.first, peak.last)
+    if left is not None and left.value > peak_step(at):
+        left = None  # the loss had risen and come back before: its last steps are no beginning
     return level, left, peak
 
 
@@ -336,7 +348,9 @@ def _scale_lines(course: Course) -> Iterator[Happening]:
     before, after = (name if len(reader.series(name)) else "" for name in ("scale", "scale_after"))
     highest = reader.fact(Reading.HIGHEST, before or after)
     last = reader.fact(Reading.LAST, after or before)
-    if highest is None or last is None or not highest.value >= _SCALE_FALL * last.value:
+    if highest is None or last is None or highest.value <= last.value:
+        return
+    if highest.value < _SCALE_FALL * last.value:
         return
     yield Happening(
         None, Sentence.of("The loss scale fell from ", highest, " (its highest) to ", last, ".")

@@ -145,7 +145,8 @@ def present_rate(value: float) -> Fact:
     """The learning rate in use, with the digits that its user gave it."""
     text = two_digits(value)
     exact = abs(float(text.replace(",", "")) - value) <= 1e-9 * abs(value)
-    return Fact(Reading.ESTIMATE, value, text if exact else f"{value:.4g}", column="current")
+    four = f"{value:.4g}".replace("e+0", "e").replace("e-0", "e-")
+    return Fact(Reading.ESTIMATE, value, text if exact else four, column="current")
 
 
 def tested_rate(key: str, value: float) -> Fact:

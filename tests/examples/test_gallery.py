@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import children
+import letter_truth
 import pytest
 
 import ampwatch
@@ -22,11 +23,14 @@ def gallery_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def performed(name: str, folder: Path) -> ampwatch.Run:
+    """The run of a case, of which the letter is true, as each letter has to be."""
     from examples.gallery import all_cases
     from examples.gallery.performing import perform
 
     case = next(case for case in all_cases() if case.name == name)
-    return ampwatch.open_run(perform(case, folder))
+    run = ampwatch.open_run(perform(case, folder))
+    assert letter_truth.problems_of(run) == []
+    return run
 
 
 def test_every_label_is_sound() -> None:
