@@ -35,6 +35,18 @@ def two_digits(value: float) -> str:
     return f"{text}.0" if text.lstrip("-").isdigit() and value else text
 
 
+def rate_text(value: float) -> str:
+    """A learning rate that is in use: two digits if they are all it has, else up to four."""
+    text = two_digits(value)
+    if abs(float(text.replace(",", "")) - value) <= 1e-6 * abs(value):
+        return text
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-4:
+        mantissa, exponent = f"{value:.3e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return f"{value:.4g}" if size < 1000 else f"{float(f'{value:.4g}'):,.0f}"
+
+
 def powers(text: str) -> str:
     """The text with each 2^16 as 2¹⁶."""
     return re.sub(r"\b2\^(-?\d+)(?!\d*\.\d)", lambda m: "2" + m[1].translate(_SUPERSCRIPTS), text)

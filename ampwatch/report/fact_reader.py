@@ -24,13 +24,14 @@ from ampwatch.diagnosis.column_arrays import (
 from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.evidence_text import value_text
 from ampwatch.diagnosis.record import Record
-from ampwatch.diagnosis.value_text import scale_text, two_digits
+from ampwatch.diagnosis.value_text import rate_text, scale_text, two_digits
 from ampwatch.report.facts import rows_of_optimizer
 from ampwatch.report.letter_facts import Fact, Holds, Reading
 from ampwatch.rows import COLUMNS, EventKind, Table, column
 
 # --- texts ----------------------------------------------------------------------------------------
 
+_RATES = frozenset(("lr_base",))  # as its user gave it; what a schedule makes of it has two digits
 _SCALES = frozenset(("scale", "scale_after"))
 _STEP_READINGS = frozenset(
     (Reading.STEP, Reading.STEP_OF_HIGHEST, Reading.FIRST_STEP, Reading.LAST_STEP, Reading.SINCE)
@@ -40,6 +41,8 @@ _STEP_READINGS = frozenset(
 def _text_of(reading: Reading, column: str, value: float) -> str:
     if reading in _STEP_READINGS or reading in {Reading.COUNT, Reading.STEPS}:
         return f"{value:,.0f}"
+    if column in _RATES:
+        return rate_text(value)
     return scale_text(value) if column in _SCALES else two_digits(value)
 
 
@@ -104,6 +107,11 @@ class FactReader:
         """The steps that have a row, in order."""
         step = steps_of(self._rows)
         return step if (np.diff(step) > 0).all() else np.unique(step)
+
+    @property
+    def has_every_step(self) -> bool:
+        """Whether the record has a row of each step from its first to its last."""
+        return not len(self.steps) or self.steps[-1] - self.steps[0] + 1 == len(self.steps)
 
     @property
     def last_step(self) -> int | None:

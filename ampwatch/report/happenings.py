@@ -57,18 +57,30 @@ class Course:
     skips_from: Fact | None  # the first step of the stretch of skips that reaches the end
     skips: Fact | None
     skips_of: Fact | None  # the steps of that stretch
+    norm_lost: Fact | None  # the step from which on unskipped gradient norms are not finite
 
     @property
     def begin(self) -> Fact | None:
-        """The step at which the trouble first shows in loss or skips."""
-        found = [one for one in (self.loss_left, self.loss_lost, self.skips_from) if one]
+        """The step at which the trouble first shows in loss, skips or gradient norms."""
+        several = (self.loss_left, self.loss_lost, self.skips_from, self.norm_lost)
+        found = [one for one in several if one]
         return min(found, key=lambda fact: fact.value, default=None)
 
 
 def course_of(reader: FactReader, diagnosis: Diagnosis) -> Course:
     """The course of a run's loss and skips around its trouble."""
     level, left, peak = _loss_course(reader, _hint(diagnosis))
-    return Course(reader, level, left, peak, _loss_lost(reader), *_skip_course(reader))
+    return Course(
+        reader, level, left, peak, _loss_lost(reader), *_skip_course(reader), _norm_lost(reader)
+    )
+
+
+def _norm_lost(reader: FactReader) -> Fact | None:
+    """The step from which on gradient norms are not finite, where nothing skips such steps."""
+    lost = reader.holding("grad_norm", Holds.NOT_FINITE)
+    if not len(np.setdiff1d(lost, reader.holding("skipped", Holds.TRUE))):
+        return None
+    return reader.since("grad_norm", Holds.NOT_FINITE)
 
 
 def _loss_lost(reader: FactReader) -> Fact | None:
@@ -224,15 +236,12 @@ def _lost_words(course: Course, lost: Fact) -> Sentence:
 def _norm_lines(course: Course) -> Iterator[Happening]:
     """Gradient norms that are not finite in steps that nothing skipped."""
     reader = course.reader
-    lost, skipped = (
-        reader.holding("grad_norm", Holds.NOT_FINITE),
-        reader.holding("skipped", Holds.TRUE),
-    )
-    if not len(np.setdiff1d(lost, skipped)):
+    if course.norm_lost is not None:
+        words = Sentence.of("the gradient norm is NaN or inf to the end")
+        yield Happening(course.norm_lost, words)
         return
-    since = reader.since("grad_norm", Holds.NOT_FINITE)
-    if since is not None:
-        yield Happening(since, Sentence.of("the gradient norm is NaN or inf to the end"))
+    lost = reader.holding("grad_norm", Holds.NOT_FINITE)
+    if not len(np.setdiff1d(lost, reader.holding("skipped", Holds.TRUE))):
         return
     first = reader.step_fact(Reading.FIRST_STEP, int(lost[0]), "grad_norm", Holds.NOT_FINITE)
     count = reader.count("grad_norm", Holds.NOT_FINITE)
@@ -246,11 +255,7 @@ def _skip_lines(course: Course) -> Iterator[Happening]:
         yield Happening(
             course.skips_from,
             Sentence.of(
-                "steps are skipped: ",
-                course.skips,
-                " of ",
-                course.skips_of,
-                " from here to the end",
+                course.skips, " of the ", course.skips_of, " steps from here to the end are skipped"
             ),
         )
         return

@@ -65,7 +65,7 @@ class Listed:
     @property
     def text(self) -> str:
         """Its name in words, its layer and its code: `forward overflow in blocks.0.up AMP203`."""
-        layer = f" in {self.finding.layer}" if self.finding.layer else ""
+        layer = f" in layer {self.finding.layer}" if self.finding.layer else ""
         return f"{self.finding.name.replace('-', ' ')}{layer} {self.finding.code}"
 
 
@@ -134,9 +134,7 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
 
 def _about(reader: FactReader, diagnosis: Diagnosis) -> Sentence:
     steps = reader.count_steps()
-    parts: list[str | Fact | Name | Sentence] = [
-        Sentence.of(steps, " step" if steps.value == 1 else " steps")
-    ]
+    parts: list[str | Fact | Name | Sentence] = [Sentence.of(steps, _word_for(reader, steps))]
     if reader.formats:
         parts.append(Name("/".join(short_dtype(name) for name in reader.formats[:2])))
     if len(diagnosis.run.ranks) > 1:
@@ -173,7 +171,8 @@ def _breakdown(course: Course, diagnosis: Diagnosis) -> Sentence:
     if rate is None:
         return Sentence.of(*words, ".")
     if base is None or base.value <= 1.01 * rate.value:
-        return Sentence.of(*words, ", at lr = ", rate, ".")
+        steady = base is not None and base.value >= 0.99 * rate.value
+        return Sentence.of(*words, ", at lr = ", base if steady and base else rate, ".")
     if any(finding.code == _WARM_UP for finding in diagnosis.findings):
         return Sentence.of(*words, ", when the warm-up to ", base, " had reached lr = ", rate, ".")
     return Sentence.of(*words, ", at lr = ", rate, " (peak: ", base, ").")
@@ -182,8 +181,7 @@ def _breakdown(course: Course, diagnosis: Diagnosis) -> Sentence:
 def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
     """The first sentence where nothing needs attention."""
     steps = reader.count_steps()
-    word = " step" if steps.value == 1 else " steps"
-    last = reader.last_step
+    word, last = _word_for(reader, steps), reader.last_step
     if not steps.value:
         yield Sentence.of("The record ends before anything could be judged.")
         yield Sentence.of("It has no steps.")
@@ -207,10 +205,22 @@ def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
         yield Sentence.of("No problems found in ", steps, f"{word}.")
 
 
+def _word_for(reader: FactReader, steps: Fact) -> str:
+    """What a row of the record is: a step, or an entry of a log that has not every step."""
+    what = "step" if reader.has_every_step else "entr"
+    if steps.value == 1:
+        return " step" if what == "step" else " entry"
+    return " steps" if what == "step" else " entries"
+
+
 def _skips_of_all(reader: FactReader) -> Sentence:
     skipped = reader.count("skipped", Holds.TRUE)
     if not skipped.value:
         return Sentence.of(".")
+    if skipped.value == len(reader.steps):
+        return Sentence.of(
+            ", all of them skipped." if skipped.value > 1 else ", which was skipped."
+        )
     return Sentence.of(", ", skipped, " of them skipped.")
 
 
@@ -220,10 +230,10 @@ def _skips_of_all(reader: FactReader) -> Sentence:
 def _happened(course: Course, diagnosis: Diagnosis, head: Finding | None) -> Iterator[Happening]:
     found = happenings(course, diagnosis)
     if head is None:
+        yield from (one for one in found if one.step is not None)
         ends = loss_ends(course.reader)
         if ends is not None:
             yield Happening(None, Sentence.of("The ", ends, "."))
-        yield from (one for one in found if one.step is not None)
         return
     shown = found[:_MOST_HAPPENINGS]
     told = {fact.text for one in shown for fact in one.facts}
@@ -250,7 +260,8 @@ def _evidence(reader: FactReader, head: Finding, told: set[str]) -> Iterator[Hap
 
 def _how_sure(run: Record, diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence]:
     advice = diagnosis.learning_rate
-    yield from _rate_words(diagnosis, head)
+    if diagnosis.run.steps:
+        yield from _rate_words(diagnosis, head)
     if is_lowered(diagnosis) and advice.proved_steps is not None:
         steps = estimated_step("proved_steps", advice.proved_steps)
         yield Sentence.of(
@@ -342,8 +353,11 @@ def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
                 yield Sentence.of(f"Not recorded: {', '.join(lacks)}.", _loss_hint(lacks))
         return
     lacks = _not_recorded(reader)
-    yield Sentence.of(f"Not in this log: {', '.join([*lacks, 'layers', 'updates'])}.")
-    if any(finding.code == _NOTES and "Unnumbered steps" in finding.cause
+    lacks += [] if len(reader.activations) or diagnosis.suspect else ["layers"]
+    if lacks:
+        yield Sentence.of(f"Not in this log: {', '.join(lacks)}.")
+    if reader.has_every_step and any(
+        finding.code == _NOTES and "Unnumbered steps" in finding.cause
            for finding in diagnosis.findings):  # fmt: skip
         yield Sentence.of("This log has no step numbers: a step here is a line's position.")
 

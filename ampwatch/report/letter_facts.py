@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ampwatch.diagnosis.value_text import two_digits
+from ampwatch.diagnosis.value_text import rate_text, two_digits
 from ampwatch.rows import Table
 
 
@@ -142,11 +142,8 @@ def estimate(key: str, value: float) -> Fact:
 
 
 def present_rate(value: float) -> Fact:
-    """The learning rate in use, with the digits that its user gave it."""
-    text = two_digits(value)
-    exact = abs(float(text.replace(",", "")) - value) <= 1e-9 * abs(value)
-    four = f"{value:.4g}".replace("e+0", "e").replace("e-0", "e-")
-    return Fact(Reading.ESTIMATE, value, text if exact else four, column="current")
+    """The learning rate in use, as its user gave it."""
+    return Fact(Reading.ESTIMATE, value, rate_text(value), column="current")
 
 
 def tested_rate(key: str, value: float) -> Fact:

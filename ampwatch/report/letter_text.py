@@ -23,6 +23,7 @@ _INDENT = "  "
 _WIDEST = 100
 _LEAST_WIDTH, _LEAST_BESIDE = 30, 24
 _LONGEST_NAME = 60
+_GAP = 3  # blanks between the words of the first line
 _MOST_LISTED = 5
 _MORE = "More"
 
@@ -44,7 +45,8 @@ def parts_of(letter: Letter) -> Iterator[Part]:
     )
     yield Part("What happened", _of_one_step(happened))
     yield Part("How sure", tuple(("", str(one)) for one in letter.how_sure))
-    also = [*_listed("Consequences: ", letter.follows), *_listed("Separate: ", letter.separate)]
+    beside = "Separate: " if letter.title else "Seen: "
+    also = [*_listed("Consequences: ", letter.follows), *_listed(beside, letter.separate)]
     unseen = [("", str(one)) for one in letter.unseen]
     yield Part("Also", (*(("", text) for text in also), *unseen))
     yield Part(_MORE, letter.next)
@@ -98,9 +100,12 @@ class LetterView:
 def letter_lines(letter: Letter, width: int) -> Iterator[Text]:
     """The letter's lines for a terminal of this width."""
     verdict, name, about = first_line(letter)
-    yield Text.assemble(
-        (verdict, STYLES[letter.verdict]), "   ", (name, "bold"), "   ", (about, "dim")
-    )
+    words = ((verdict, STYLES[letter.verdict]), (name, "bold"), (about, "dim"))
+    if len(verdict) + len(name) + len(about) + 2 * _GAP <= width:
+        yield Text(" " * _GAP).join(Text(*word) for word in words)
+    else:
+        for word, style in words:
+            yield from _wrapped(word, width, style=style)
     yield Text()
     if letter.title:
         codes = " ".join(letter.codes)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis import Record
 
 _MOST_STEPS = 4
+_FIRST_STEPS = 1  # a log whose trouble begins there has no earlier checkpoint
 # What these leave behind is in weights or scale: the run is to be restarted from before them.
 _LEAVES_HARM = frozenset(
     [
@@ -68,11 +69,11 @@ def what_to_do(
     """What to do, in the order in which to do it."""
     advice = diagnosis.learning_rate
     if is_lowered(diagnosis) and head is not None:
-        yield from _lower(name, run, diagnosis, place)
+        yield from _lower(name, run, course, diagnosis, place)
         return
     if head is None:
         if advice.action is Action.RAISE and None not in (advice.recommended, advice.current):
-            yield Sentence.of("Optional: try a ", *_peak(advice), ".")
+            yield Sentence.of("Optional: try a ", *_peak(advice, "now"), ".")
         elif _is_cut_off(diagnosis):
             yield from _resume(place)
         return
@@ -94,13 +95,17 @@ def _resume(place: RestartPlace) -> Iterator[Sentence]:
     )
 
 
-def _peak(advice: Advice) -> tuple[str, Fact, str, Fact, str]:
-    assert advice.recommended is not None
+def _peak(advice: Advice, state: str) -> tuple[str | Fact, ...]:
+    """The advised peak and the present one; `state` says whether that one was ever reached."""
     assert advice.current is not None
-    return (
-        "peak learning rate of ", _advised_rate(advice),
-        " (now ", present_rate(advice.current), ")",
-    )  # fmt: skip
+    now = present_rate(advice.current)
+    return "peak learning rate of ", _advised_rate(advice), f" ({state} ", now, ")"
+
+
+def _state_of_peak(course: Course, advice: Advice) -> str:
+    rates = course.reader.series("lr").finite.value
+    reached = not len(rates) or advice.current is None or rates.max() >= 0.99 * advice.current
+    return "now" if reached else "planned"
 
 
 def _advised_rate(advice: Advice) -> Fact:
@@ -111,31 +116,36 @@ def _advised_rate(advice: Advice) -> Fact:
     return tested_rate("recommended", advice.recommended)
 
 
-def _lower(name: str, run: Record, diagnosis: Diagnosis, place: RestartPlace) -> Iterator[Sentence]:
+def _lower(
+    name: str, run: Record, course: Course, diagnosis: Diagnosis, place: RestartPlace
+) -> Iterator[Sentence]:
     """Where to restart, with which learning rate, by which command or call."""
     advice = diagnosis.learning_rate
-    assert advice.recommended is not None
+    assert advice.current is not None
     rate = _advised_rate(advice)
+    plain = rate.text.replace(",", "")
     if advice.leapt_at_step is not None:
         leap = estimated_step("leapt_at_step", advice.leapt_at_step)
         yield Sentence.of(
             "Go back to the learning rate before step ", leap, ", at which the run had trained: ",
-            rate, " (now ", _peak(advice)[3], ").",
+            rate, " (now ", present_rate(advice.current), ").",
         )  # fmt: skip
         yield restart_sentence(place)
         return
-    with_rate: list[str | Fact | Name] = [" with a ", *_peak(advice)]
+    with_rate: list[str | Fact | Name] = [
+        " with a ", *_peak(advice, _state_of_peak(course, advice))
+    ]  # fmt: skip
     if advice.besides is not None:
         with_rate += [" and ", Name(advice.besides)]
     if place.checkpoint is None:
         yield Sentence.of("Start over", *with_rate, ".", *_no_clean_checkpoint(place))
     else:
         yield Sentence.of("Restart from the checkpoint of step ", *_saved(place), *with_rate, ".")
-    command = None if advice.current is None else command_with_rate(run, advice.current, rate.text)
+    command = command_with_rate(run, advice.current, plain)
     if command is not None:
         yield Sentence.of("The command: ", Name(command))
     if place.checkpoint is not None or not place.sees_saves:
-        call = f"ampwatch.set_learning_rate(optimizer, {rate.text}, scheduler)"
+        call = f"ampwatch.set_learning_rate(optimizer, {plain}, scheduler)"
         yield Sentence.of("If you resume from a checkpoint, call after loading it: ", Name(call))
     if advice.proved_steps is None:
         yield Sentence.of(
@@ -166,6 +176,8 @@ def restart_sentence(place: RestartPlace, course: Course | None = None) -> Sente
     if place.sees_saves:
         return Sentence.of("Then start over.", *_no_clean_checkpoint(place))
     begin = None if course is None else course.begin
+    if begin is not None and begin.value <= _FIRST_STEPS:
+        return Sentence.of("Then start over.")
     if begin is None or course is None or begin.value <= course.reader.steps[0]:
         return Sentence.of("Then restart from a checkpoint saved before the trouble.")
     return Sentence.of("Then restart from your last checkpoint before step ", begin, ".")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ampwatch.diagnosis import RULES, Diagnosis, Finding, Severity
+from ampwatch.diagnosis import RULES, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.column_arrays import Integers, steps_of, texts
 from ampwatch.diagnosis.event import Event, detail_of
 from ampwatch.diagnosis.value_text import count_text, duration_text, scale_text
@@ -387,6 +387,13 @@ _NOT_OF_WEIGHTS = ("AMP5", "AMP9")
 CLEAN, SUSPECT, POISONED = "clean", "suspect", "poisoned"
 
 
+def last_sound_step(advice: Advice) -> int | None:
+    """The last step whose save, made before its update, is still sound; None if not known."""
+    if advice.leapt_at_step is not None:
+        return advice.leapt_at_step
+    return advice.restart_from_step
+
+
 def condition_of(step: int, diagnosis: Diagnosis | None) -> tuple[str, str]:
     """The mark of a checkpoint saved before this step, and its reason."""
     if diagnosis is None:
@@ -404,7 +411,7 @@ def condition_of(step: int, diagnosis: Diagnosis | None) -> tuple[str, str]:
         if one.severity is Severity.ERROR and not one.code.startswith(_NOT_OF_WEIGHTS):
             return SUSPECT, f"during {one.code} {one.name}, since step {one.first_step:,}"
     advice = diagnosis.learning_rate
-    good = advice.restart_from_step
+    good = last_sound_step(advice)
     if is_change(advice) and good is not None and step > good:
         return SUSPECT, f"later than step {good:,}, the last good one"
     return CLEAN, "no error is known of the steps before"

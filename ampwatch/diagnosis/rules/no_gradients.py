@@ -136,7 +136,7 @@ def _reason(case: Case) -> tuple[str, str]:
     if run.cleared:
         return (
             "They were not zero after the backward pass, but are when the optimizer steps.",
-            "Call zero_grad() before backward() or after step(). Clipping to 0 looks the same.",
+            "Call zero_grad() before backward() or after step(), and do not clip to 0.",
         )
     if zeros.is_underflow:
         return _underflowed(case)
@@ -145,7 +145,7 @@ def _reason(case: Case) -> tuple[str, str]:
         cause += (
             "weight, a mask that removes everything, advantages that are all equal), or a margin "
         )
-        return cause + "is always met.", "Look at the loss's factors and masks in these steps."
+        return cause + "is always met.", "Check whether a factor or a mask makes the loss zero."
     if run.highest_loss < run.lowest_loss:
         cause = "The loss is not in the record."
     elif zeros.is_constant and run.times.count > 1:

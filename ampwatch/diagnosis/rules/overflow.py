@@ -245,8 +245,8 @@ def _forward_action(case: Case, first: LayerOverflows) -> str:
         return f"Run it in float32: {call} Or use bf16."
     return (
         f"The run had worked until then: check {_grown(case)} first. If nothing made the "
-        f"activations grow, run {layer} in float32: {call} If the rerun then names another layer, "
-        "do the same for that one."
+        f"activations grow, run layer {layer} in float32: {call} If the rerun then names another "
+        "layer, do the same for that one."
     )
 
 

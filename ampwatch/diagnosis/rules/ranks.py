@@ -134,8 +134,8 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             ranks=(rank,),
             summary=f"Rank {rank} alone overflows, in {count}{where if one.layer else ''}"
             f"{standing.ending}.",
-            cause=f"Its own loss or {own} are not finite there and the other ranks' are; the sum "
-            "of the gradients is not, so all ranks skip.",
+            cause=f"There its own loss or {own} are inf or NaN, and on the other ranks they are "
+            "finite. The ranks add up their gradients, so all of them skip the step.",
             action=f"Check the batches of rank {rank} in the steps in which it overflows. If they "
             "are valid, run them on another rank: a fault that stays with the GPU is the GPU's.",
             evidence=(

@@ -137,7 +137,7 @@ def _start_higher(case: Case) -> str | None:
     target = DEFAULT_SCALE
     if final >= DEFAULT_SCALE:
         target = 2.0 ** (math.ceil(math.log2(final)) + RAISE_OCTAVES)
-    return f"{start_scale_text(target)} Growth alone is slow: one doubling each growth_interval."
+    return start_scale_text(target).partition(" Too high")[0]
 
 
 # At torch's interval growth costs one skip in 2,001 steps; at one in four it is too short.
