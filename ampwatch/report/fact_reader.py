@@ -130,6 +130,11 @@ class FactReader:
             self._columns[column] = _by_step(steps_of(rows)[there], values[there])
         return self._columns[column]
 
+    @property
+    def has_layers(self) -> bool:
+        """Whether the record has rows of layers."""
+        return bool(self._run.read(Table.LAYERS, ("step",), self.rank).num_rows)
+
     @cached_property
     def activations(self) -> Series:
         """Of each sampled step the largest activation of any layer, where it is finite."""

@@ -353,7 +353,7 @@ def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
                 yield Sentence.of(f"Not recorded: {', '.join(lacks)}.", _loss_hint(lacks))
         return
     lacks = _not_recorded(reader)
-    lacks += [] if len(reader.activations) or diagnosis.suspect else ["layers"]
+    lacks += [] if reader.has_layers else ["layers"]
     if lacks:
         yield Sentence.of(f"Not in this log: {', '.join(lacks)}.")
     if reader.has_every_step and any(
