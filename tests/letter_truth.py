@@ -159,7 +159,7 @@ def recompute(fact: Fact, run: Any, body: Mapping[str, Any]) -> float:
 
 
 def _recomputed(fact: Fact, truth: Truth) -> float:
-    if fact.reading in _OUTSIDE_ROWS:
+    if fact.reading is Reading.ESTIMATE:
         return _outside_rows(fact, truth)
     entries = truth.entries(fact)
     if fact.reading in _OF_FINITE:
@@ -185,16 +185,9 @@ def _of_holding(fact: Fact, holding: Sequence[int]) -> float:
     return holding[at] if holding else math.nan
 
 
-_OUTSIDE_ROWS = frozenset((Reading.ESTIMATE, Reading.SETTING, Reading.CONSTANT))
-
-
 def _outside_rows(fact: Fact, truth: Truth) -> float:
-    """An estimate of `report --json`, a setting of run.json, or what a format can hold."""
-    value = {
-        Reading.ESTIMATE: truth.body["learning_rate"].get(fact.column),
-        Reading.SETTING: getattr(truth.run.info, fact.column, None),
-        Reading.CONSTANT: {"float16": 65504.0}.get(fact.column),
-    }[fact.reading]
+    """An estimate of `report --json`."""
+    value = truth.body["learning_rate"].get(fact.column)
     return math.nan if value is None else float(value)
 
 

@@ -2,8 +2,8 @@
 
 A fact is one number, its text, and how anybody recomputes it from the run's rows: the operation,
 the table, the column and the steps. A sentence is made of words, names and facts, so no number
-stands in a letter that was not read from rows. Numbers that are no reading say so: what the
-diagnosis estimates, what a setting of run.json is, what a number format can hold.
+stands in a letter that was not read from rows. A number that is no reading says so: it is what the
+diagnosis estimates.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ class Reading(str, enum.Enum):
     LAST_STEP = "last step"  # in which `holds` is true
     SINCE = "since"  # the first step from which `holds` is true of every value
     ESTIMATE = "estimate"  # of the diagnosis: `column` names the key in `report --json`
-    SETTING = "setting"  # of run.json: `column` names it
-    CONSTANT = "constant"  # of a number format: `column` names it
 
 
 class Holds(str, enum.Enum):
@@ -154,8 +152,3 @@ def tested_rate(key: str, value: float) -> Fact:
 def estimated_step(key: str, step: int) -> Fact:
     """A step that the diagnosis chose; `key` names it in the advice of `report --json`."""
     return Fact(Reading.ESTIMATE, step, f"{step:,}", column=key)
-
-
-def constant(name: str, value: float) -> Fact:
-    """A number that a format or a library fixes."""
-    return Fact(Reading.CONSTANT, value, f"{value:,.0f}", column=name)
