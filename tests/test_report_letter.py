@@ -61,7 +61,9 @@ def test_the_letter_says_what_to_do_before_what_happened(tmp_path):
     lines = shown(run).splitlines()
     assert lines[2] == "Learning rate too high  (AMP301)"
     assert lines.index("What to do") < lines.index("What happened") < lines.index("How sure")
-    assert lines[lines.index("What to do") + 1].startswith("  1. Start over with a peak learning")
+    assert lines[lines.index("What to do") + 1].startswith(
+        "  1. Start from scratch with a peak learning"
+    )
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
@@ -81,7 +83,7 @@ def test_a_letter_with_ten_findings_lists_the_gravest_and_counts_the_rest(tmp_pa
         for n in range(10)
     ]
     text = shown(run, dataclasses.replace(diagnosis, findings=(head, *more_findings)))
-    assert "and 5 more." in " ".join(text.split())
+    assert "And 5 more." in " ".join(text.split())
     assert len(text.splitlines()) <= 40
 
 
@@ -144,9 +146,9 @@ def test_letter_and_plan_name_the_same_place_to_restart_from(tmp_path, step):
     letter, plan = letter_of("one", run, diagnosis), plan_of(run, diagnosis)
     first, told = str(letter.to_do[0]), " ".join(sentences_of(plan))
     if step is None:
-        assert first.startswith("Start over with a peak learning rate of ")
+        assert first.startswith("Start from scratch with a peak learning rate of ")
         assert plan.checkpoint is None
-        assert "Start over" in told
+        assert "Start from scratch" in told
     else:
         where = f"checkpoint of step {step} (ckpt/a.pt)"
         assert first.startswith(f"Restart from the {where} with a peak learning rate of ")
@@ -215,9 +217,11 @@ def test_what_is_estimated_is_called_so_and_what_was_tested_too(tmp_path):
     run = open_run(write_structured(tmp_path, "one", rate=0.1, fails=True))
     diagnosis = diagnose(run)
     estimated = shown(run, with_advice(diagnosis, low=0.01, high=0.05))
-    assert "0.01 to 0.05, estimated, not tested." in " ".join(estimated.split())
+    assert "Remedy: not tested. The limit is estimated to lie between 0.01 and 0.05." in " ".join(
+        estimated.split()
+    )
     tested = shown(run, with_advice(diagnosis, low=0.01, high=0.05, proved_steps=200))
-    assert "it held in a rerun of 200 steps" in " ".join(tested.split())
+    assert "The learning rate held in a rerun of 200 steps" in " ".join(tested.split())
     assert "not tested" not in tested
 
 

@@ -108,7 +108,7 @@ def test_a_consequence_stands_apart_with_its_code_at_the_end(tmp_path):
 
 def test_the_report_says_what_it_is_not(tmp_path):
     text = report_of(forward_overflow(tmp_path), terminal=False)
-    assert "Learning rate: not the cause, as far as this record shows." in text
+    assert "Learning rate: nothing recorded points to it." in text
     assert "Ruled out" in text
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from ampwatch.diagnosis.findings import Finding, Severity
 
 TITLES = {
-    "AMP101": "The loss scale is still being found",
-    "AMP102": "The loss scale doubles and falls back, as it should",
+    "AMP101": "Steps were skipped in the search for a loss scale, as usual at the start",
+    "AMP102": "The loss scale doubles and falls back now and then, as it should",
     "AMP103": "The loss scale collapsed",
     "AMP104": "The loss scale is at its floor: no step can succeed",
     "AMP105": "Many steps are skipped, more than the growth of the loss scale explains",
@@ -23,7 +23,7 @@ TITLES = {
     "AMP203": "The output of layer {layer} is inf or NaN in the forward pass",
     "AMP204": "The loss is inf or NaN",
     "AMP205": "The activations of layer {layer} are close to the largest number of fp16",
-    "AMP206": "Single batches are far out of the ordinary",
+    "AMP206": "A batch has extreme values",
     "AMP207": "The weights are inf or NaN: nothing can recover",
     "AMP208": "No loss scale suits all layers",
     "AMP209": "The input of the model is inf or NaN",
@@ -54,7 +54,7 @@ TITLES = {
     "AMP414": "The optimizer's eps is zero in fp16",
     "AMP415": "Training ended by a mix of number formats",
     "AMP416": "A new GradScaler is made again and again",
-    "AMP417": "Steps are taken, and the weights do not move",
+    "AMP417": "The optimizer steps, and the weights do not change",
     "AMP418": "Updates are rounded away: the weights are in half precision",
     "AMP501": "Layer sizes do not suit tensor cores",
     "AMP502": "Mixed precision does not help: most work runs in float32",

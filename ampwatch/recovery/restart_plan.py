@@ -284,7 +284,7 @@ def _peak_text(factor: float, base_rates: Sequence[float]) -> str:
 
 
 _NO_CHECKPOINT = {
-    True: "Start over: no clean checkpoint is recorded before the trouble.",
+    True: "Start from scratch: no clean checkpoint is recorded before the trouble.",
     False: "From a checkpoint saved before the trouble; a log shows none.",
 }
 

@@ -4,7 +4,7 @@ Names of runs and layers are data: they are shown, never interpreted.
 
 - what is told of a run: facts, settings, scaler_settings, attempts, timeline
 - the letter: letter, letter_text, letter_facts, fact_reader, happenings, letter_to_do,
-  restart_place, new_command
+  letter_certainty, restart_place, new_command
 - the report: terminal_report, html_file, tensorboard_event_files, plotly_figure
 - charts: overview_chart, thinning, painter
 - layers: last_layer_values, scale_windows, format_losses, layer_views

@@ -122,6 +122,8 @@ class FactReader:
         """A column of the steps: its known values, inf and nan among them."""
         if column not in self._columns:
             rows = self._rows
+            if column not in _READ:  # only a finding's evidence asks for it
+                rows = rows_of_optimizer(self._run, ("step", column), self.optimizer)
             if column in _FLAGS:
                 values: Floats = flags(rows, column).astype(np.float64)
                 there: Mask = values >= 0

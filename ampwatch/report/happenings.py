@@ -182,7 +182,7 @@ def _growths(course: Course) -> Iterator[Happening]:
         if value is not None and level is not None:
             yield Happening(
                 reader.step_fact(Reading.STEP, step, "step", Holds.PRESENT, step, step),
-                Sentence.of(f"{what} ", value, " (median before: ", level, ")"),
+                Sentence.of(f"{what} ", value, " (usually ", level, " before)"),
             )
 
 
@@ -202,16 +202,20 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
         at = reader.fact(Reading.STEP_OF_HIGHEST, "loss", peak.first, peak.last)
         highest: tuple[str | Fact, ...] = (peak, " at step ", at) if at else (peak,)
         if course.loss_left is not None and course.loss_left.value < peak_step(at):
-            words = Sentence.of("the loss leaves its level of ", level, " and rises to ", *highest)
+            words = Sentence.of("the loss starts to rise from ", level, "; its peak is ", *highest)
             yield Happening(course.loss_left, words)
         else:
-            yield Happening(at, Sentence.of("the loss reaches ", peak, " (", level, " before)"))
+            yield Happening(at, Sentence.of("the loss reaches ", peak, *_around(reader, level, at)))
     if course.loss_lost is not None:
         yield Happening(course.loss_lost, _lost_words(course, course.loss_lost))
         return
     zeros = reader.since("loss", Holds.ZERO)
     if zeros is not None and zeros.value < (reader.last_step or 0):
-        why = " (Trainer prints a NaN loss so)" if diagnosis.run.source == _HF_TRAINER else ""
+        why = (
+            " (Hugging Face's Trainer prints a NaN loss as zero)"
+            if diagnosis.run.source == _HF_TRAINER
+            else ""
+        )
         yield Happening(zeros, Sentence.of(f"the loss is exactly zero to the end{why}"))
     lost = reader.holding("loss", Holds.NOT_FINITE)
     if len(lost):
@@ -230,7 +234,21 @@ def _lost_words(course: Course, lost: Fact) -> Sentence:
     value = course.reader.value("loss", int(lost.value))
     what = "NaN" if value is not None and np.isnan(value.value) else "inf"
     stays = "and never finite again" if lost.value != course.reader.last_step else "at the end"
+    if lost.value == course.reader.series("loss").step[0]:
+        stays = "from the first step to the last"
     return Sentence.of(f"the loss is {what} {stays}")
+
+
+def _around(reader: FactReader, level: Fact, at: Fact | None) -> tuple[str | Fact, ...]:
+    """The loss before a peak and after it, in brackets."""
+    later = reader.series("loss").finite.within(None if at is None else int(at.value) + 1, None)
+    if at is None or not len(later):
+        return " (", level, " before)"
+    span = later.step[:_LEVEL_ENTRIES]
+    after = reader.fact(Reading.MEDIAN, "loss", int(span[0]), int(span[-1]))
+    return (
+        (" (", level, " before)") if after is None else (" (", level, " before, ", after, " after)")
+    )
 
 
 def _norm_lines(course: Course) -> Iterator[Happening]:
@@ -249,14 +267,19 @@ def _norm_lines(course: Course) -> Iterator[Happening]:
     yield Happening(first, Sentence.of("the gradient norm is NaN or inf, in ", count, steps))
 
 
+def _skipped_words(skips: Fact, steps: Fact) -> Sentence:
+    rest = " steps from here to the end are skipped"
+    if skips.value == steps.value:
+        return Sentence.of("all ", skips, rest)
+    return Sentence.of(skips, " of the ", steps, rest)
+
+
 def _skip_lines(course: Course) -> Iterator[Happening]:
     reader = course.reader
     if course.skips is not None and course.skips_of is not None:
         yield Happening(
             course.skips_from,
-            Sentence.of(
-                course.skips, " of the ", course.skips_of, " steps from here to the end are skipped"
-            ),
+            _skipped_words(course.skips, course.skips_of),
         )
         return
     skipped = reader.holding("skipped", Holds.TRUE)
@@ -266,7 +289,7 @@ def _skip_lines(course: Course) -> Iterator[Happening]:
     last = reader.step_fact(Reading.LAST_STEP, int(skipped[-1]), "skipped", Holds.TRUE)
     count = reader.count("skipped", Holds.TRUE)
     if len(skipped) == 1:
-        yield Happening(first, Sentence.of("one step is skipped, the only one"))
+        yield Happening(first, Sentence.of("this step is skipped, and no other"))
     else:
         yield Happening(
             first, Sentence.of("first of ", count, " skipped steps; the last is step ", last)
@@ -287,8 +310,8 @@ def _overflow_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]
         found = course.reader.overflows(layer, direction)
         if found is not None:
             first, count = found
-            steps = " step)" if count.value == 1 else " steps)"
-            text = Sentence.of(before, Name(layer), f"{after} (in ", count, steps)
+            steps = " step in all)" if count.value == 1 else " steps in all)"
+            text = Sentence.of(before, Name(layer), f"{after} (", count, steps)
             yield Happening(first, text)
 
 
@@ -312,7 +335,7 @@ def _leap_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
             old, new = course.reader.value("lr", at), course.reader.value("lr", now)
             if old is not None and new is not None:
                 step = course.reader.step_fact(Reading.STEP, now, "step", Holds.PRESENT, now, now)
-                words = Sentence.of("the learning rate leaps from ", old, " to ", new)
+                words = Sentence.of("the learning rate jumps from ", old, " to ", new)
                 yield Happening(step, words)
                 return
 
@@ -351,15 +374,17 @@ def _scale_lines(course: Course) -> Iterator[Happening]:
     """The fall of the loss scale, from its highest value to its last."""
     reader = course.reader
     before, after = (name if len(reader.series(name)) else "" for name in ("scale", "scale_after"))
+    if not before and not after:
+        return
     highest = reader.fact(Reading.HIGHEST, before or after)
     last = reader.fact(Reading.LAST, after or before)
     if highest is None or last is None or highest.value <= last.value:
         return
     if highest.value < _SCALE_FALL * last.value:
         return
-    yield Happening(
-        None, Sentence.of("The loss scale fell from ", highest, " (its highest) to ", last, ".")
-    )
+    where = " in this log" if not before else ""
+    words = ("The loss scale fell from ", highest, f" (its highest{where}) to ", last, ".")
+    yield Happening(None, Sentence.of(*words))
 
 
 def loss_ends(reader: FactReader) -> Sentence | None:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Verdict
+from ampwatch.diagnosis import Diagnosis, Finding, Verdict
 from ampwatch.diagnosis.evidence_text import label_of
 from ampwatch.diagnosis.finding_titles import title_of
 from ampwatch.diagnosis.findings import CALM, CUT_OFF
+from ampwatch.diagnosis.rule import RATE
 from ampwatch.diagnosis.value_text import short_dtype
 from ampwatch.report.fact_reader import FactReader, optimizer_of
-from ampwatch.report.facts import ruled_out
 from ampwatch.report.happenings import (
     Course,
     Happening,
@@ -26,6 +26,7 @@ from ampwatch.report.happenings import (
     in_order,
     loss_ends,
 )
+from ampwatch.report.letter_certainty import how_sure
 from ampwatch.report.letter_facts import (
     Fact,
     Holds,
@@ -33,11 +34,7 @@ from ampwatch.report.letter_facts import (
     Reading,
     Remedy,
     Sentence,
-    estimate,
-    estimated_step,
     joined,
-    present_rate,
-    tested_rate,
 )
 from ampwatch.report.letter_to_do import (
     first_sentence_without_number,
@@ -46,6 +43,7 @@ from ampwatch.report.letter_to_do import (
     what_to_do,
 )
 from ampwatch.report.restart_place import restart_place
+from ampwatch.rows import Table
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Record
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
 _MOST_HAPPENINGS = 6
 _MOST_NAMED = 6
 _NOTES, _CUT_OFF, _WARM_UP = "AMP901", "AMP902", "AMP302"
-_VERY_LIKELY, _LIKELY = 0.95, 0.75
+_LEVEL_ENTRIES = 10  # whose median is what is usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,11 @@ class Listed:
     """A finding beside the main one."""
 
     finding: Finding
+
+    @property
+    def sentence(self) -> str:
+        """Its title and its code."""
+        return f"{title_of(self.finding)} ({self.finding.code})"
 
     @property
     def text(self) -> str:
@@ -109,17 +112,23 @@ def letter_of(name: str, run: Record, diagnosis: Diagnosis) -> Letter:
         verdict=diagnosis.verdict.value,
         name=name,
         about=_about(reader, diagnosis),
-        title="" if head is None else title_of(head, diagnosis.run.ranks),
+        title=_title(diagnosis, head),
         codes=() if head is None else (head.code,),
         opening=tuple(_opening(course, diagnosis, head)),
         to_do=tuple(what_to_do(name, run, course, diagnosis, head, place)),
         happened=tuple(_happened(course, diagnosis, head)),
-        how_sure=tuple(_how_sure(run, diagnosis, head)),
+        how_sure=tuple(how_sure(run, diagnosis, head)),
         follows=tuple(_listed(diagnosis, head, follows=True)),
         separate=tuple(_listed(diagnosis, head, follows=False)),
         unseen=tuple(_unseen(reader, diagnosis)),
         next=tuple(_next(name, diagnosis, head)),
     )
+
+
+def _title(diagnosis: Diagnosis, head: Finding | None) -> str:
+    if head is not None and diagnosis.learning_rate.leapt_at_step is not None:
+        return "The learning rate jumped, and training broke down"
+    return "" if head is None else title_of(head, diagnosis.run.ranks)
 
 
 def main_finding(diagnosis: Diagnosis) -> Finding | None:
@@ -252,70 +261,23 @@ def _evidence(reader: FactReader, head: Finding, told: set[str]) -> Iterator[Hap
         step = reader.step_fact(
             Reading.STEP, piece.step, "step", Holds.PRESENT, piece.step, piece.step
         )
-        yield Happening(step, Sentence.of(label_of(piece.signal), *layer, ": ", fact))
+        words = (label_of(piece.signal), *layer, ": ", fact, *_context(reader, fact))
+        yield Happening(step, Sentence.of(*words))
 
 
-# --- how sure -------------------------------------------------------------------------------------
-
-
-def _how_sure(run: Record, diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence]:
-    advice = diagnosis.learning_rate
-    if diagnosis.run.steps:
-        yield from _rate_words(diagnosis, head)
-    if is_lowered(diagnosis) and advice.proved_steps is not None:
-        steps = estimated_step("proved_steps", advice.proved_steps)
-        yield Sentence.of(
-            "The new learning rate was tested: it held in a rerun of ", steps, " steps.",
-            *_tested_range(advice),
-        )  # fmt: skip
-    elif is_lowered(diagnosis) and advice.low is not None and advice.high is not None:
-        low, high = estimate("low", advice.low), estimate("high", advice.high)
-        yield Sentence.of(
-            "Highest stable learning rate: ", low, " to ", high, ", estimated, not tested."
-        )
-    cleared = ruled_out(run, diagnosis) if head is not None else []
-    if cleared:
-        yield Sentence.of("Ruled out: ", "; ".join(cleared), ".")
-
-
-def _tested_range(advice: Advice) -> Sequence[str | Fact]:
-    """Between which learning rates the limit lies, as reruns have shown."""
-    if advice.low is None or advice.high is None:
+def _context(reader: FactReader, fact: Fact) -> tuple[str | Fact, ...]:
+    """What a number of the steps usually is before, or in how many steps it is zero."""
+    if fact.table is not Table.STEPS or fact.first is None:
         return ()
-    low, high = tested_rate("low", advice.low), tested_rate("high", advice.high)
-    return (" The highest that holds lies between ", low, " and ", high, ".")
-
-
-def _rate_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence]:
-    """How sure it is that the learning rate is the cause, or that it is not."""
-    advice = diagnosis.learning_rate
-    if advice.action is Action.LOWER:
-        if advice.proved_steps is None and advice.probability and advice.signals:
-            sure = _sureness(advice.probability)
-            signs = Fact(Reading.ESTIMATE, advice.signals, f"{advice.signals}", column="signals")
-            yield Sentence.of(
-                f"The learning rate as the cause: {sure} (", signs, " signals weighed)."
-            )
-    elif advice.action is Action.UNKNOWN and head is None:
-        yield Sentence.of("Learning rate: cannot be judged from this record.")
-    elif advice.action is Action.UNKNOWN:
-        yield Sentence.of("Learning rate: this record cannot show whether it is the cause.")
-    elif advice.action is Action.NOT_THE_CAUSE:
-        if diagnosis.run.source == "ampwatch":
-            yield Sentence.of("Learning rate: not the cause, as far as this record shows.")
-        else:
-            yield Sentence.of("Learning rate: nothing in this log points to it.")
-    elif advice.action is Action.KEEP and advice.recommended is not None:
-        now = present_rate(advice.recommended)
-        yield Sentence.of("Learning rate: no change suggested (now ", now, ").")
-    elif advice.action is Action.KEEP:
-        yield Sentence.of("Learning rate: no change suggested.")
-
-
-def _sureness(probability: float) -> str:
-    if probability >= _VERY_LIKELY:
-        return "very likely"
-    return "likely" if probability >= _LIKELY else "possible"
+    series = reader.series(fact.column)
+    if not fact.value:
+        zero, every = (reader.count(fact.column, holds) for holds in (Holds.ZERO, Holds.PRESENT))
+        return " (zero in ", zero, " of ", every, " steps)"
+    before = series.finite.within(None, fact.first - 1).step[-_LEVEL_ENTRIES:]
+    if len(before) < _LEVEL_ENTRIES:
+        return ()
+    usual = reader.fact(Reading.MEDIAN, fact.column, int(before[0]), int(before[-1]))
+    return () if usual is None else (" (usually ", usual, " before)")
 
 
 # --- the rest -------------------------------------------------------------------------------------
@@ -325,7 +287,8 @@ def _listed(diagnosis: Diagnosis, head: Finding | None, *, follows: bool) -> Ite
     """The other findings: those that follow from the main one, or those that do not."""
     effects = _effects(diagnosis.findings, head)
     for finding in diagnosis.findings:
-        if finding is head or finding.code in {_NOTES, _CUT_OFF}:
+        said_above = is_lowered(diagnosis) and finding.code in RATE
+        if finding is head or said_above or finding.code in {_NOTES, _CUT_OFF}:
             continue
         if (finding.code in effects) == follows:
             yield Listed(finding)
@@ -359,7 +322,7 @@ def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
     if reader.has_every_step and any(
         finding.code == _NOTES and "Unnumbered steps" in finding.cause
            for finding in diagnosis.findings):  # fmt: skip
-        yield Sentence.of("This log has no step numbers: a step here is a line's position.")
+        yield Sentence.of("This log has no step numbers: steps are counted by its lines.")
 
 
 def _not_recorded(reader: FactReader) -> list[str]:

@@ -26,6 +26,7 @@ _LONGEST_NAME = 60
 _GAP = 3  # blanks between the words of the first line
 _MOST_LISTED = 5
 _MORE = "More"
+_SAME_STEP = " "  # stands in place of a step that was said in the line above
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +46,42 @@ def parts_of(letter: Letter) -> Iterator[Part]:
     )
     yield Part("What happened", _of_one_step(happened))
     yield Part("How sure", tuple(("", str(one)) for one in letter.how_sure))
-    beside = "Separate: " if letter.title else "Seen: "
-    also = [*_listed("Consequences: ", letter.follows), *_listed(beside, letter.separate)]
+    also = list(_consequences(letter.follows))
+    also += [f"{text}." for text in _sentences(letter.separate)]
     unseen = [("", str(one)) for one in letter.unseen]
     yield Part("Also", (*(("", text) for text in also), *unseen))
     yield Part(_MORE, letter.next)
 
 
 def _of_one_step(lines: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Lines of which those of one step are one line."""
+    """Lines of which the step stands before the first one only."""
     found: list[tuple[str, str]] = []
+    last = ""
     for left, text in lines:
-        if left and found and found[-1][0] == left:
-            found[-1] = left, f"{found[-1][1]}; {text}"
-        else:
-            found.append((left, text))
+        found.append((_SAME_STEP if left and left == last else left, text))
+        last = left
     return tuple(found)
 
 
-def _listed(label: str, found: Sequence[Listed]) -> Iterator[str]:
-    """Findings by their names, each with its code, the gravest first."""
-    grave = sorted(found, key=lambda one: -one.finding.severity.weight)
-    texts = list(dict.fromkeys(one.text for one in grave))
+def _consequences(found: Sequence[Listed]) -> Iterator[str]:
+    """What follows from the main finding, by names and codes, the gravest first."""
+    texts = list(dict.fromkeys(one.text for one in _by_gravity(found)))
     if texts:
         more = len(texts) - _MOST_LISTED
         rest = f"; and {more} more" if more > 0 else ""
-        yield f"{label}{'; '.join(texts[:_MOST_LISTED])}{rest}."
+        yield f"Consequences: {'; '.join(texts[:_MOST_LISTED])}{rest}."
+
+
+def _sentences(found: Sequence[Listed]) -> Iterator[str]:
+    """The findings that do not follow from the main one, a sentence each, the gravest first."""
+    texts = list(dict.fromkeys(one.sentence for one in _by_gravity(found)))
+    yield from texts[:_MOST_LISTED]
+    if len(texts) > _MOST_LISTED:
+        yield f"And {len(texts) - _MOST_LISTED} more"
+
+
+def _by_gravity(found: Sequence[Listed]) -> Sequence[Listed]:
+    return sorted(found, key=lambda one: -one.finding.severity.weight)
 
 
 def first_line(letter: Letter) -> tuple[str, str, str]:

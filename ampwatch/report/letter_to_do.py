@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity, Verdict
+from ampwatch.diagnosis.rule import codes
 from ampwatch.report.happenings import Course
 from ampwatch.report.letter_facts import (
     Fact,
@@ -31,28 +32,12 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis import Record
 
 _MOST_STEPS = 4
+_LOSS_ROSE = "AMP307"
 _FIRST_STEPS = 1  # a log whose trouble begins there has no earlier checkpoint
 # What these leave behind is in weights or scale: the run is to be restarted from before them.
-_LEAVES_HARM = frozenset(
-    [
-        "AMP103",
-        "AMP104",
-        "AMP105",
-        "AMP202",
-        "AMP203",
-        "AMP204",
-        "AMP207",
-        "AMP209",
-        "AMP210",
-        "AMP211",
-        "AMP301",
-        "AMP302",
-        "AMP304",
-        "AMP306",
-        "AMP307",
-        "AMP601",
-        "AMP604",
-    ]
+_LEAVES_HARM = codes(
+    "AMP103 AMP104 AMP105 AMP202 AMP203 AMP204 AMP207 AMP209 AMP210 AMP211 AMP301 AMP302 AMP304 "
+    "AMP306 AMP307 AMP601 AMP604"
 )
 
 
@@ -77,9 +62,12 @@ def what_to_do(
         elif _is_cut_off(diagnosis):
             yield from _resume(place)
         return
+    restarts = head.severity is Severity.ERROR and head.code in _LEAVES_HARM
+    if restarts and head.code == _LOSS_ROSE:  # the rest is about the new start
+        yield restart_sentence(place, course, first=True)
     for text in sentences_of(head.action)[:_MOST_STEPS]:
         yield Sentence.of(*_with_steps(text, head))
-    if head.severity is Severity.ERROR and head.code in _LEAVES_HARM:
+    if restarts and head.code != _LOSS_ROSE:
         yield restart_sentence(place, course)
 
 
@@ -127,9 +115,12 @@ def _lower(
     if advice.leapt_at_step is not None:
         leap = estimated_step("leapt_at_step", advice.leapt_at_step)
         yield Sentence.of(
-            "Go back to the learning rate before step ", leap, ", at which the run had trained: ",
-            rate, " (now ", present_rate(advice.current), ").",
+            "Set the learning rate back to ", rate, ", its value before step ", leap, " (now ",
+            present_rate(advice.current), "). The run had trained with it.",
         )  # fmt: skip
+        yield Sentence.of(
+            "Find out what made it jump: the schedule, a resume, or a change by hand."
+        )
         yield restart_sentence(place)
         return
     with_rate: list[str | Fact | Name] = [
@@ -138,7 +129,7 @@ def _lower(
     if advice.besides is not None:
         with_rate += [" and ", Name(advice.besides)]
     if place.checkpoint is None:
-        yield Sentence.of("Start over", *with_rate, ".", *_no_clean_checkpoint(place))
+        yield Sentence.of("Start from scratch", *with_rate, ".", *_no_clean_checkpoint(place))
     else:
         yield Sentence.of("Restart from the checkpoint of step ", *_saved(place), *with_rate, ".")
     command = command_with_rate(run, advice.current, plain)
@@ -149,7 +140,7 @@ def _lower(
         yield Sentence.of("If you resume from a checkpoint, call after loading it: ", Name(call))
     if advice.proved_steps is None:
         yield Sentence.of(
-            "Optional: test how high it can go: ", Name(f"ampwatch prove {quoted(name)}")
+            "Optional: find its limit by short reruns: ", Name(f"ampwatch prove {quoted(name)}")
         )
 
 
@@ -169,18 +160,21 @@ def _saved(place: RestartPlace) -> Sequence[str | Fact | Name]:
     return (step,) if saved.path is None else (step, " (", Name(saved.path), ")")
 
 
-def restart_sentence(place: RestartPlace, course: Course | None = None) -> Sentence:
-    """Where to restart, in words."""
+def restart_sentence(
+    place: RestartPlace, course: Course | None = None, *, first: bool = False
+) -> Sentence:
+    """Where to restart, in words; `first` if nothing is to be done before."""
+    start, restart = ("Start", "Restart") if first else ("Then start", "Then restart")
     if place.checkpoint is not None:
-        return Sentence.of("Then restart from the checkpoint of step ", *_saved(place), ".")
+        return Sentence.of(f"{restart} from the checkpoint of step ", *_saved(place), ".")
     if place.sees_saves:
-        return Sentence.of("Then start over.", *_no_clean_checkpoint(place))
+        return Sentence.of(f"{start} from scratch.", *_no_clean_checkpoint(place))
     begin = None if course is None else course.begin
     if begin is not None and begin.value <= _FIRST_STEPS:
-        return Sentence.of("Then start over.")
+        return Sentence.of(f"{start} from scratch.")
     if begin is None or course is None or begin.value <= course.reader.steps[0]:
-        return Sentence.of("Then restart from a checkpoint saved before the trouble.")
-    return Sentence.of("Then restart from your last checkpoint before step ", begin, ".")
+        return Sentence.of(f"{restart} from a checkpoint saved before the trouble.")
+    return Sentence.of(f"{restart} from your last checkpoint before step ", begin, ".")
 
 
 _ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z`(])")

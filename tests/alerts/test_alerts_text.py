@@ -64,7 +64,7 @@ def test_many_findings_and_long_texts_still_fit_the_narrowest_service():
     many = [finding(f"AMP{n}", cause="why " * 400, action="do " * 400) for n in range(100, 130)]
     alert = alert_of("one", "/r", diagnosis(*many), many)
     assert "Why: why" in alert.body
-    assert "and 18 more" in alert.body
+    assert "and 19 more" in alert.body
     whole = bundle([alert] * 40)
     assert max(len(alert.body), len(whole.body)) < 2000
     assert whole.title == "ampwatch: 40 alerts"

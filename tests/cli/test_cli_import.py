@@ -37,7 +37,7 @@ def test_a_log_is_reported_and_leaves_nothing_behind(capsys, log, tmp_path):
     code, out, err = ampwatch(capsys, "report", log)
     assert (code, err) == (0, "")
     assert "FAILING" in out
-    assert "from 32,768 (its highest) to 3.1e-5" in out
+    assert "from 32,768 (its highest in this log) to 3.1e-5" in out
     assert "this record cannot show whether it is the cause" in " ".join(out.split())
     assert [entry.name for entry in tmp_path.iterdir()] == ["train.log"]
 

@@ -81,17 +81,18 @@ def test_after_a_leap_the_band_says_which_rate_to_go_back_to(shown_of):
     )  # fmt: skip
     told = " ".join(re.sub("<[^>]+>", "", shown_of(diagnosis_of(advice))).split())
     assert (
-        "Go back to the learning rate before step 80, at which the run had trained: 0.05 (now 50)."
+        "Set the learning rate back to 0.05, its value before step 80 (now 50). The run had "
+        "trained with it."
     ) in told
     assert "90 %" not in told
 
 
 @pytest.mark.parametrize(
     ("action", "words"),
-    [(Action.NOT_THE_CAUSE, "Learning rate: not the cause, as far as this record shows."),
-     (Action.KEEP, "Learning rate: no change suggested."),
+    [(Action.NOT_THE_CAUSE, "Learning rate: nothing recorded points to it."),
+     (Action.KEEP, "Learning rate: nothing recorded points to it."),
      (Action.UNKNOWN, "Learning rate: this record cannot show whether it is the cause."),
-     (Action.LOWER, "Start over with a peak learning rate of 0.01 (now 0.05).")],
+     (Action.LOWER, "Start from scratch with a peak learning rate of 0.01 (now 0.05).")],
 )  # fmt: skip
 def test_the_band_says_what_the_report_says_of_the_learning_rate(action, words, shown_of):
     rate = {"current": 0.05, "recommended": 0.01, "factor": 0.2}

@@ -145,7 +145,7 @@ def test_one_that_was_taken_is_to_be_clipped_as_without_a_guard(bad, of, is_one_
     left_out = bad[:is_one_left_out]
     found = findings(with_bad_batches(bad, left_out=left_out, **of))["AMP206"]
     assert found.severity.value == "warning"
-    assert "Clip or filter the input" in found.action
+    assert "Limit such inputs" in found.action
 
 
 @pytest.mark.parametrize("inputs", [False, True])

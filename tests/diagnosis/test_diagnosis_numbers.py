@@ -252,7 +252,7 @@ def test_an_input_that_the_weights_took_in_ends_the_run_though_it_was_one_batch(
     assert diagnosis.headline.severity.value == "error"
     assert "The weights are not finite any more." in diagnosis.headline.action
     letter = letter_of("x", run, diagnosis)
-    assert str(letter.to_do[-1]) == "Then start over."
+    assert str(letter.to_do[-1]) == "Then start from scratch."
     assert finding(run, "AMP207").because_of == "AMP209"
     assert diagnosis.learning_rate.action.value == "not-the-cause"
 

@@ -89,7 +89,7 @@ def test_a_rate_that_holds_is_found_and_the_users_files_stay_as_they_are(trained
     assert kept_proof(run).proved.value == low
     shown = ran(folder, "-m", "ampwatch", "report", run)
     words = " ".join(shown.stdout.split())
-    assert "The new learning rate was tested: it held in a rerun of" in words
+    assert "Remedy: tested. The learning rate held in a rerun of" in words
     assert f"peak learning rate of {low:.3g} (now" in words
 
 

@@ -71,8 +71,8 @@ clip_before_unscale = _mistake(
     # What was cleared too early was not clipped.
     Ties(groundless_beside=("AMP410",), excludes_rate=always),
     summary="Gradients were clipped before they were unscaled.",
-    cause="They changed between the backward pass and unscale_, when they were still multiplied "
-    "by the loss scale: the effective limit is that many times too small.",
+    cause="The gradients were changed after backward() and before unscale_(). There they are still "
+    "multiplied by the loss scale, so a limit for clipping is far too small.",
 )
 
 

@@ -69,8 +69,8 @@ _LEFT_OUT = (
         not_to_confuse="AMP102, an overflow just after the scale grew; AMP301, where updates "
         f"grow first; AMP303, which is about the recovery. Several in {APART_STEPS} steps "
         "are AMP105 or AMP203.",
-        do="Check that batch: outliers, a corrupt file, a missing normalisation. Clip or filter "
-        "the input.",
+        do="Look in that batch for outliers, a corrupt file or a missing normalisation. Limit such "
+        "inputs, or leave such samples out.",
         example="one image in float values of 0 to 65535 among images of 0 to 1.",
     ),
     Ties(cures=("clip",)),
@@ -92,8 +92,8 @@ def bad_batch(case: Case) -> Iterator[Seen]:
             summary=f"{_batches(inputs.times.count)} stood out from those before{what}.",
             action=_LEFT_OUT
             if inputs.are_left_out
-            else f"Check the batch of step {first.step}: outliers, a corrupt file, a missing "
-            "normalisation. Clip or filter the input.",
+            else f"Look in the batch of step {first.step} for outliers, a corrupt file or a "
+            "missing normalisation. Limit such inputs, or leave such samples out.",
             cause=f"At step {first.step} the largest input was {first.value:,.4g}, "
             f"{first.times:,.0f} times its recent median, after an ordinary update.",
             evidence=(
@@ -417,7 +417,7 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
             if grew
             else "; no gradient norms show whether a change of the data is behind it."
         ),
-        action="Skip the batches around the step at which the loss rose. If it happens again, "
-        "lower the learning rate.",
+        action="Leave out the batches around the step at which the loss rose. If the loss rises "
+        "again, lower the learning rate.",
         evidence=(Evidence("loss_peak", step, height, level, "before"),),
     )

@@ -242,7 +242,7 @@ def _forward_action(case: Case, first: LayerOverflows) -> str:
         )
     call = f"`{_float32_call(case, layer)}`, once, after the model is created."
     if start is None or (first.times.first_step or 0) <= start:
-        return f"Run it in float32: {call} Or use bf16."
+        return f"Run layer {layer} in float32: {call} Or train in bf16 instead."
     return (
         f"The run had worked until then: check {_grown(case)} first. If nothing made the "
         f"activations grow, run layer {layer} in float32: {call} If the rerun then names another "

@@ -134,10 +134,11 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             ranks=(rank,),
             summary=f"Rank {rank} alone overflows, in {count}{where if one.layer else ''}"
             f"{standing.ending}.",
-            cause=f"There its own loss or {own} are inf or NaN, and on the other ranks they are "
+            cause=f"On this rank the loss or its {own} are inf or NaN, and on the others they are "
             "finite. The ranks add up their gradients, so all of them skip the step.",
             action=f"Check the batches of rank {rank} in the steps in which it overflows. If they "
-            "are valid, run them on another rank: a fault that stays with the GPU is the GPU's.",
+            "are valid, give them to another rank: if the overflow stays with this one, its GPU "
+            "is at fault; if it moves with the batches, the data is.",
             evidence=(
                 Evidence(
                     "overflows",

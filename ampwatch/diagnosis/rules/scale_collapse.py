@@ -95,12 +95,14 @@ def _failed_search(case: Case) -> Seen:
         last_step=scale.last_step,
         summary=f"{accepted}: {count_text(scale.search.skips, 'skip')} took the scale from "
         f"{scale_text(scale.first_scale)} to {scale_text(final)}.",
-        cause="The gradients are not finite at any scale." + blind + unknown_cause_text(case),
+        cause="The gradients were not finite at any scale that was tried."
+        + blind
+        + unknown_cause_text(case),
         action="A lower scale or learning rate cannot help before the first update. Find the "
         "first layer or input that is not finite."
         if case.observed.loop
-        else "Stop: nothing is learnt. Attach ampwatch to find the layer, the input or the "
-        "learning rate that causes it.",
+        else "Stop: nothing is learnt. Attach ampwatch to find out whether a layer, an input or "
+        "the learning rate is the cause.",
         evidence=(Evidence("scale", scale.last_step, final, scale.first_scale, "at first"),),
     )
 

@@ -107,9 +107,10 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
         f"record (more than {STILL_LONG_STEPS}: a warning).",
         not_to_confuse="A skipped step, which is recorded as such; a rate of zero at the start of "
         "a warm-up; frozen parameters, which have no gradient; clipping that leaves an update.",
-        do="Check whether the optimizer holds this model's parameters and not copies, whether "
-        "the update is below the weights' precision (float16 weights, a tiny rate), and "
-        "whether gradients are divided by the scale again after scaler.unscale_.",
+        do="Check that the optimizer was created from this model's parameters, and not from "
+        "copies of them. Check that the weights are float32: a small update does not change a "
+        "float16 weight. Check that the loop does not divide the gradients by the loss scale "
+        "after scaler.unscale_.",
         example="bf16 weights at a rate of 1e-6: every update rounds to nothing.",
     ),
     Ties(explained_by=("AMP410",), excludes_rate=always),
