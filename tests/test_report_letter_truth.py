@@ -118,6 +118,19 @@ def test_a_loss_that_is_not_finite_from_a_step_on_is_the_beginning(tmp_path: Pat
     assert "step 40 the loss is NaN and never finite again" in " ".join(printed(letter).split())
 
 
+def test_the_peak_of_a_log_is_the_highest_learning_rate_that_it_shows(tmp_path: Path) -> None:
+    step = np.arange(200)
+    down = 0.25 * (1 + np.cos(np.pi * (step - 50) / 150))
+    lr = np.where(step < 50, 0.01 * (step + 1), down)
+    loss = np.where(step < 44, 3 / (1 + 0.05 * step), 40.0 * (step - 43))
+    lost = np.where(step < 60, 1.0, np.nan)
+    run = rewritten(tmp_path, 200, lr=lr, loss=loss * lost, grad_norm=lost)
+    letter, problems = checked(run)
+    assert letter.title == "Learning rate too high"
+    assert problems == []
+    assert ampwatch.diagnose(run).learning_rate.current == pytest.approx(lr.max())
+
+
 def test_a_scale_of_zero_throughout_did_not_fall(tmp_path: Path) -> None:
     zeros = np.zeros(60)
     letter, problems = checked(rewritten(tmp_path, 60, scale=zeros, scale_after=zeros))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ampwatch.diagnosis.findings import Finding, Severity
 
 TITLES = {
-    "AMP101": "Steps were skipped in the search for a loss scale, as usual at the start",
+    "AMP101": "The first skipped steps were the usual search for a loss scale",
     "AMP102": "The loss scale doubles and falls back now and then, as it should",
     "AMP103": "The loss scale collapsed",
     "AMP104": "The loss scale is at its floor: no step can succeed",
@@ -54,7 +54,7 @@ TITLES = {
     "AMP414": "The optimizer's eps is zero in fp16",
     "AMP415": "Training ended by a mix of number formats",
     "AMP416": "A new GradScaler is made again and again",
-    "AMP417": "The optimizer steps, and the weights do not change",
+    "AMP417": "optimizer.step() runs, but the weights do not change",
     "AMP418": "Updates are rounded away: the weights are in half precision",
     "AMP501": "Layer sizes do not suit tensor cores",
     "AMP502": "Mixed precision does not help: most work runs in float32",

@@ -19,6 +19,7 @@ from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Sentence
 from ampwatch.rows import EventKind, Table
 
 _LEVEL_ENTRIES = 10  # whose median is the level before
+_STILL_HIGH = 2.0  # times that level: a loss after a peak that has not come back
 _LEAST_ENTRIES = 3
 _MUCH = 4.0  # times: growth of a norm or of an activation that is worth a line
 _LOSS_RISE = 1.5  # times the level before
@@ -212,11 +213,11 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     zeros = reader.since("loss", Holds.ZERO)
     if zeros is not None and zeros.value < (reader.last_step or 0):
         why = (
-            " (Hugging Face's Trainer prints a NaN loss as zero)"
+            ": Hugging Face's Trainer prints NaN as zero"
             if diagnosis.run.source == _HF_TRAINER
             else ""
         )
-        yield Happening(zeros, Sentence.of(f"the loss is exactly zero to the end{why}"))
+        yield Happening(zeros, Sentence.of(f"the log shows a loss of zero to the end{why}"))
     lost = reader.holding("loss", Holds.NOT_FINITE)
     if len(lost):
         first = reader.step_fact(Reading.FIRST_STEP, int(lost[0]), "loss", Holds.NOT_FINITE)
@@ -241,14 +242,27 @@ def _lost_words(course: Course, lost: Fact) -> Sentence:
 
 def _around(reader: FactReader, level: Fact, at: Fact | None) -> tuple[str | Fact, ...]:
     """The loss before a peak and after it, in brackets."""
+    before = level, *_up_to(reader, level, at)
     later = reader.series("loss").finite.within(None if at is None else int(at.value) + 1, None)
     if at is None or not len(later):
-        return " (", level, " before)"
+        return " (", *before, ")"
     span = later.step[:_LEVEL_ENTRIES]
     after = reader.fact(Reading.MEDIAN, "loss", int(span[0]), int(span[-1]))
-    return (
-        (" (", level, " before)") if after is None else (" (", level, " before, ", after, " after)")
-    )
+    if after is None:
+        return " (", *before, ")"
+    still = "still " if after.value > _STILL_HIGH * level.value else ""
+    return " (", *before, ", ", still, after, " after)"
+
+
+def _up_to(reader: FactReader, level: Fact, at: Fact | None) -> tuple[str | Fact, ...]:
+    """That a level is of before; up to which step, if ten losses or more lie between the two."""
+    last = level.last
+    if last is None or at is None:
+        return (" before",)
+    between = reader.series("loss").finite.within(last + 1, int(at.value) - 1)
+    if len(between) < _LEVEL_ENTRIES:
+        return (" before",)
+    return " up to step ", reader.step_fact(Reading.STEP, last, "loss", Holds.PRESENT, last, last)
 
 
 def _norm_lines(course: Course) -> Iterator[Happening]:
@@ -268,10 +282,9 @@ def _norm_lines(course: Course) -> Iterator[Happening]:
 
 
 def _skipped_words(skips: Fact, steps: Fact) -> Sentence:
-    rest = " steps from here to the end are skipped"
     if skips.value == steps.value:
-        return Sentence.of("all ", skips, rest)
-    return Sentence.of(skips, " of the ", steps, rest)
+        return Sentence.of("from here to the end, all ", skips, " steps are skipped")
+    return Sentence.of("from here to the end, ", skips, " of ", steps, " steps are skipped")
 
 
 def _skip_lines(course: Course) -> Iterator[Happening]:

@@ -272,6 +272,8 @@ def _context(reader: FactReader, fact: Fact) -> tuple[str | Fact, ...]:
     series = reader.series(fact.column)
     if not fact.value:
         zero, every = (reader.count(fact.column, holds) for holds in (Holds.ZERO, Holds.PRESENT))
+        if zero.value == every.value:
+            return " in all ", every, " steps"
         return " (zero in ", zero, " of ", every, " steps)"
     before = series.finite.within(None, fact.first - 1).step[-_LEVEL_ENTRIES:]
     if len(before) < _LEVEL_ENTRIES:
@@ -322,7 +324,7 @@ def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
     if reader.has_every_step and any(
         finding.code == _NOTES and "Unnumbered steps" in finding.cause
            for finding in diagnosis.findings):  # fmt: skip
-        yield Sentence.of("This log has no step numbers: steps are counted by its lines.")
+        yield Sentence.of("This log has no step numbers: each of its lines counts as one step.")
 
 
 def _not_recorded(reader: FactReader) -> list[str]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _VERY_LIKELY, _LIKELY = 0.95, 0.75
 # What the probe itself saw done, or the values of a forward pass: nothing was inferred.
 _SEEN = codes(
-    "AMP203 AMP209 AMP401 AMP402 AMP403 AMP404 AMP405 AMP406 AMP407 AMP408 AMP409 AMP412 AMP414 "
-    "AMP415 AMP416 AMP506 AMP704 AMP705"
+    "AMP203 AMP206 AMP209 AMP401 AMP402 AMP403 AMP404 AMP405 AMP406 AMP407 AMP408 AMP409 AMP412 "
+    "AMP414 AMP415 AMP416 AMP506 AMP704 AMP705"
 )
 # What went wrong, and not why.
 _SYMPTOMS = codes(
@@ -85,14 +85,16 @@ def _cause_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentenc
         yield _rate_as_cause(advice)
         return
     if head.code in _SEEN:
-        yield Sentence.of("Cause: certain, it was seen directly.")
+        yield Sentence.of("Cause: certain. The title was seen directly, not inferred.")
     elif head.code in _SYMPTOMS:
         yield Sentence.of("Cause: not known; the above is what the record shows.")
+    else:
+        yield Sentence.of("Cause: inferred from the record, not seen directly.")
     yield Sentence.of(f"Learning rate: {_INNOCENCE[advice.action is Action.UNKNOWN]}")
 
 
 _INNOCENCE = {
-    True: "this record cannot show whether it is the cause.",
+    True: "it may be the cause; this record cannot tell.",
     False: "nothing recorded points to it.",
 }
 

@@ -63,12 +63,12 @@ def what_to_do(
             yield from _resume(place)
         return
     restarts = head.severity is Severity.ERROR and head.code in _LEAVES_HARM
-    if restarts and head.code == _LOSS_ROSE:  # the rest is about the new start
-        yield restart_sentence(place, course, first=True)
-    for text in sentences_of(head.action)[:_MOST_STEPS]:
-        yield Sentence.of(*_with_steps(text, head))
-    if restarts and head.code != _LOSS_ROSE:
-        yield restart_sentence(place, course)
+    steps = [Sentence.of(*_with_steps(text, head)) for text in sentences_of(head.action)]
+    del steps[_MOST_STEPS:]
+    if restarts:  # what follows on a new start is told after it
+        at = 1 if head.code == _LOSS_ROSE else len(steps)
+        steps.insert(at, restart_sentence(place, course))
+    yield from steps
 
 
 def _is_cut_off(diagnosis: Diagnosis) -> bool:
@@ -115,12 +115,13 @@ def _lower(
     if advice.leapt_at_step is not None:
         leap = estimated_step("leapt_at_step", advice.leapt_at_step)
         yield Sentence.of(
-            "Set the learning rate back to ", rate, ", its value before step ", leap, " (now ",
-            present_rate(advice.current), "). The run had trained with it.",
+            "Find out what raised the learning rate at step ", leap,
+            ": the schedule, a resume, or a change by hand.",
         )  # fmt: skip
         yield Sentence.of(
-            "Find out what made it jump: the schedule, a resume, or a change by hand."
-        )
+            "Set it back from ", present_rate(advice.current), " to ", rate,
+            ". The run had trained with that before.",
+        )  # fmt: skip
         yield restart_sentence(place)
         return
     with_rate: list[str | Fact | Name] = [
@@ -140,7 +141,7 @@ def _lower(
         yield Sentence.of("If you resume from a checkpoint, call after loading it: ", Name(call))
     if advice.proved_steps is None:
         yield Sentence.of(
-            "Optional: find its limit by short reruns: ", Name(f"ampwatch prove {quoted(name)}")
+            "Optional: test it by short reruns: ", Name(f"ampwatch prove {quoted(name)}")
         )
 
 
@@ -155,16 +156,14 @@ def _saved(place: RestartPlace) -> Sequence[str | Fact | Name]:
     assert saved is not None
     step = Fact(
         Reading.VALUE, saved.step, f"{saved.step:,}", Table.EVENTS, "state-saved", saved.step,
-        saved.step, Holds.PRESENT,
+        saved.step, Holds.PRESENT, rank=place.rank,
     )  # fmt: skip
     return (step,) if saved.path is None else (step, " (", Name(saved.path), ")")
 
 
-def restart_sentence(
-    place: RestartPlace, course: Course | None = None, *, first: bool = False
-) -> Sentence:
-    """Where to restart, in words; `first` if nothing is to be done before."""
-    start, restart = ("Start", "Restart") if first else ("Then start", "Then restart")
+def restart_sentence(place: RestartPlace, course: Course | None = None) -> Sentence:
+    """Where to restart, in words."""
+    start, restart = "Then start", "Then restart"
     if place.checkpoint is not None:
         return Sentence.of(f"{restart} from the checkpoint of step ", *_saved(place), ".")
     if place.sees_saves:
@@ -173,7 +172,7 @@ def restart_sentence(
     if begin is not None and begin.value <= _FIRST_STEPS:
         return Sentence.of(f"{start} from scratch.")
     if begin is None or course is None or begin.value <= course.reader.steps[0]:
-        return Sentence.of(f"{restart} from a checkpoint saved before the trouble.")
+        return Sentence.of(f"{start} from scratch, or from a checkpoint saved before the trouble.")
     return Sentence.of(f"{restart} from your last checkpoint before step ", begin, ".")
 
 

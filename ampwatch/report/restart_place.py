@@ -31,6 +31,7 @@ class RestartPlace:
     saves: int
     sees_saves: bool
     until: int | None = None  # the last step at which the run was still sound, if known
+    rank: int = 0  # whose events show the saves
 
 
 def restart_place(run: Record, diagnosis: Diagnosis) -> RestartPlace:
@@ -41,7 +42,9 @@ def restart_place(run: Record, diagnosis: Diagnosis) -> RestartPlace:
         until = head.first_step
     saves = saves_of(run)
     sees = run.info.source == "ampwatch"
-    return RestartPlace(_clean(saves, diagnosis, until), len(saves), sees, until)
+    return RestartPlace(
+        _clean(saves, diagnosis, until), len(saves), sees, until, min(run.ranks, default=0)
+    )
 
 
 def last_clean_save(run: Record, diagnosis: Diagnosis, until: int | None) -> Checkpoint | None:

@@ -87,7 +87,7 @@ def test_a_collapse_is_the_headline_with_its_numbers(capsys, tmp_path):
     assert "scale collapse AMP103" in out
     assert "from 65,536 (its highest) to 6.1e-5" in out
     assert "step 100" in out
-    assert "all 30 steps from here to the end are skipped" in out
+    assert "from here to the end, all 30 steps are skipped" in out
 
 
 def test_a_run_is_found_by_its_name_in_the_usual_folder(capsys, tmp_path):

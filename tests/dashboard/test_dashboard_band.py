@@ -81,8 +81,8 @@ def test_after_a_leap_the_band_says_which_rate_to_go_back_to(shown_of):
     )  # fmt: skip
     told = " ".join(re.sub("<[^>]+>", "", shown_of(diagnosis_of(advice))).split())
     assert (
-        "Set the learning rate back to 0.05, its value before step 80 (now 50). The run had "
-        "trained with it."
+        "Find out what raised the learning rate at step 80: the schedule, a resume, or a change by "
+        "hand.Set it back from 50 to 0.05. The run had trained with that before."
     ) in told
     assert "90 %" not in told
 
@@ -91,7 +91,7 @@ def test_after_a_leap_the_band_says_which_rate_to_go_back_to(shown_of):
     ("action", "words"),
     [(Action.NOT_THE_CAUSE, "Learning rate: nothing recorded points to it."),
      (Action.KEEP, "Learning rate: nothing recorded points to it."),
-     (Action.UNKNOWN, "Learning rate: this record cannot show whether it is the cause."),
+     (Action.UNKNOWN, "Learning rate: it may be the cause; this record cannot tell."),
      (Action.LOWER, "Start from scratch with a peak learning rate of 0.01 (now 0.05).")],
 )  # fmt: skip
 def test_the_band_says_what_the_report_says_of_the_learning_rate(action, words, shown_of):

@@ -189,15 +189,18 @@ class RateState:
 
     @property
     def base_rate(self) -> float | None:
-        """The base rate of the leading group, by the last row that records it.
+        """The base rate of the leading group: the last that is recorded, or the highest in use.
 
         Rows hold the rate of the first group; the rate in the optimizer's settings may be the first
         step of a warm-up.
         """
-        for name in ("lr_base", "lr"):
-            known = known_of(self.tail.of(name))
-            if len(known) and known[-1] > 0:
-                return float(known[-1]) * self.lead_share
+        base = known_of(self.tail.of("lr_base"))
+        if len(base) and base[-1] > 0:
+            return float(base[-1]) * self.lead_share
+        middle = self.cells.first(constants.MOST_CELLS), self.points.rows
+        used = known_of(np.concatenate([rows.of("lr") for rows in (self.head, *middle, self.tail)]))
+        if len(used) and used.max() > 0:
+            return float(used.max()) * self.lead_share
         groups, lead = self.setup.groups, self.setup.lead_group
         return groups[lead].base or None if 0 < lead < len(groups) else None
 

@@ -417,7 +417,7 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
             if grew
             else "; no gradient norms show whether a change of the data is behind it."
         ),
-        action="Leave out the batches around the step at which the loss rose. If the loss rises "
-        "again, lower the learning rate.",
+        action="Leave out the batches around the step at which the loss rose. If it rises again, "
+        "lower the learning rate and start once more.",
         evidence=(Evidence("loss_peak", step, height, level, "before"),),
     )

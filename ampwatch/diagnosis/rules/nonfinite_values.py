@@ -101,8 +101,8 @@ def _loss_action(case: Case, times: Times) -> str:
     if not case.observed.loop:
         return (
             "If you train in fp16, try bf16 if your GPU has it: a model that was trained in bf16, "
-            "such as T5, can have values too large for fp16. To learn which layer is the first, "
-            "attach ampwatch (with Hugging Face's Trainer: AmpwatchCallback())."
+            "such as T5, can have values too large for fp16. To find the first layer whose output "
+            "is inf or NaN, attach ampwatch (Hugging Face's Trainer: AmpwatchCallback())."
         )
     cure = "Compute the loss in float32, from logits, and look for constants such as -1e9."
     if case.numbers.sees_forward and not case.numbers.bad_loss_finite_forward.count:

@@ -105,8 +105,9 @@ def _started_apart(case: Case, starts: dict[int, float]) -> Seen:
         "it must be the same rank more often than chance allows.",
         not_to_confuse="A scale that is too high, which affects a different rank each time; ranks "
         "of which one skips and another does not (AMP601).",
-        do="Check that rank's batches at these steps. If they are valid, run them on another rank: "
-        "a fault that stays with the GPU is the GPU's.",
+        do="Check that rank's batches at these steps. If they look valid, give them to another "
+        "rank and run again. If the same rank overflows again, its GPU is at fault. If the other "
+        "rank overflows now, the batches are.",
         example="targets of 1e13 in one rank's share: rank 1 alone overflows, in 10 of 10 "
         "overflows.",
     ),
@@ -137,8 +138,8 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             cause=f"On this rank the loss or its {own} are inf or NaN, and on the others they are "
             "finite. The ranks add up their gradients, so all of them skip the step.",
             action=f"Check the batches of rank {rank} in the steps in which it overflows. If they "
-            "are valid, give them to another rank: if the overflow stays with this one, its GPU "
-            "is at fault; if it moves with the batches, the data is.",
+            f"look valid, give them to another rank and run again. If rank {rank} overflows "
+            "again, its GPU is at fault; if the other rank does, the batches are.",
             evidence=(
                 Evidence(
                     "overflows",

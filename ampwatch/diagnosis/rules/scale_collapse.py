@@ -102,7 +102,7 @@ def _failed_search(case: Case) -> Seen:
         "first layer or input that is not finite."
         if case.observed.loop
         else "Stop: nothing is learnt. Attach ampwatch to find out whether a layer, an input or "
-        "the learning rate is the cause.",
+        "the learning rate is the cause, and repair that.",
         evidence=(Evidence("scale", scale.last_step, final, scale.first_scale, "at first"),),
     )
 
