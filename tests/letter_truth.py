@@ -415,6 +415,10 @@ def _untrue_words(letter: Any, truth: Truth, printed: str) -> Iterator[str]:
         finite = truth.column(Table.STEPS, "input_finite")
         if not finite or not all(one is True for one in finite):
             yield "inputs are called finite, and not every row says so"
+    kinds = [row["kind"] for row in truth.events if row["rank"] == min(truth.ranks, default=0)]
+    resumed = {"state-loaded", "scaler-replaced"} & {*kinds} or kinds.count("started") > 1
+    if "scaler state lost on resume" in text and not resumed:
+        yield "a resume is called harmless, and there was none"
     saves = [row["step"] for row in truth.events if row["kind"] == "state-saved"]
     if "No recorded checkpoint" in text and not saves:
         yield "no recorded checkpoint is said to be early enough, and none is recorded"

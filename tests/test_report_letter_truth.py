@@ -282,6 +282,7 @@ def letter_on_skips(tmp_path: Path) -> tuple[ampwatch.Run, Letter, dict[str, Any
         (Sentence.of("Not recorded: loss."), "'loss' is called absent"),
         (Sentence.of("No recorded checkpoint is from before the trouble."), "none is recorded"),
         (Sentence.of("Ruled out: inf or NaN in the inputs."), "inputs are called finite"),
+        (Sentence.of("Ruled out: scaler state lost on resume."), "there was none"),
         (Sentence.of("Also: ", Name("AMP999"), "."), "AMP999 is no finding"),
         (Sentence.of(Name("8 ranks")), "8 ranks are 1"),
         (Sentence.of("on rank ", Name("3")), "rank 3 has no rows"),

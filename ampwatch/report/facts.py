@@ -226,9 +226,16 @@ def ruled_out(run: Record, diagnosis: Diagnosis) -> list[str]:
     scaled = diagnosis.run.source == "ampwatch" and diagnosis.run.first_scale is not None
     if scaled and not any(code.startswith("AMP4") for code in grave):
         cleared.append("wrong order of GradScaler calls")
-    if scaled and diagnosis.run.skipped and not codes & _LOST_STATE:
+    if scaled and diagnosis.run.skipped and not codes & _LOST_STATE and _was_resumed(run):
         cleared.append("scaler state lost on resume")
     return cleared
+
+
+def _was_resumed(run: Record) -> bool:
+    """Whether a state was loaded, the scaler replaced, or the recording begun again."""
+    kinds = run.read(Table.EVENTS, ("kind",), min(run.ranks, default=0)).column("kind").to_pylist()
+    loaded = EventKind.STATE_LOADED.value in kinds or EventKind.SCALER_REPLACED.value in kinds
+    return loaded or kinds.count(EventKind.STARTED.value) > 1
 
 
 def _every_input_was_finite(run: Record) -> bool:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _MOST_HAPPENINGS = 6
 _MOST_NAMED = 6
+_NO_HALF_PRECISION = "AMP405"  # its title says that no layer runs in the format of autocast
 _NOTES, _CUT_OFF, _WARM_UP = "AMP901", "AMP902", "AMP302"
 _LEVEL_ENTRIES = 10  # whose median is what is usual
 
@@ -144,7 +145,8 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
 def _about(reader: FactReader, diagnosis: Diagnosis) -> Sentence:
     steps = reader.count_steps()
     parts: list[str | Fact | Name | Sentence] = [Sentence.of(steps, _word_for(reader, steps))]
-    if reader.formats:
+    head = diagnosis.headline
+    if reader.formats and (head is None or head.code != _NO_HALF_PRECISION):
         parts.append(Name("/".join(short_dtype(name) for name in reader.formats[:2])))
     if len(diagnosis.run.ranks) > 1:
         parts.append(Name(f"{len(diagnosis.run.ranks)} ranks"))
