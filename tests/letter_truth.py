@@ -512,7 +512,7 @@ def _untrue_command(letter: Any, command: str) -> Iterator[str]:
 _TO_THE_END: dict[str, tuple[str, Callable[[float], bool]]] = {
     "the loss is NaN and never finite": ("loss", lambda value: not math.isfinite(value)),
     "the loss is inf and never finite": ("loss", lambda value: not math.isfinite(value)),
-    "the loss is exactly zero to the end": ("loss", lambda value: value == 0),
+    "the log shows a loss of zero to the end": ("loss", lambda value: value == 0),
     "the gradient norm is NaN or inf to the end": (
         "grad_norm",
         lambda value: not math.isfinite(value),
