@@ -31,8 +31,8 @@ def verdict_band(run: RunSnapshot) -> str:
     if diagnosis.calm is not None or head is None:
         nothing = verdict == "incomplete" and diagnosis.little_seen is None
         calm = YET if run.is_live and nothing else diagnosis.calm or ""
-        state = _state(run, says_why=verdict != "cut off")
-        return _band(verdict, verdict.upper(), said(calm), f'<span class="aw-where">{state}</span>')
+        state = f'<span class="aw-where">{_state(run)}</span>'
+        return _band(verdict, verdict.upper(), said(calm), state)
     where = f'<span class="aw-where">{said(_chain(diagnosis, head))} · {_state(run)}</span>'
     letter = run.letter()
     body = "" if letter is None else _of_letter(letter)
@@ -74,12 +74,12 @@ def _band(verdict: str, word: str, where: str, body: str) -> str:
     )
 
 
-def _state(run: RunSnapshot, *, says_why: bool = True) -> str:
+def _state(run: RunSnapshot) -> str:
     """The state of the run in the band; a page whose server is gone hides it (server_watch.js)."""
-    return f'<span class="aw-state">{_freshness(run, says_why=says_why)}</span>'
+    return f'<span class="aw-state">{_freshness(run)}</span>'
 
 
-def _freshness(run: RunSnapshot, *, says_why: bool) -> str:
+def _freshness(run: RunSnapshot) -> str:
     """Whether the run is live and how fresh, silent or ended, in words for the band."""
     now = time.time_ns()
     if run.info.source != "ampwatch":  # other tools write no end mark, and many no times
@@ -95,8 +95,7 @@ def _freshness(run: RunSnapshot, *, says_why: bool) -> str:
         return f"live, {ticking_age(age)} ago"
     if run.state is State.ENDED:
         return f"ended {age_text(age)} ago"
-    why = ": its process was killed or crashed, or its machine was lost" if says_why else ""
-    return f"cut off {age_text(age)} ago{why}"
+    return f"cut off {age_text(age)} ago: its process was killed or crashed, or its machine was lost"
 
 
 def _usual_step_s(run: RunSnapshot) -> float:

@@ -26,6 +26,9 @@ export class RunsTable {
     this.box.setAttribute("role", "region");
     this.box.setAttribute("aria-label", "runs");
     this.box.addEventListener("scroll", () => this.scrolled());
+    // What was typed is told before anything that is done after it.
+    for (const done of ["click", "change", "submit"])
+      this.place.addEventListener(done, () => this.tellSearch(), true);
     this.place.addEventListener("click", (event) => this.click(event));
     this.place.addEventListener("change", (event) => this.changed(event));
     this.place.addEventListener("submit", (event) => this.submit(event));
@@ -139,9 +142,16 @@ export class RunsTable {
     field.setAttribute("aria-label", "Search runs, verdicts, findings");
     field.addEventListener("input", () => {
       clearTimeout(this.typing);
-      this.typing = setTimeout(() => this.ask("find", field.value), TYPING_MS);
+      this.typing = setTimeout(() => this.tellSearch(), TYPING_MS);
     });
     return field;
+  }
+
+  tellSearch() {
+    if (!this.typing) return;
+    clearTimeout(this.typing);
+    this.typing = null;
+    this.ask("find", this.search.value);
   }
 
   close() {
