@@ -95,7 +95,9 @@ def _freshness(run: RunSnapshot) -> str:
         return f"live, {ticking_age(age)} ago"
     if run.state is State.ENDED:
         return f"ended {age_text(age)} ago"
-    return f"cut off {age_text(age)} ago: its process was killed or crashed, or its machine was lost"
+    return (
+        f"cut off {age_text(age)} ago: its process was killed or crashed, or its machine was lost"
+    )
 
 
 def _usual_step_s(run: RunSnapshot) -> float:

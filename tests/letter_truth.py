@@ -531,6 +531,8 @@ def _untrue_ends(letter: Any, truth: Truth) -> Iterator[str]:
         for claim in _TO_THE_END:
             if claim in words:
                 yield from _untrue_end(claim, one.step, truth)
+        if "does not come back" in words:
+            yield from _untrue_stay(one.step, one.words.facts, truth)
         if "from here to the end" in words:
             yield from _untrue_stretch(one.step, one.words.facts)
 
@@ -546,6 +548,16 @@ def _untrue_end(claim: str, step: Fact | None, truth: Truth) -> Iterator[str]:
         yield f"{claim!r} is not so to the end"
     elif ("is NaN and" in claim) != math.isnan(values[0]) and "and never" in claim:
         yield f"{claim!r}: the first such loss is {values[0]}"
+
+
+def _untrue_stay(step: Fact | None, facts: Sequence[Fact], truth: Truth) -> Iterator[str]:
+    level, peak = facts
+    if step is None or step.column != "loss":
+        yield "a loss that does not come back has no step"
+        return
+    values = list(truth.entries(dataclasses.replace(peak, first=int(step.value))).values())
+    if not values or not all(value > level.value for value in values if not math.isnan(value)):
+        yield f"the loss comes back to {level.value}"
 
 
 def _untrue_stretch(step: Fact | None, facts: Sequence[Fact]) -> Iterator[str]:

@@ -38,7 +38,7 @@ TITLES = {
     "AMP306": "The trouble began with a change",
     "AMP307": "The loss rose and has not come back",
     "AMP308": "The learning rate never rose from the start of its warm-up",
-    "AMP401": "Gradients are clipped while they are still multiplied by the loss scale",
+    "AMP401": "Gradients are clipped or changed before they are unscaled",
     "AMP402": "scaler.update() is missing",
     "AMP403": "scaler.update() is called inside a gradient accumulation",
     "AMP404": "optimizer.step() is called directly, so gradients are still scaled",

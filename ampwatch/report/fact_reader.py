@@ -289,14 +289,17 @@ class FactReader:
             rank=self.rank, optimizer=self.optimizer,
         )  # fmt: skip
 
-    def overflows_of_rank(self, rank: int) -> tuple[Fact, Fact, Fact] | None:
-        """The first and the last overflow of a rank, and how many there were; None if none."""
+    def overflows_of_rank(self, rank: int, since: int | None) -> tuple[Fact, Fact, Fact] | None:
+        """A rank's first overflow since a step, its last, and how many these are; None if none."""
         rows = self._run.read(Table.EVENTS, ("step", "kind"), rank)
         names, number = texts(rows, "kind")
         if EventKind.OVERFLOW.value not in names:
             return None
         steps = np.unique(steps_of(rows)[number == names.index(EventKind.OVERFLOW.value)])
-        fact = partial(_event_fact, EventKind.OVERFLOW, holds=Holds.PRESENT, rank=rank)
+        steps = steps if since is None else steps[steps >= since]
+        if not len(steps):
+            return None
+        fact = partial(_event_fact, EventKind.OVERFLOW, first=since, holds=Holds.PRESENT, rank=rank)
         return (
             fact(Reading.FIRST_STEP, int(steps[0])), fact(Reading.LAST_STEP, int(steps[-1])),
             fact(Reading.COUNT, len(steps)),

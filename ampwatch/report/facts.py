@@ -228,7 +228,15 @@ def ruled_out(run: Record, diagnosis: Diagnosis) -> list[str]:
         cleared.append("wrong order of GradScaler calls")
     if scaled and diagnosis.run.skipped and not codes & _LOST_STATE and _was_resumed(run):
         cleared.append("scaler state lost on resume")
+    if "AMP417" in codes and _rate_was_above_zero(run):
+        cleared.append("a learning rate of 0")
     return cleared
+
+
+def _rate_was_above_zero(run: Record) -> bool:
+    """Whether every optimizer's learning rate was above zero in every step that recorded one."""
+    rates = run.read(Table.STEPS, columns=("lr",)).column("lr").drop_null().to_numpy()
+    return len(rates) > 0 and bool((rates > 0).all())
 
 
 def _was_resumed(run: Record) -> bool:

@@ -14,12 +14,13 @@ from itertools import pairwise
 import numpy as np
 
 from ampwatch.diagnosis import Diagnosis
+from ampwatch.diagnosis.column_arrays import Integers
 from ampwatch.report.fact_reader import FactReader, Series
 from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Sentence
 from ampwatch.rows import EventKind, Table
 
 _LEVEL_ENTRIES = 10  # whose median is the level before
-_STILL_HIGH = 2.0  # times that level: a loss after a peak that has not come back
+_STAYS = " and does not come back"  # of a loss that stays above its level
 _LEAST_ENTRIES = 3
 _MUCH = 4.0  # times: growth of a norm or of an activation that is worth a line
 _LOSS_RISE = 1.5  # times the level before
@@ -202,11 +203,14 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     if level is not None and peak is not None:
         at = reader.fact(Reading.STEP_OF_HIGHEST, "loss", peak.first, peak.last)
         highest: tuple[str | Fact, ...] = (peak, " at step ", at) if at else (peak,)
-        if course.loss_left is not None and course.loss_left.value < peak_step(at):
+        if course.loss_left is None:
+            yield Happening(at, Sentence.of("the loss reaches ", peak, *_around(reader, level, at)))
+        elif course.loss_left.value < peak_step(at):
             words = Sentence.of("the loss starts to rise from ", level, "; its peak is ", *highest)
             yield Happening(course.loss_left, words)
         else:
-            yield Happening(at, Sentence.of("the loss reaches ", peak, *_around(reader, level, at)))
+            words = Sentence.of("the loss rises from ", level, " to ", peak, _STAYS)
+            yield Happening(course.loss_left, words)
     if course.loss_lost is not None:
         yield Happening(course.loss_lost, _lost_words(course, course.loss_lost))
         return
@@ -241,28 +245,20 @@ def _lost_words(course: Course, lost: Fact) -> Sentence:
 
 
 def _around(reader: FactReader, level: Fact, at: Fact | None) -> tuple[str | Fact, ...]:
-    """The loss before a peak and after it, in brackets."""
-    before = level, *_up_to(reader, level, at)
-    later = reader.series("loss").finite.within(None if at is None else int(at.value) + 1, None)
-    if at is None or not len(later):
-        return " (", *before, ")"
-    span = later.step[:_LEVEL_ENTRIES]
-    after = reader.fact(Reading.MEDIAN, "loss", int(span[0]), int(span[-1]))
-    if after is None:
-        return " (", *before, ")"
-    still = "still " if after.value > _STILL_HIGH * level.value else ""
-    return " (", *before, ", ", still, after, " after)"
+    """The loss just before a peak that it came back from, and just after it, in brackets."""
+    if at is None:
+        return " (", level, " before)"
+    losses, step = reader.series("loss").finite, int(at.value)
+    before = losses.within(None, step - 1).step[-_LEVEL_ENTRIES:]
+    after = losses.within(step + 1, None).step[:_LEVEL_ENTRIES]
+    words: list[str | Fact] = [" (", _median(reader, before) or level, " before"]
+    if len(after) and (later := _median(reader, after)) is not None:
+        words += [", ", later, " after"]
+    return (*words, ")")
 
 
-def _up_to(reader: FactReader, level: Fact, at: Fact | None) -> tuple[str | Fact, ...]:
-    """That a level is of before; up to which step, if ten losses or more lie between the two."""
-    last = level.last
-    if last is None or at is None:
-        return (" before",)
-    between = reader.series("loss").finite.within(last + 1, int(at.value) - 1)
-    if len(between) < _LEVEL_ENTRIES:
-        return (" before",)
-    return " up to step ", reader.step_fact(Reading.STEP, last, "loss", Holds.PRESENT, last, last)
+def _median(reader: FactReader, steps: Integers) -> Fact | None:
+    return reader.fact(Reading.MEDIAN, "loss", int(steps[0]), int(steps[-1]))
 
 
 def _norm_lines(course: Course) -> Iterator[Happening]:
@@ -358,7 +354,7 @@ def _one_rank_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]
     head = diagnosis.headline
     if head is None or not len(head.ranks) == 1 < len(diagnosis.run.ranks):
         return
-    found = course.reader.overflows_of_rank(head.ranks[0])
+    found = course.reader.overflows_of_rank(head.ranks[0], head.first_step)
     if found is not None:
         first, last, count = found
         words = Sentence.of(

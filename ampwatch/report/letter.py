@@ -263,8 +263,20 @@ def _evidence(reader: FactReader, head: Finding, told: set[str]) -> Iterator[Hap
         step = reader.step_fact(
             Reading.STEP, piece.step, "step", Holds.PRESENT, piece.step, piece.step
         )
-        words = (label_of(piece.signal), *layer, ": ", fact, *_context(reader, fact))
+        what = label_of(piece.signal)
+        if _is_always_zero(reader, fact):
+            what, every = what[0].upper() + what[1:], reader.count(fact.column, Holds.PRESENT)
+            yield Happening(None, Sentence.of(what, ": ", fact, " in all ", every, " steps."))
+            continue
+        words = (what, *layer, ": ", fact, *_context(reader, fact))
         yield Happening(step, Sentence.of(*words))
+
+
+def _is_always_zero(reader: FactReader, fact: Fact) -> bool:
+    if fact.value or fact.table is not Table.STEPS:
+        return False
+    zero, every = (reader.count(fact.column, holds) for holds in (Holds.ZERO, Holds.PRESENT))
+    return 1 < zero.value == every.value
 
 
 def _context(reader: FactReader, fact: Fact) -> tuple[str | Fact, ...]:
@@ -274,8 +286,6 @@ def _context(reader: FactReader, fact: Fact) -> tuple[str | Fact, ...]:
     series = reader.series(fact.column)
     if not fact.value:
         zero, every = (reader.count(fact.column, holds) for holds in (Holds.ZERO, Holds.PRESENT))
-        if zero.value == every.value:
-            return " in all ", every, " steps"
         return " (zero in ", zero, " of ", every, " steps)"
     before = series.finite.within(None, fact.first - 1).step[-_LEVEL_ENTRIES:]
     if len(before) < _LEVEL_ENTRIES:

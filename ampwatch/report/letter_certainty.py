@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 _VERY_LIKELY, _LIKELY = 0.95, 0.75
 # What the probe itself saw done, or the values of a forward pass: nothing was inferred.
 _SEEN = codes(
-    "AMP203 AMP206 AMP209 AMP401 AMP402 AMP403 AMP404 AMP405 AMP406 AMP407 AMP408 AMP409 AMP412 "
+    "AMP206 AMP209 AMP401 AMP402 AMP403 AMP404 AMP405 AMP406 AMP407 AMP408 AMP409 AMP412 "
     "AMP414 AMP415 AMP416 AMP506 AMP704 AMP705"
 )
+# What was seen there, and not why.
+_PLACES = codes("AMP203")
 # What went wrong, and not why.
 _SYMPTOMS = codes(
     "AMP103 AMP104 AMP105 AMP106 AMP202 AMP204 AMP207 AMP211 AMP304 AMP307 AMP410 AMP417 AMP503 "
@@ -84,7 +86,9 @@ def _cause_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentenc
     if advice.action is Action.LOWER:
         yield _rate_as_cause(advice)
         return
-    if head.code in _SEEN:
+    if head.code in _PLACES:
+        yield Sentence.of("Where: certain, it was seen directly. Why there: not known.")
+    elif head.code in _SEEN:
         yield Sentence.of("Cause: certain. The title was seen directly, not inferred.")
     elif head.code in _SYMPTOMS:
         yield Sentence.of("Cause: not known; the above is what the record shows.")

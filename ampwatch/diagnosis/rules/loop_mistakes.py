@@ -70,9 +70,9 @@ clip_before_unscale = _mistake(
     ),
     # What was cleared too early was not clipped.
     Ties(groundless_beside=("AMP410",), excludes_rate=always),
-    summary="Gradients were clipped before they were unscaled.",
-    cause="The gradients were changed after backward() and before unscale_(). There they are still "
-    "multiplied by the loss scale, so a limit for clipping is far too small.",
+    summary="Gradients were clipped or changed before they were unscaled.",
+    cause="The gradients changed between backward() and unscale_(), where they are still "
+    "multiplied by the loss scale. A limit for clipping is far too small there.",
 )
 
 
