@@ -67,9 +67,15 @@ def multiplier_of(module: nn.Module) -> Multiplier | None:
     """How this module multiplies; None if it does not, or is not known."""
     for kind, formula in _FORMULAS:
         if isinstance(module, kind):
-            plain = {name: v for name, v in vars(module).items() if isinstance(v, _PLAIN)}
+            every = ((name, _plain(value)) for name, value in vars(module).items())
+            plain = {name: value for name, value in every if isinstance(value, _PLAIN)}
             return Multiplier(formula, SimpleNamespace(**plain))
     return None
+
+
+def _plain(value: Any) -> Any:
+    """A size that numpy has counted, as Python's: some write `np.array(shape).prod()`."""
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def _linear(module: Any, _inputs: Sequence[Shape], output: Shape) -> Product:

@@ -192,7 +192,8 @@ def _shown(value: Any) -> float | None:
 
 def _group(group: Mapping[str, Any]) -> dict[str, Any]:
     """One parameter group's settings as numbers and words."""
-    shown: dict[str, Any] = {"parameters": len(group["params"])}
+    kept_in = {str(p.dtype).removeprefix("torch.") for p in group["params"]}
+    shown: dict[str, Any] = {"parameters": len(group["params"]), "dtype": "/".join(sorted(kept_in))}
     for name in ("lr", "initial_lr", "max_lr", "weight_decay", "momentum", "alpha", "eps"):
         if name in group:
             shown[name] = _shown(group[name])

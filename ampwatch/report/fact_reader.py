@@ -160,7 +160,7 @@ class FactReader:
         rows = self._run.read(Table.EVENTS, ("step", "kind", "detail"), self.rank)
         kinds = {kind.value for kind in _TOLD}
         return [
-            {"step": row["step"], "kind": row["kind"], **detail_of(row["detail"])}
+            {**detail_of(row["detail"]), "step": row["step"], "kind": row["kind"]}
             for row in rows.to_pylist() if row["kind"] in kinds and row["step"] is not None
         ]  # fmt: skip
 

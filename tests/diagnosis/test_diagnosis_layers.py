@@ -178,6 +178,14 @@ def test_an_eps_that_float16_weights_cannot_hold_is_named():
     assert "AMP414" not in {**found(wide), **found(frozen)}
 
 
+@pytest.mark.parametrize(("dtype", "is_told"), [("float32", False), ("float16/float32", True)])
+def test_an_eps_that_divides_float32_copies_of_float16_weights_is_no_trouble(dtype, is_told):
+    groups = [{"lr": 0.1, "eps": 1e-8, "dtype": dtype}]
+    run = precise([("float16", 1e6)], param_dtype="float16", trainable=True)
+    run.events = event_table([(0, "optimizer", {"optimizer": 0, "groups": groups})])
+    assert ("AMP414" in found(run)) == is_told
+
+
 def test_bf16_needs_no_scaler_and_fp16_does():
     def run(dtype):
         base = scaled_run([False] * 30)

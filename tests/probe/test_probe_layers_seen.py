@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import children
+import numpy as np
 import pytest
 import torch
 from layers_harness import Strict, Watched, half_step
@@ -258,6 +259,11 @@ def test_operations_of_a_recurrent_layer_are_those_of_its_matrices() -> None:
     matrices = sum(p.numel() for name, p in gru.named_parameters() if name.startswith("weight"))
     assert product is not None
     assert (product.rows, product.flops) == (24, 2.0 * 24 * matrices)
+
+
+def test_sizes_may_be_of_numpy() -> None:
+    layer = nn.Linear(np.array((2, 4)).prod(), 16)
+    assert multiplier_of(layer).product([(3, 8)], (3, 16)).flops == 2.0 * 3 * 8 * 16
 
 
 def test_rows_are_those_of_the_product() -> None:

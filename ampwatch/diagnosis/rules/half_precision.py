@@ -17,6 +17,8 @@ FLOAT16_TINY = 2.0**-25
 HALF_WORK_SHARE = 0.5
 PRECISION_SAMPLES = 3
 
+_FLOAT16 = "float16"
+
 
 @rule(
     "AMP405",
@@ -93,7 +95,8 @@ def fp16_parameters(case: Case) -> Iterator[Seen]:
         meaning="The optimizer's eps rounds to zero in the format of the weights, so its division "
         "can be 0 / 0: weights become nan within a few steps, although the gradients are finite.",
         looks=f"float16 weights that are trained, and an eps below {scale_text(FLOAT16_TINY)}.",
-        not_to_confuse="A normalisation layer's eps, which this finding does not check.",
+        not_to_confuse="A normalisation layer's eps, which this finding does not check. A loop "
+        "whose optimizer holds float32 copies of float16 weights.",
         do="Keep the weights in float32; or set eps to 1e-4 or so.",
         example="model.half() with Adam, whose eps is 1e-8.",
     ),
@@ -104,7 +107,7 @@ def eps_underflow(case: Case) -> Iterator[Seen]:
     """An optimizer's eps that is zero in the half precision of the weights."""
     kept = [name for name, one in case.precision.layers.items() if one.keeps_float16]
     for event in case.events.optimizers:
-        tiny = [eps for eps in _each_eps(event.detail) if 0 < eps < FLOAT16_TINY]
+        tiny = [eps for eps in _each_eps_in_float16(event.detail) if 0 < eps < FLOAT16_TINY]
         if kept and tiny:
             yield Seen(
                 first_step=event.step,
@@ -158,9 +161,11 @@ def _seen_too_seldom(case: Case) -> bool:
     return case.precision.sampled_steps < PRECISION_SAMPLES
 
 
-def _each_eps(detail: Mapping[str, Any]) -> Iterator[float]:
+def _each_eps_in_float16(detail: Mapping[str, Any]) -> Iterator[float]:
+    """Each eps that may divide float16 parameters; older records do not say what it divides."""
     groups = detail.get("groups")
     for group in groups if isinstance(groups, list) else []:
-        eps = group.get("eps") if isinstance(group, dict) else None
+        holds = group.get("dtype", _FLOAT16) if isinstance(group, dict) else ""
+        eps = group.get("eps") if _FLOAT16 in str(holds).split("/") else None
         if isinstance(eps, (int, float)) and not isinstance(eps, bool):
             yield float(eps)
