@@ -217,7 +217,7 @@ def test_what_is_estimated_is_called_so_and_what_was_tested_too(tmp_path):
     run = open_run(write_structured(tmp_path, "one", rate=0.1, fails=True))
     diagnosis = diagnose(run)
     estimated = shown(run, with_advice(diagnosis, low=0.01, high=0.05))
-    assert "Remedy: not tested. Estimated limit: 0.01 to 0.05." in " ".join(estimated.split())
+    assert "Estimated highest stable learning rate: 0.01 to 0.05." in " ".join(estimated.split())
     tested = shown(run, with_advice(diagnosis, low=0.01, high=0.05, proved_steps=200))
     assert "The learning rate held in a rerun of 200 steps" in " ".join(tested.split())
     assert "not tested" not in tested

@@ -61,10 +61,8 @@ def _remedy_words(diagnosis: Diagnosis) -> Iterator[Sentence]:
         )  # fmt: skip
     elif advice.low is not None and advice.high is not None:
         low, high = estimate("low", advice.low), estimate("high", advice.high)
-        words: list[str | Fact] = ["Remedy: not tested. Estimated limit: ", low, " to ", high]
-        if advice.recommended is not None and advice.recommended < advice.low:
-            words += ["; ", estimate("recommended", advice.recommended), " keeps below it"]
-        yield Sentence.of(*words, ".")
+        words = "Remedy: not tested. Estimated highest stable learning rate: "
+        yield Sentence.of(words, low, " to ", high, ".")
     else:
         yield Sentence.of("Remedy: not tested.")
 
@@ -89,7 +87,7 @@ def _cause_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentenc
     if head.code in _PLACES:
         yield Sentence.of("Where: certain, it was seen directly. Why there: not known.")
     elif head.code in _SEEN:
-        yield Sentence.of("Cause: certain. The title was seen directly, not inferred.")
+        yield Sentence.of("Cause: certain. It was seen directly, not inferred.")
     elif head.code in _SYMPTOMS:
         yield Sentence.of("Cause: not known; the above is what the record shows.")
     else:
