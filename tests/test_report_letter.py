@@ -116,6 +116,15 @@ def test_a_run_of_nothing_but_nan_has_a_letter(tmp_path):
     assert "What to do" in text
 
 
+def test_the_exception_that_ended_the_program_is_named_wherever_it_was_raised(tmp_path):
+    path = write_run(tmp_path)
+    writer = store.RankWriter(path, 0)
+    raised = {"exception": "ValueError", "message": "nan", "kind": "Linear", "layer": "head"}
+    writer.append(codec.encode(Table.EVENTS, event_columns([(99, "exception", raised)], 0)))
+    writer.close()
+    assert "the program ends by ValueError" in shown(open_run(path))
+
+
 def test_names_are_shown_and_never_obeyed(tmp_path):
     run = open_run(write_run(tmp_path, skipped=30))
     text = shown(run, name="[red]x[/]\x1b[31mred", terminal=True)
@@ -217,7 +226,9 @@ def test_what_is_estimated_is_called_so_and_what_was_tested_too(tmp_path):
     run = open_run(write_structured(tmp_path, "one", rate=0.1, fails=True))
     diagnosis = diagnose(run)
     estimated = shown(run, with_advice(diagnosis, low=0.01, high=0.05))
-    assert "Estimated highest stable learning rate: 0.01 to 0.05." in " ".join(estimated.split())
+    assert "the highest stable learning rate is estimated at 0.01 to 0.05." in " ".join(
+        estimated.split()
+    )
     tested = shown(run, with_advice(diagnosis, low=0.01, high=0.05, proved_steps=200))
     assert "The learning rate held in a rerun of 200 steps" in " ".join(tested.split())
     assert "not tested" not in tested

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ampwatch.diagnosis.findings import Finding, Severity
 
 TITLES = {
-    "AMP101": "The first skipped steps were the usual search for a loss scale",
+    "AMP101": "At the start the scaler looked for its loss scale: steps skipped there are normal",
     "AMP102": "The loss scale doubles and falls back now and then, as it should",
     "AMP103": "The loss scale collapsed",
     "AMP104": "The loss scale is at its floor: no step can succeed",

@@ -61,8 +61,8 @@ def _remedy_words(diagnosis: Diagnosis) -> Iterator[Sentence]:
         )  # fmt: skip
     elif advice.low is not None and advice.high is not None:
         low, high = estimate("low", advice.low), estimate("high", advice.high)
-        words = "Remedy: not tested. Estimated highest stable learning rate: "
-        yield Sentence.of(words, low, " to ", high, ".")
+        words = "Remedy: not tested. It leaves a margin: the highest stable learning rate is "
+        yield Sentence.of(words, "estimated at ", low, " to ", high, ".")
     else:
         yield Sentence.of("Remedy: not tested.")
 

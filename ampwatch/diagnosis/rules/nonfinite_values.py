@@ -100,9 +100,9 @@ def _layers_seen(case: Case) -> str:
 def _loss_action(case: Case, times: Times) -> str:
     if not case.observed.loop:
         return (
-            "If you train in fp16, try bf16 if your GPU has it: a model that was trained in bf16, "
-            "such as T5, can have values too large for fp16. To find the first layer whose output "
-            "is inf or NaN, attach ampwatch (Hugging Face's Trainer: AmpwatchCallback())."
+            "If you train in fp16, try bf16: some models, such as T5, have values too large for "
+            "fp16. To find the first layer whose output is inf or NaN, attach ampwatch (Hugging "
+            "Face's Trainer: AmpwatchCallback())."
         )
     cure = "Compute the loss in float32, from logits, and look for constants such as -1e9."
     if case.numbers.sees_forward and not case.numbers.bad_loss_finite_forward.count:

@@ -107,7 +107,7 @@ def _started_apart(case: Case, starts: dict[int, float]) -> Seen:
         "of which one skips and another does not (AMP601).",
         do="Check that rank's batches at these steps. If they look valid, give them to another "
         "rank and run again. If the same rank overflows again, its GPU is at fault. If the other "
-        "rank overflows now, the batches are.",
+        "rank overflows instead, the batches are at fault.",
         example="targets of 1e13 in one rank's share: rank 1 alone overflows, in 10 of 10 "
         "overflows.",
     ),
@@ -139,7 +139,8 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             "finite. The ranks add up their gradients, so all of them skip the step.",
             action=f"Check the batches of rank {rank} in the steps in which it overflows. If they "
             f"look valid, give them to another rank and run again. If rank {rank} overflows "
-            "again, its GPU is at fault; if the other rank does, the batches are.",
+            "again, its GPU is at fault. If the other rank overflows instead, the batches are "
+            "at fault.",
             evidence=(
                 Evidence(
                     "overflows",
