@@ -225,10 +225,11 @@ def test_a_sentence_shows_its_facts_and_knows_them(tmp_path):
 def test_what_is_estimated_is_called_so_and_what_was_tested_too(tmp_path):
     run = open_run(write_structured(tmp_path, "one", rate=0.1, fails=True))
     diagnosis = diagnose(run)
-    estimated = shown(run, with_advice(diagnosis, low=0.01, high=0.05))
-    assert "the highest stable learning rate is estimated at 0.01 to 0.05." in " ".join(
-        estimated.split()
-    )
+    advice = {"recommended": 0.009, "low": 0.01, "high": 0.05}
+    estimated = " ".join(shown(run, with_advice(diagnosis, **advice)).split())
+    assert "not tested, but 0.009 is below the estimated limit, 0.01 to 0.05." in estimated
+    at_most = " ".join(shown(run, with_advice(diagnosis, **advice | {"recommended": 0.02})).split())
+    assert "not tested. Estimated limit of the learning rate: 0.01 to 0.05." in at_most
     tested = shown(run, with_advice(diagnosis, low=0.01, high=0.05, proved_steps=200))
     assert "The learning rate held in a rerun of 200 steps" in " ".join(tested.split())
     assert "not tested" not in tested

@@ -28,7 +28,7 @@ _CALM_STEPS = 20  # accepted steps between two stretches of skips
 _DENSE = 0.5  # of the steps from there on are skipped
 _NEAR_END = 0.05  # of the run: skips that reach so far go on at its end
 _SCALE_FALL = 16.0  # times
-_HF_TRAINER = "hf-trainer"
+_HF_TRAINER, _LOSS_LOST = "hf-trainer", "AMP204"
 _LEAP, _SHORTLY, _BEGINNING = 2.0, 30, 10  # times; steps before the trouble; steps of a warm-up
 _PROGRESS = 0.9  # a loss above this part of its first level did not come down
 
@@ -216,12 +216,13 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
         return
     zeros = reader.since("loss", Holds.ZERO)
     if zeros is not None and zeros.value < (reader.last_step or 0):
-        why = (
-            ": Hugging Face's Trainer prints NaN as zero"
+        words = (
+            "from here on the loss is NaN, which Hugging Face's Trainer prints as zero"
             if diagnosis.run.source == _HF_TRAINER
-            else ""
+            and any(f.code == _LOSS_LOST for f in diagnosis.findings)
+            else "the log shows a loss of zero to the end"
         )
-        yield Happening(zeros, Sentence.of(f"the log shows a loss of zero to the end{why}"))
+        yield Happening(zeros, Sentence.of(words))
     lost = reader.holding("loss", Holds.NOT_FINITE)
     if len(lost):
         first = reader.step_fact(Reading.FIRST_STEP, int(lost[0]), "loss", Holds.NOT_FINITE)

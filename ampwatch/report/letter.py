@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 _MOST_HAPPENINGS = 6
 _MOST_NAMED = 6
 _NO_HALF_PRECISION = "AMP405"  # its title says that no layer runs in the format of autocast
+# The search for a scale and its growth: of no use to a reader whose run fails.
+_AS_IT_SHOULD_BE = frozenset(("AMP101", "AMP102"))
 _NOTES, _CUT_OFF, _WARM_UP = "AMP901", "AMP902", "AMP302"
 _LEVEL_ENTRIES = 10  # whose median is what is usual
 
@@ -303,6 +305,8 @@ def _listed(diagnosis: Diagnosis, head: Finding | None, *, follows: bool) -> Ite
     for finding in diagnosis.findings:
         said_above = is_lowered(diagnosis) and finding.code in RATE
         if finding is head or said_above or finding.code in {_NOTES, _CUT_OFF}:
+            continue
+        if finding.code in _AS_IT_SHOULD_BE and diagnosis.verdict is Verdict.FAILING:
             continue
         if (finding.code in effects) == follows:
             yield Listed(finding)

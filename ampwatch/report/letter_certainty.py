@@ -61,10 +61,20 @@ def _remedy_words(diagnosis: Diagnosis) -> Iterator[Sentence]:
         )  # fmt: skip
     elif advice.low is not None and advice.high is not None:
         low, high = estimate("low", advice.low), estimate("high", advice.high)
-        words = "Remedy: not tested. It leaves a margin: the highest stable learning rate is "
-        yield Sentence.of(words, "estimated at ", low, " to ", high, ".")
+        yield Sentence.of("Remedy: not tested", *_beside_limit(advice), low, " to ", high, ".")
     else:
         yield Sentence.of("Remedy: not tested.")
+
+
+def _beside_limit(advice: Advice) -> Sequence[str | Fact]:
+    """How the recommended learning rate lies to the estimated limit, which follows."""
+    if advice.recommended is None or advice.low is None or advice.recommended >= advice.low:
+        return (". Estimated limit of the learning rate: ",)
+    return (
+        ", but ",
+        estimate("recommended", advice.recommended),
+        " is below the estimated limit, ",
+    )
 
 
 def _tested_range(advice: Advice) -> Sequence[str | Fact]:

@@ -109,8 +109,8 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
         "a warm-up; frozen parameters, which have no gradient; clipping that leaves an update.",
         do="Check that the optimizer was created from this model's parameters, and not from "
         "copies of them. Check that the weights are float32: a small update does not change a "
-        "float16 weight. Check that the loop does not divide the gradients by the loss scale "
-        "itself: scaler.unscale_ and scaler.step already do that.",
+        "float16 weight. Check that your loop does not divide the gradients by the loss scale: "
+        "scaler.unscale_ and scaler.step already do that.",
         example="bf16 weights at a rate of 1e-6: every update rounds to nothing.",
     ),
     Ties(explained_by=("AMP410",), excludes_rate=always),
