@@ -217,7 +217,7 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     zeros = reader.since("loss", Holds.ZERO)
     if zeros is not None and zeros.value < (reader.last_step or 0):
         words = (
-            "from here on the loss is NaN, which Hugging Face's Trainer prints as zero"
+            "the loss is NaN to the end; this log prints NaN as zero"
             if diagnosis.run.source == _HF_TRAINER
             and any(f.code == _LOSS_LOST for f in diagnosis.findings)
             else "the log shows a loss of zero to the end"

@@ -60,21 +60,18 @@ def _remedy_words(diagnosis: Diagnosis) -> Iterator[Sentence]:
             *_tested_range(advice),
         )  # fmt: skip
     elif advice.low is not None and advice.high is not None:
-        low, high = estimate("low", advice.low), estimate("high", advice.high)
-        yield Sentence.of("Remedy: not tested", *_beside_limit(advice), low, " to ", high, ".")
+        yield Sentence.of("Remedy: not tested", *_beside_limit(advice, advice.low, advice.high))
     else:
         yield Sentence.of("Remedy: not tested.")
 
 
-def _beside_limit(advice: Advice) -> Sequence[str | Fact]:
-    """How the recommended learning rate lies to the estimated limit, which follows."""
-    if advice.recommended is None or advice.low is None or advice.recommended >= advice.low:
-        return (". Estimated limit of the learning rate: ",)
-    return (
-        ", but ",
-        estimate("recommended", advice.recommended),
-        " is below the estimated limit, ",
-    )
+def _beside_limit(advice: Advice, low: float, high: float) -> Sequence[str | Fact]:
+    """Where the limit of the learning rate is estimated to be, and that the remedy is below it."""
+    if advice.recommended is None or advice.recommended >= low:
+        limits = estimate("low", low), estimate("high", high)
+        return (". Estimated limit of the learning rate: ", limits[0], " to ", limits[1], ".")
+    below = estimate("recommended", advice.recommended)
+    return (". ", below, " is below the estimated limit (", estimate("low", low), " or more).")
 
 
 def _tested_range(advice: Advice) -> Sequence[str | Fact]:

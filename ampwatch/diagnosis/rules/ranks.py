@@ -135,8 +135,8 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             ranks=(rank,),
             summary=f"Rank {rank} alone overflows, in {count}{where if one.layer else ''}"
             f"{standing.ending}.",
-            cause=f"On this rank the loss or its {own} are inf or NaN, and on the others they are "
-            "finite. The ranks add up their gradients, so all of them skip the step.",
+            cause=f"Only this rank has inf or NaN in its loss or its {own}. The ranks add up their "
+            "gradients, so all of them skip the step.",
             action=f"Check the batches of rank {rank} in the steps in which it overflows. If they "
             f"look valid, give them to another rank and run again. If rank {rank} overflows "
             "again, its GPU is at fault. If the other rank overflows instead, the batches are "
