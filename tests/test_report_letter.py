@@ -227,7 +227,7 @@ def test_what_is_estimated_is_called_so_and_what_was_tested_too(tmp_path):
     diagnosis = diagnose(run)
     advice = {"recommended": 0.009, "low": 0.01, "high": 0.05}
     estimated = " ".join(shown(run, with_advice(diagnosis, **advice)).split())
-    assert "not tested. 0.009 is below the estimated limit (0.01 or more)." in estimated
+    assert "not tested. The learning rate of 0.009 is estimated." in estimated
     at_most = " ".join(shown(run, with_advice(diagnosis, **advice | {"recommended": 0.02})).split())
     assert "not tested. Estimated limit of the learning rate: 0.01 to 0.05." in at_most
     tested = shown(run, with_advice(diagnosis, low=0.01, high=0.05, proved_steps=200))

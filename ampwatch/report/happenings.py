@@ -217,7 +217,7 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     zeros = reader.since("loss", Holds.ZERO)
     if zeros is not None and zeros.value < (reader.last_step or 0):
         words = (
-            "the loss is NaN to the end; this log prints NaN as zero"
+            "the log shows a zero loss and a NaN gradient norm to the end: the loss is NaN"
             if diagnosis.run.source == _HF_TRAINER
             and any(f.code == _LOSS_LOST for f in diagnosis.findings)
             else "the log shows a loss of zero to the end"

@@ -66,12 +66,12 @@ def _remedy_words(diagnosis: Diagnosis) -> Iterator[Sentence]:
 
 
 def _beside_limit(advice: Advice, low: float, high: float) -> Sequence[str | Fact]:
-    """Where the limit of the learning rate is estimated to be, and that the remedy is below it."""
+    """That the remedy is estimated; where the limit is, if it does not lie below that."""
     if advice.recommended is None or advice.recommended >= low:
         limits = estimate("low", low), estimate("high", high)
         return (". Estimated limit of the learning rate: ", limits[0], " to ", limits[1], ".")
     below = estimate("recommended", advice.recommended)
-    return (". ", below, " is below the estimated limit (", estimate("low", low), " or more).")
+    return (". The learning rate of ", below, " is estimated.")
 
 
 def _tested_range(advice: Advice) -> Sequence[str | Fact]:
