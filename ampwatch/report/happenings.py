@@ -28,6 +28,7 @@ _CALM_STEPS = 20  # accepted steps between two stretches of skips
 _DENSE = 0.5  # of the steps from there on are skipped
 _NEAR_END = 0.05  # of the run: skips that reach so far go on at its end
 _SCALE_FALL = 16.0  # times
+_ZERO_TO_THE_END = "the log shows a loss of zero to the end"
 _HF_TRAINER, _LOSS_LOST = "hf-trainer", "AMP204"
 _LEAP, _SHORTLY, _BEGINNING = 2.0, 30, 10  # times; steps before the trouble; steps of a warm-up
 _PROGRESS = 0.9  # a loss above this part of its first level did not come down
@@ -198,6 +199,13 @@ def _grown(series: Series) -> tuple[int, tuple[int, int]] | None:
     return None
 
 
+def _is_nan_logged_as_zero(course: Course, diagnosis: Diagnosis) -> bool:
+    """Whether a lost loss stands as zero in the log, as Hugging Face's Trainer prints it."""
+    lost = any(finding.code == _LOSS_LOST for finding in diagnosis.findings)
+    is_hf = diagnosis.run.source == _HF_TRAINER
+    return lost and is_hf and course.reader.since("loss", Holds.ZERO) is not None
+
+
 def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     reader, level, peak = course.reader, course.loss_level, course.loss_peak
     if level is not None and peak is not None:
@@ -216,12 +224,8 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
         return
     zeros = reader.since("loss", Holds.ZERO)
     if zeros is not None and zeros.value < (reader.last_step or 0):
-        words = (
-            "the log shows a zero loss and a NaN gradient norm to the end: the loss is NaN"
-            if diagnosis.run.source == _HF_TRAINER
-            and any(f.code == _LOSS_LOST for f in diagnosis.findings)
-            else "the log shows a loss of zero to the end"
-        )
+        is_nan = _is_nan_logged_as_zero(course, diagnosis)
+        words = "the loss is NaN to the end" if is_nan else _ZERO_TO_THE_END
         yield Happening(zeros, Sentence.of(words))
     lost = reader.holding("loss", Holds.NOT_FINITE)
     if len(lost):

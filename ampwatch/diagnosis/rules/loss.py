@@ -418,8 +418,8 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
             else "; no gradient norms show whether a change of the data is behind it."
         ),
         # One batch is over in a step; gradients that grow with the loss are not a batch.
-        action="Lower the learning rate. If the loss rises again, look at the batches around the "
-        "step at which it rose."
+        action="Lower the learning rate. If that does not help, look at the batches around the "
+        "step at which the loss rose."
         if grew
         else "Look at the batches around the step at which the loss rose: was the data changed "
         "there? If it was not, lower the learning rate and start once more.",

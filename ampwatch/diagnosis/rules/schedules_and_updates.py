@@ -110,7 +110,7 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
         do="Check that the optimizer was created from this model's parameters, and not from "
         "copies of them. Check that the weights are float32: a small update does not change a "
         "float16 weight. Check that your loop does not divide the gradients by the loss scale: "
-        "scaler.unscale_ and scaler.step already do that.",
+        "the scaler already does that.",
         example="bf16 weights at a rate of 1e-6: every update rounds to nothing.",
     ),
     Ties(explained_by=("AMP410",), excludes_rate=always),
