@@ -11,6 +11,7 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Outcome, State
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.value_text import count_text
@@ -46,9 +47,12 @@ def is_long_enough(case: Case) -> bool:
     )
 
 
-def is_too_short(case: Case) -> bool:
-    """Whether a watched run ended before it had enough steps to judge anything."""
-    return case.observed.loop and not is_long_enough(case)
+def is_too_short(case: Case, outcome: Outcome) -> bool:
+    """Whether a record ended before it had enough steps or lines to judge anything."""
+    if case.observed.loop:
+        return not is_long_enough(case)
+    has_loss = "loss" in case.numbers.told
+    return has_loss and outcome.state is State.TOO_LITTLE and not case.scale.has_scaler
 
 
 def little_seen(case: Case) -> str | None:

@@ -32,6 +32,48 @@ class Severity(str, enum.Enum):
         return list(Severity).index(self)
 
 
+class State(str, enum.Enum):
+    """How a training stands at the end of its record."""
+
+    LEARNING = "learning"
+    FLAT = "flat: not shown to learn"
+    TOO_LITTLE = "too little to say"
+    ANOTHER_LEVEL = "another level, cannot tell"
+    NOT_BACK = "worse, and not back yet"
+    WORSE = "worse, and not coming back"
+    NOT_FINITE = "not finite"
+    NO_STEPS = "no steps taken"
+    NOTHING_LEARNS = "nothing reaches the weights"
+    EXCEPTION = "ended by an exception"
+
+
+_BAD = {State.WORSE, State.NOT_FINITE, State.NO_STEPS, State.NOTHING_LEARNS}
+_DOUBTFUL = {State.ANOTHER_LEVEL, State.NOT_BACK, State.EXCEPTION}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a training, since when, and what of the record shows it."""
+
+    state: State = State.TOO_LITTLE
+    since_step: int | None = None
+    rests_on: tuple[str, ...] = ()  # columns
+    words: str = ""
+    evidence: tuple[Evidence, ...] = dataclasses.field(default=(), metadata={"json": False})
+
+    @property
+    def severity(self) -> Severity:
+        """How bad the state is for the training, whatever its cause."""
+        if self.state in _BAD:
+            return Severity.ERROR
+        return Severity.WARNING if self.state in _DOUBTFUL else Severity.INFO
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the training is shown to learn, with its steps taken and its numbers finite."""
+        return self.state is State.LEARNING
+
+
 class FindingStatus(enum.Enum):
     """How a finding stands at the end: it goes on, is over but left damage, or is all over."""
 
@@ -117,6 +159,7 @@ class Diagnosis:
     verdict: Verdict
     findings: tuple[Finding, ...]
     learning_rate: Advice
+    outcome: Outcome = Outcome()
     # Not in the JSON: the verdict and the advice's reason say it there.
     little_seen: str | None = dataclasses.field(default=None, metadata={"json": False})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
@@ -11,23 +12,96 @@ from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.causes import TIES, link_causes
 from ampwatch.diagnosis.enough_to_judge import is_too_short, little_seen, unsure_advice
-from ampwatch.diagnosis.findings import CUT_OFF, Diagnosis, Finding, RunFacts, Severity, Verdict
+from ampwatch.diagnosis.findings import (
+    CUT_OFF,
+    Diagnosis,
+    Finding,
+    Outcome,
+    RunFacts,
+    Severity,
+    State,
+    Verdict,
+)
 from ampwatch.diagnosis.learning_rate import Judgement
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
+from ampwatch.diagnosis.outcome import UNEXPLAINED, outcome_of
 from ampwatch.diagnosis.rule import RATE
 from ampwatch.diagnosis.rules import RULES
 
 
-def verdict_of(case: Case, findings: Sequence[Finding]) -> Verdict:
-    """The verdict on a case, from the severities of its findings."""
+def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Verdict:
+    """The verdict on a case: the first line that fits."""
     severities = {finding.severity for finding in findings}
-    if Severity.ERROR in severities:
-        return Verdict.FAILING
-    if case.is_searching or case.is_one_line:
-        return Verdict.INCOMPLETE
-    if Severity.WARNING in severities:
-        return Verdict.WARNING
-    return Verdict.INCOMPLETE if is_too_short(case) else Verdict.HEALTHY
+    lines = (
+        (Verdict.FAILING, Severity.ERROR in severities),
+        (Verdict.INCOMPLETE, case.is_searching or case.is_one_line),
+        (Verdict.WARNING, Severity.WARNING in severities),
+        (Verdict.INCOMPLETE, is_too_short(case, outcome)),
+    )
+    return next((verdict for verdict, fits in lines if fits), Verdict.HEALTHY)
+
+
+# The findings that tell of an outcome: the first is the one that it is told as if none is there.
+_TELL_OF = {
+    State.WORSE: ("AMP307", "AMP301", "AMP302"),
+    State.NOT_BACK: ("AMP307", "AMP301", "AMP302", "AMP303", "AMP206"),
+    State.ANOTHER_LEVEL: ("AMP307", "AMP301", "AMP302", "AMP303", "AMP206"),
+    State.NOT_FINITE: ("AMP204", "AMP203", "AMP207", "AMP209", "AMP211"),
+    State.NO_STEPS: ("AMP105", "AMP103", "AMP104", "AMP202", "AMP203", "AMP208", "AMP211"),
+    State.NOTHING_LEARNS: ("AMP410",),
+}  # fmt: skip
+# What a rule sees in skips, scale and loss is an error only while the training suffers from it.
+_SYMPTOMS = frozenset(("AMP103", "AMP105", "AMP301", "AMP302", "AMP307"))
+
+
+# So are losses and gradients that are not finite now and then.
+_NUMBERS, _RARE = frozenset(("AMP204", "AMP211")), 0.1
+
+
+def _are_rare(case: Case) -> bool:
+    """Whether a log shows but few losses and gradients that are not finite: a skipped step each."""
+    bad = case.numbers.bad_loss.count + case.unskipped.bad.count
+    few = bad <= max(1, _RARE * case.scale.entries) and case.unskipped.unsettled.count <= 1
+    ended = bool(case.rate.tail.of("loss_bad")[-1:].any())  # what the last line says goes on
+    return few and not ended and not case.observed.loop
+
+
+def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome) -> list[Finding]:
+    """The findings as grave as the outcome is: one that nothing tells of is told, in its words."""
+    if outcome.is_good:
+        mild = _SYMPTOMS | (_NUMBERS if _are_rare(case) else frozenset())
+        return [
+            replace(finding, severity=Severity.WARNING)
+            if finding.code in mild and finding.severity is Severity.ERROR
+            else finding
+            for finding in findings
+        ]
+    graver = outcome.severity.weight > max((f.severity.weight for f in findings), default=0)
+    if outcome.state not in _TELL_OF or not graver:
+        return list(findings)
+    codes = _TELL_OF[outcome.state]
+    tells = [f for f in findings if f.code in codes and f.severity is not Severity.INFO]
+    if tells:
+        return [replace(f, severity=outcome.severity) if f in tells else f for f in findings]
+    return [*(f for f in findings if f.code != codes[0]), _told(case, outcome, codes[0])]
+
+
+def _told(case: Case, outcome: Outcome, code: str) -> Finding:
+    """The finding of an outcome that no rule has explained."""
+    known = next(rule for rule in RULES if rule.code == code)
+    return Finding(
+        code=code,
+        name=known.name,
+        severity=outcome.severity,
+        first_step=outcome.since_step,
+        last_step=case.scale.last_step,
+        ranks=case.record.ranks,
+        layer=None,
+        summary=outcome.words,
+        cause="This record does not show why.",
+        action=UNEXPLAINED[outcome.state],
+        evidence=outcome.evidence,
+    )
 
 
 def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
@@ -108,10 +182,20 @@ def _explained_by(finding: Finding, current: float | None) -> Advice:
 
 def conclude(case: Case) -> Diagnosis:
     """The diagnosis of a case: its findings, linked; the verdict; the advice."""
-    findings = link_causes([finding for rule in RULES for finding in rule.findings(case)])
-    verdict = verdict_of(case, findings)
-    advice = advice_beside_findings(case, verdict, findings)
-    return Diagnosis(_facts(case), verdict, findings, advice, little_seen(case))
+    outcome = outcome_of(case)
+    found = [finding for rule in RULES for finding in rule.findings(case)]
+    findings = link_causes(weighed_by_outcome(case, found, outcome))
+    verdict = verdict_of(case, findings, outcome)
+    advice = _beside_outcome(advice_beside_findings(case, verdict, findings), outcome)
+    return Diagnosis(_facts(case), verdict, findings, advice, outcome, little_seen(case))
+
+
+def _beside_outcome(advice: Advice, outcome: Outcome) -> Advice:
+    """The advice, held against the outcome: a rate is not kept beside one that is bad."""
+    if outcome.severity is Severity.INFO or advice.action not in {Action.KEEP, Action.RAISE}:
+        return advice
+    because = f"{outcome.words} The record does not show whether the learning rate is the cause."
+    return Advice(Action.UNKNOWN, because, current=advice.current)
 
 
 def _facts(case: Case) -> RunFacts:

@@ -43,7 +43,8 @@ def test_a_search_whose_first_skip_no_row_can_tell_is_no_collapse():
 
 def test_a_fall_after_accepted_steps_is_a_collapse_though_the_first_row_is_untold():
     run = scaled([*[15] * 60, *[15 - n for n in range(1, 14)], *[2] * 100])
-    assert alarms(run)["AMP103"] == "error"
+    # The loss goes on falling and the steps are taken: it costs, and does not fail.
+    assert alarms(run)["AMP103"] == "warning"
 
 
 def test_a_record_that_begins_late_does_not_begin_with_a_search():

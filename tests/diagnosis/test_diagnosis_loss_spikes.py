@@ -250,18 +250,19 @@ def test_a_spike_that_does_not_come_back_is_a_divergence():
     assert finding(attached(columns), "AMP307").first_step >= 1500
 
 
-def test_without_gradients_a_loss_that_stays_up_is_a_warning(tmp_path):
+def test_a_loss_that_stays_above_where_it_began_is_an_error_without_gradients_too(tmp_path):
     columns = healthy(2000)
     columns["loss"][1500:] += 2.0
     run = tabled(columns, tmp_path, names=("loss", "lr"))
-    assert told(run) == {"AMP307": "warning"}
+    assert told(run) == {"AMP307": "error"}
     assert "a change of the data is behind it" in finding(run, "AMP307").cause
 
 
-def test_a_loss_that_stays_up_while_gradients_stay_as_they_were_is_the_datas():
+def test_a_loss_that_stays_up_while_gradients_stay_as_they_were_is_another_level():
     columns = healthy(2000)
     columns["loss"][1500:] += 2.0
-    assert told(attached(columns)) == {}
+    assert told(attached(columns)) == {"AMP307": "warning"}
+    assert "the gradients stayed as they were" in finding(attached(columns), "AMP307").summary
 
 
 def junk(count=1000, updates=3.0):
@@ -410,5 +411,5 @@ def test_a_loss_that_climbs_far_above_all_that_it_was_is_told_without_gradients_
     slowly = np.geomspace(1.0, 50.0, 1500)
     columns["loss"] *= np.concatenate([np.ones(1500), slowly, np.full(2000, 50.0)])
     run = tabled(columns, tmp_path, names=("loss", "lr"))
-    assert told(run) == {"AMP307": "warning"}
+    assert told(run) == {"AMP307": "error"}
     assert "a change of the data is behind it" in finding(run, "AMP307").cause

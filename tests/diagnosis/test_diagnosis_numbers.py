@@ -11,6 +11,7 @@ from hand_built import HandBuiltRun, event_table, layer_table, scaled_run, step_
 
 import ampwatch
 from ampwatch.diagnosis import RULES, diagnose
+from ampwatch.diagnosis.findings import State
 from ampwatch.report.letter import letter_of
 
 NAN = math.nan
@@ -125,10 +126,11 @@ def test_a_loss_that_is_not_finite_above_finite_layers_is_the_losss_own():
     assert found(run)["AMP204"] == "error"
 
 
-def test_a_loss_that_is_not_finite_where_a_layer_is_not_is_no_fault_of_the_loss():
+def test_a_loss_that_ends_not_finite_fails_though_no_rule_has_seen_why():
     layers = layer_table([{"step": s, "layer": "up", "act_finite": s < 50} for s in range(60)])
     run = scaled_run([False] * 60, loss=[1.0] * 50 + [NAN] * 10, layers=layers)
-    assert "AMP204" not in found(run)
+    assert found(run)["AMP204"] == "error"
+    assert diagnose(run).outcome.state is State.NOT_FINITE
 
 
 def test_a_loss_that_nobody_recorded_is_absent_not_wrong():
@@ -369,7 +371,7 @@ def test_the_json_holds_the_contracts_keys_and_nothing_that_json_lacks():
     body = diagnose(run).to_json()
     text = json.dumps(body, allow_nan=False)
     assert json.loads(text) == body
-    assert list(body) == ["schema", "run", "verdict", "findings", "learning_rate"]
+    assert list(body) == ["schema", "run", "verdict", "findings", "learning_rate", "outcome"]
     assert set(body["run"]) == {
         "id", "source", "ranks", "steps", "started", "ended", "clean_end",
         "first_scale", "final_scale", "overflows", "skipped", "state", "exception",

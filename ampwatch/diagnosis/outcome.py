@@ -1,0 +1,202 @@
+"""The outcome: did it train? Judged for every record from what anyone can see in its rows.
+
+No rule has a say here and no cause is named. The verdict follows from the outcome and from what
+the rules found: silence of the rules is no evidence of health.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ampwatch.diagnosis import thresholds
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Floats, Integers
+from ampwatch.diagnosis.findings import Evidence, Outcome, State
+from ampwatch.diagnosis.loss_outcome import LossCourse, LossEnd, loss_course
+from ampwatch.diagnosis.medians import median_of_known
+from ampwatch.diagnosis.value_text import two_digits
+
+# The last rows, and how many of them show how the numbers ended.
+_LAST, _MOST, _LINES = 20, 0.5, 2
+# Skips in a row at the end: more than any search takes.
+_NO_STEPS = 40
+_RAISED, _GREW = 1.5, 1.5  # times: a learning rate, micro-batches; gradients
+_LONG = 100  # losses: a climb that takes them is slow
+_FAR = 4.0  # times its best: no other data make a loss so much higher
+_FEW_SKIPS = 2  # of the last rows, of a training whose steps are taken
+_LEFT = 0.1  # of the first losses
+_EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
+
+
+# What to do where no rule has found why.
+UNEXPLAINED = {
+    State.WORSE: "Go back to a checkpoint before that. Lower the learning rate, or look at the "
+    "batches around that step. Record the gradient norm: it tells the two apart.",
+    State.NOT_BACK: "Wait whether it comes back. If it does not, go back to a checkpoint before "
+    "it, and lower the learning rate or look at the batches around that step.",
+    State.ANOTHER_LEVEL: "Check whether the data or the task changed at that step.",
+    State.NOT_FINITE: "Attach ampwatch to the training: it names the first layer whose numbers are "
+    "inf or NaN. Until then, try bf16 or a lower learning rate.",
+    State.NO_STEPS: "Stop: nothing is learnt. Attach ampwatch to the training: it names the layer "
+    "whose gradients overflow.",
+    State.NOTHING_LEARNS: "Check that the loss depends on the parameters that the optimizer has.",
+}
+
+
+def outcome_of(case: Case) -> Outcome:
+    """The outcome of a case: the worst state that its rows show."""
+    found = next(_bad_states(case), None)
+    return _of_loss(case) if found is None else found
+
+
+def _bad_states(case: Case) -> Iterator[Outcome]:
+    """The states that no loss can outweigh, the surest first."""
+    yield from _not_finite(case)
+    yield from _no_steps(case)
+    yield from _nothing_learns(case)
+
+
+# --- numbers, steps, gradients --------------------------------------------------------------------
+
+
+def _not_finite(case: Case) -> Iterator[Outcome]:
+    """A loss that ended inf or NaN, or gradients where no loss is recorded."""
+    tail = case.rate.tail
+    loss, bad = tail.of("loss"), tail.of("loss_bad") > 0
+    told = np.flatnonzero(bad | np.isfinite(loss))
+    lost = bad[told[-_LAST:]]
+    streak = int(np.argmin(lost[::-1])) if not lost.all() else len(lost)
+    # Of a log's few lines two are no chance; of single steps a batch or two may be bad.
+    least = _LINES if len(told) < _LAST or not case.observed.every_step else _LAST // 4
+    if streak and (lost.all() or streak >= least or (len(lost) == _LAST and lost.mean() >= _MOST)):
+        good = np.flatnonzero(~bad[told])
+        since = told[good[-1] + 1] if len(good) else told[0]
+        step = int(tail.of("step")[since])
+        yield Outcome(
+            State.NOT_FINITE, step, ("loss",), f"The loss is inf or NaN from step {step:,} on.",
+            (Evidence("loss_finite", step, 0.0),),
+        )  # fmt: skip
+
+
+def _no_steps(case: Case) -> Iterator[Outcome]:
+    """A record whose last steps were all skipped, longer than a scaler searches."""
+    skipped = case.rate.tail.of("skipped") > 0
+    streak = len(skipped) - (int(np.flatnonzero(~skipped)[-1]) + 1 if not skipped.all() else 0)
+    scale = case.final_scale
+    is_dead = scale is not None and scale < thresholds.FLOOR_SCALE
+    if streak >= (_NO_STEPS if not is_dead else 1):
+        step = int(case.rate.tail.of("step")[-streak])
+        yield Outcome(
+            State.NO_STEPS, step, ("skipped",), f"Every step is skipped from step {step:,} on.",
+            (Evidence("skipped", case.scale.last_step, float(streak)),),
+        )  # fmt: skip
+
+
+def _nothing_learns(case: Case) -> Iterator[Outcome]:
+    """Gradients that are exactly zero to the end although the loss is not."""
+    zeros, count = case.zeros, case.zeros.run.times.count
+    # A text may round a small norm to zero; a loss that does not change either is no rounding.
+    least = thresholds.NO_ACCIDENT_STEPS if case.observed.loop else _EXACT_ZEROS
+    least = least if case.observed.loop or case.observed.table or zeros.is_constant else math.inf
+    if count >= least and not (zeros.is_lossless or _is_learnt(case)):
+        step = zeros.run.times.first_step
+        yield Outcome(
+            State.NOTHING_LEARNS, step, ("grad_norm",),
+            f"Every gradient is exactly zero from step {step:,} on.",
+            (Evidence("grad_norm", zeros.run.times.last_step, 0.0),),
+        )  # fmt: skip
+
+
+def _is_learnt(case: Case) -> bool:
+    """Whether training left nothing to learn; a table, whose layers are unknown, must show it."""
+    zeros = case.zeros
+    least = math.inf if case.observed.loop else _LEFT * max(zeros.first_losses, default=0.0)
+    return zeros.is_learnt and zeros.run.highest_loss <= least
+
+
+# --- the loss -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """The losses of a record in their order, each with its step: all of them, or points."""
+
+    step: Integers
+    loss: Floats
+    norm: Floats
+    lr: Floats
+
+
+def _series(case: Case) -> _Series:
+    """A short record's losses as they are; a long one's as medians of stretches."""
+    rows = case.rate.head if case.rate.is_whole else case.rate.points.rows
+    known = np.isfinite(rows.of("loss"))
+    columns = (rows.of(name)[known] for name in ("loss", "grad_norm", "lr"))
+    return _Series(rows.of("step")[known].astype(np.int64), *columns)
+
+
+def _of_loss(case: Case) -> Outcome:
+    """What the loss says of a record whose numbers are finite and whose steps are taken."""
+    series = _series(case)
+    course = loss_course(series.loss)
+    if course.end is LossEnd.TOO_FEW:
+        return Outcome(State.TOO_LITTLE)
+    if len(case.rises.series) > 1:
+        return Outcome(State.FLAT, None, ("loss",))  # each has a loss of its own
+    if course.end in {LossEnd.LEARNING, LossEnd.FLAT}:
+        takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
+        learns = course.end is LossEnd.LEARNING and takes_steps
+        return Outcome(State.LEARNING if learns else State.FLAT, None, ("loss",))
+    return _worse(case, series, course)
+
+
+def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
+    """A loss that ended above its best, unless something that is recorded explains it."""
+    since = course.since
+    times = _norm_times(series, since)
+    grew = times is not None and times >= _GREW
+    if _is_explained(case, series, course) or (course.wanders and not grew):
+        return Outcome(State.LEARNING, None, ("loss", "lr"))
+    stayed, rose = times is not None and not grew, course.last / max(course.best, 1e-12)
+    slow = not course.is_abrupt and not grew and rose < _FAR
+    if slow and (stayed or len(series.loss) >= _LONG):
+        return Outcome(State.FLAT, None, ("loss", "grad_norm"))  # as an adversary's or a reward's
+    step = int(series.step[since])
+    # Gradients that grow as the loss does follow it; without any, only a leap far up is sure.
+    alone = course.is_abrupt and course.last > course.first
+    alone |= rose >= _FAR and course.best > 0
+    sure = alone if times is None else grew and (course.is_abrupt or times > rose)
+    state = State.WORSE if course.end is LossEnd.WORSE and sure else State.NOT_BACK
+    if course.end is not LossEnd.NOT_BACK and state is not State.WORSE:
+        state = State.ANOTHER_LEVEL
+    low, high = two_digits(course.best), two_digits(course.last)
+    ending = {
+        State.WORSE: "and has not come back",
+        State.NOT_BACK: "and is not back yet",
+        State.ANOTHER_LEVEL: "while the gradients stayed as they were" if stayed
+        else "and has stayed there",
+    }[state]  # fmt: skip
+    words = f"The loss rose from {low} to {high}, from step {step:,} on, {ending}."
+    evidence = Evidence("loss_peak", step, course.peak, course.best, "before")
+    return Outcome(state, step, ("loss",), words, (evidence,))
+
+
+def _norm_times(series: _Series, since: int) -> float | None:
+    """How many times higher the gradient norm is since the loss rose; None where it is unknown."""
+    before = median_of_known(series.norm[:since][-len(series.norm) // 4 :])
+    after = median_of_known(series.norm[since:])
+    return after / before if before > 0 and np.isfinite(after) else None
+
+
+def _is_explained(case: Case, series: _Series, course: LossCourse) -> bool:
+    """Whether a restart of the schedule or larger batches explain a rise that is not worse."""
+    since = course.since
+    before, after = (median_of_known(part) for part in (series.lr[:since][-5:], series.lr[since:]))
+    is_raised = after > _RAISED * before > 0
+    first, most = case.scale.micro_batches
+    is_summed = most > _RAISED * first
+    return (is_raised or is_summed) and course.last <= course.first

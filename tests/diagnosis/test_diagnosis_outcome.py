@@ -1,0 +1,165 @@
+"""The outcome of a record, and what always holds between outcome, verdict and advice."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hand_built import HandBuiltRun, Info, scaled_run, step_table
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampwatch.diagnosis import Action, Severity, Verdict, diagnose
+from ampwatch.diagnosis.findings import State
+
+NAN = math.nan
+
+
+def logged(loss, **columns):
+    """A text log's record: the loss of each line, and what else is given."""
+    run = HandBuiltRun(step_table(loss=list(loss), **columns))
+    run.info = Info(source="generic")
+    return run
+
+
+def state_of(run):
+    return diagnose(run).outcome.state
+
+
+def fell(count=120, noise=0.02, seed=0):
+    random = np.random.default_rng(seed)
+    return 2 + 3 * np.exp(-np.arange(count) / 20) + noise * random.standard_normal(count)
+
+
+def test_a_loss_that_falls_is_learning_and_two_lines_are_too_little():
+    assert state_of(logged(fell())) is State.LEARNING
+    assert state_of(logged([3.0, 2.0])) is State.TOO_LITTLE
+    assert diagnose(logged([3.0, 2.0])).verdict is Verdict.INCOMPLETE
+
+
+def test_a_loss_that_leaps_above_where_it_began_fails_though_no_rule_knows_why():
+    loss = fell()
+    loss[80:] = 9.0
+    told = diagnose(logged(loss, lr=[1e-3] * len(loss)))
+    assert told.verdict is Verdict.FAILING
+    assert told.outcome.state is State.WORSE
+    assert told.outcome.since_step == 80
+    assert told.learning_rate.action not in {Action.KEEP, Action.RAISE}
+
+
+def test_gradients_that_stayed_make_it_another_level_and_never_healthy():
+    loss = fell()
+    loss[80:] += 2.0
+    told = diagnose(logged(loss, grad_norm=[1.0] * len(loss)))
+    assert told.outcome.state is State.ANOTHER_LEVEL
+    assert told.verdict is Verdict.WARNING
+
+
+def test_a_restart_of_the_schedule_explains_a_rise_below_where_the_loss_began():
+    loss = fell(200)
+    loss[150:] += np.linspace(1.5, 1.0, 50)
+    lr = [1e-3] * 100 + [1e-4] * 50 + [1e-3] * 50
+    assert state_of(logged(loss, lr=lr)) is State.LEARNING
+    assert state_of(logged(loss, lr=[1e-4] * 200)) is not State.LEARNING
+
+
+@pytest.mark.parametrize(("loss", "state"), [
+    ([2.0, 1.5, 1.2, NAN, NAN], State.NOT_FINITE),
+    ([NAN], State.NOT_FINITE),
+    ([2.0, 1.5, NAN, 1.2, 1.1], State.LEARNING),
+])  # fmt: skip
+def test_a_loss_that_ended_not_finite_is_and_one_that_came_back_is_not(loss, state):
+    assert state_of(logged(loss)) is state
+
+
+def test_a_search_is_no_end_of_all_steps_and_fifty_skips_in_a_row_are():
+    assert state_of(scaled_run([True] * 12)) is not State.NO_STEPS
+    ended = [2.0 - n / 200 for n in range(150)]
+    told = diagnose(scaled_run([False] * 100 + [True] * 50, loss=ended))
+    assert told.outcome.state is State.NO_STEPS
+    assert told.verdict is Verdict.FAILING
+
+
+def test_gradients_of_zero_in_a_table_are_no_rounding():
+    loss = fell(400).tolist()
+    norm = [0.5] * 100 + [0.0] * 300
+    run = logged(loss, grad_norm=norm)
+    run.info = Info(source="csv")
+    assert state_of(run) is State.NOTHING_LEARNS
+
+
+def test_a_scale_that_fell_and_holds_while_the_loss_falls_costs_and_does_not_fail():
+    loss = list(np.linspace(3.0, 1.0, 300))
+    run = scaled_run([False] * 100 + [True] * 12 + [False] * 188, loss=loss)
+    told = diagnose(run)
+    assert told.outcome.is_good
+    assert told.verdict is Verdict.WARNING
+
+
+def test_the_outcome_stands_in_the_json():
+    body = diagnose(logged(fell())).to_json()["outcome"]
+    assert set(body) == {"state", "since_step", "rests_on", "words"}
+    assert body["state"] == "learning"
+    assert body["rests_on"] == ["loss"]
+
+
+# --- what always holds ----------------------------------------------------------------------------
+
+LOSSES = st.one_of(st.floats(0.01, 100.0), st.just(NAN), st.just(math.inf))
+
+
+@st.composite
+def records(draw):
+    count = draw(st.integers(1, 80))
+    loss = draw(st.lists(LOSSES, min_size=count, max_size=count))
+    if draw(st.booleans()):  # a course, and a change in it
+        at = draw(st.integers(0, count))
+        loss = fell(count, seed=draw(st.integers(0, 9)))
+        loss[at:] *= draw(st.sampled_from([1.0, 1.3, 5.0, 1e4, NAN]))
+    columns = {}
+    if draw(st.booleans()):
+        columns["grad_norm"] = draw(
+            st.lists(st.sampled_from([0.0, 0.5, 1.0, 40.0, NAN]), min_size=count, max_size=count)
+        )
+    if draw(st.booleans()):
+        columns["lr"] = [draw(st.sampled_from([1e-4, 0.1]))] * count
+    if draw(st.booleans()):
+        skipped = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+        return scaled_run(skipped, loss=list(loss))
+    run = logged(loss, **columns)
+    run.info = Info(source=draw(st.sampled_from(["generic", "csv", "ampwatch", "hf-trainer"])))
+    return run
+
+
+@settings(max_examples=150, deadline=None)
+@given(records())
+def test_a_bad_outcome_is_never_healthy_and_never_keeps_its_learning_rate(run):
+    told = diagnose(run)
+    if told.outcome.severity is Severity.ERROR:
+        assert told.verdict is Verdict.FAILING
+    if told.outcome.severity is Severity.WARNING:
+        assert told.verdict in {Verdict.FAILING, Verdict.WARNING, Verdict.INCOMPLETE}
+    if told.outcome.severity is not Severity.INFO:
+        assert told.learning_rate.action not in {Action.KEEP, Action.RAISE}
+
+
+@settings(max_examples=150, deadline=None)
+@given(records())
+def test_a_loss_at_its_best_with_its_steps_taken_fails_by_no_symptom(run):
+    told = diagnose(run)
+    symptoms = {"AMP103", "AMP105", "AMP301", "AMP302", "AMP307"}
+    if told.outcome.is_good:
+        assert not [
+            finding for finding in told.findings
+            if finding.code in symptoms and finding.severity is Severity.ERROR
+        ]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(records())
+def test_whatever_is_told_as_wrong_names_what_anyone_can_see(run):
+    for finding in diagnose(run).findings:
+        if finding.severity is not Severity.INFO:
+            assert finding.summary
+            assert finding.evidence or finding.first_step is not None
