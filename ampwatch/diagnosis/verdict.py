@@ -60,9 +60,12 @@ _NUMBERS, _RARE = frozenset(("AMP204", "AMP211")), 0.1
 
 def _are_rare(case: Case) -> bool:
     """Whether a log shows but few losses and gradients that are not finite: a skipped step each."""
-    bad = case.numbers.bad_loss.count + case.unskipped.bad.count
+    lost = case.unskipped
+    bad = case.numbers.bad_loss.count + lost.bad.count + lost.unmoved.count + lost.left_out.count
     few = bad <= max(1, _RARE * case.scale.entries) and case.unskipped.unsettled.count <= 1
-    ended = bool(case.rate.tail.of("loss_bad")[-1:].any())  # what the last line says goes on
+    # What the last line says goes on; of gradients inf may be a skip, and nan is none.
+    ended = bool(case.rate.tail.of("loss_bad")[-1:].any())
+    ended |= lost.nans.count > 0 and lost.nans.last_position >= case.scale.entries - 1
     return few and not ended and not case.observed.loop
 
 
