@@ -162,7 +162,7 @@ def _answer(folder: Path, label: dict[str, Any]) -> Answer:
 
 def _recorded(file: Path, kind: str, made: Path) -> Path | None:
     """The folder of the run that a case makes; None if it makes none."""
-    if kind == "training":
+    if kind in {"training", "program"}:
         _run(file, made)
         runs = sorted((made / "ampwatch-runs").glob("*/"))
         return runs[0] if runs else None

@@ -152,6 +152,8 @@ class FinitenessHistory:
             self.second_steps = self.second_steps.and_at(event.step, position)
         elif event.detail.get("second_unscale"):
             self.second_unscales = self.second_unscales.and_at(event.step, position)
+        elif event.detail.get("input_finite") is False:
+            self.bad_input = self.bad_input.and_at(event.step, position)
 
 
 def forward_finite(block: Block) -> Flags:

@@ -15,7 +15,7 @@ import numpy as np
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats, Integers
-from ampwatch.diagnosis.findings import Evidence, Outcome, State
+from ampwatch.diagnosis.findings import Evidence, Outcome, Severity, State
 from ampwatch.diagnosis.loss_outcome import LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.value_text import two_digits
@@ -34,10 +34,10 @@ _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
 
 # What to do where no rule has found why.
 UNEXPLAINED = {
-    State.WORSE: "Go back to a checkpoint before that. Lower the learning rate, or look at the "
-    "batches around that step. Record the gradient norm: it tells the two apart.",
-    State.NOT_BACK: "Wait whether it comes back. If it does not, go back to a checkpoint before "
-    "it, and lower the learning rate or look at the batches around that step.",
+    State.WORSE: "Lower the learning rate. If that does not help, look at the batches around the "
+    "step at which the loss rose. Record the gradient norm: it tells the two apart.",
+    State.NOT_BACK: "Wait: the loss may come back. If it does not, lower the learning rate, or "
+    "look at the batches around the step at which it rose.",
     State.ANOTHER_LEVEL: "Check whether the data or the task changed at that step.",
     State.NOT_FINITE: "Attach ampwatch to the training: it names the first layer whose numbers are "
     "inf or NaN. Until then, try bf16 or a lower learning rate.",
@@ -49,8 +49,8 @@ UNEXPLAINED = {
 
 def outcome_of(case: Case) -> Outcome:
     """The outcome of a case: the worst state that its rows show."""
-    found = next(_bad_states(case), None)
-    return _of_loss(case) if found is None else found
+    found = next(_bad_states(case), None) or _of_loss(case)
+    return _ended_by_exception(case) or found if found.severity is Severity.INFO else found
 
 
 def _bad_states(case: Case) -> Iterator[Outcome]:
@@ -116,6 +116,16 @@ def _is_learnt(case: Case) -> bool:
     zeros = case.zeros
     least = math.inf if case.observed.loop else _LEFT * max(zeros.first_losses, default=0.0)
     return zeros.is_learnt and zeros.run.highest_loss <= least
+
+
+def _ended_by_exception(case: Case) -> Outcome | None:
+    """A program that an exception ended, however well it trained until then."""
+    last = case.scale.last_step or 0
+    if not case.events.fatal or not case.events.is_over_by(last):
+        return None
+    event = case.events.fatal[-1]
+    words = f"The program ended by {event.exception} at step {event.step:,}."
+    return Outcome(State.EXCEPTION, event.step, ("events",), words)
 
 
 # --- the loss -------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ _TELL_OF = {
     State.NOT_FINITE: ("AMP204", "AMP203", "AMP207", "AMP209", "AMP211"),
     State.NO_STEPS: ("AMP105", "AMP103", "AMP104", "AMP202", "AMP203", "AMP208", "AMP211"),
     State.NOTHING_LEARNS: ("AMP410",),
+    State.EXCEPTION: ("AMP902",),
 }  # fmt: skip
 # What a rule sees in skips, scale and loss is an error only while the training suffers from it.
 _SYMPTOMS = frozenset(("AMP103", "AMP105", "AMP301", "AMP302", "AMP307"))
@@ -83,7 +84,8 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
     if outcome.state not in _TELL_OF or not graver:
         return list(findings)
     codes = _TELL_OF[outcome.state]
-    tells = [f for f in findings if f.code in codes and f.severity is not Severity.INFO]
+    least = Severity.INFO if outcome.state is State.EXCEPTION else Severity.WARNING
+    tells = [f for f in findings if f.code in codes and f.severity.weight >= least.weight]
     if tells:
         return [replace(f, severity=outcome.severity) if f in tells else f for f in findings]
     return [*(f for f in findings if f.code != codes[0]), _told(case, outcome, codes[0])]

@@ -18,7 +18,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import util
 from multiprocessing.process import BaseProcess
@@ -203,6 +203,7 @@ class ExceptionReport:
     kind: str | None  # that layer's class
     param_dtypes: Mapping[str, str]  # that layer's own parameters, by name
     tensor_dtypes: Mapping[str, str]  # the tensors at hand in its innermost frame, by variable
+    input_finite: bool | None  # of the outermost watched module; None where nobody looked
     operation: str | None  # the innermost frame: "file:line, in function"
     user_frame: str | None  # the innermost frame that is not torch's: where to look first
     out_of_memory: bool
@@ -243,6 +244,7 @@ def describe(
         kind=None if module is None else type(module).__name__,
         param_dtypes=_param_dtypes(module),
         tensor_dtypes=_tensor_dtypes(at_work[-1]) if at_work else {},
+        input_finite=_input_finite(at_work[0], chain) if at_work else None,
         operation=_written(places[-1]) if places else None,
         user_frame=next((_written(place) for place in reversed(places) if _is_users(place)), None),
         out_of_memory=out_of_memory,
@@ -343,6 +345,18 @@ def _tensor_dtypes(place: _Place) -> dict[str, str]:
         named = [(name, value), *((f"args[{i}]", one) for i, one in enumerate(several))]
         found |= {k: dtype_name(one.dtype) for k, one in named if issubclass(type(one), Tensor)}
     return dict(list(found.items())[:_MOST_TENSORS])
+
+
+def _input_finite(place: _Place, chain: Sequence[BaseException]) -> bool | None:
+    """Whether the tensors given to a module were finite; a device that failed is not asked."""
+    given = place.variables.get("args")
+    if type(given) is not tuple or any(isinstance(one, RuntimeError) for one in chain):
+        return None
+    floats = [one for one in given if type(one) is Tensor and one.is_floating_point()]
+    try:
+        return all(bool(torch.isfinite(one).all()) for one in floats) if floats else None
+    except RuntimeError:  # of a tensor that holds no values
+        return None
 
 
 # -- words and memory ------------------------------------------------------------------------------

@@ -106,10 +106,11 @@ def _loss_course(
     reader: FactReader, hint: int | None
 ) -> tuple[Fact | None, Fact | None, Fact | None]:
     losses = reader.series("loss").finite
-    if hint is None or len(losses) < 2 * _LEAST_ENTRIES:
+    least = min(_LEAST_ENTRIES, len(losses) // 2)
+    if hint is None or not least:
         return None, None, None
     before = losses.within(None, hint - 1)
-    if len(before) < _LEAST_ENTRIES:
+    if len(before) < least:
         return None, None, None
     span = before.step[-_LEVEL_ENTRIES:]
     level = reader.fact(Reading.MEDIAN, "loss", int(span[0]), int(span[-1]))
@@ -406,7 +407,7 @@ def loss_ends(reader: FactReader) -> Sentence | None:
     losses = reader.series("loss").finite
     if len(losses) < 2:
         return None
-    few = min(_LEVEL_ENTRIES, len(losses) // 2)
+    few = min(_LEVEL_ENTRIES, (len(losses) + 3) // 4)
     first = reader.fact(Reading.MEDIAN, "loss", int(losses.step[0]), int(losses.step[few - 1]))
     last = reader.fact(Reading.MEDIAN, "loss", int(losses.step[-few]), int(losses.step[-1]))
     if first is None or last is None:

@@ -351,11 +351,14 @@ def test_a_record_without_an_end_mark_says_so_and_stays_healthy():
     assert "no end mark" in (diagnose(run).calm or "")
 
 
-def test_a_healthy_run_that_an_exception_ended_is_told_so_with_its_layer_and_line():
+def test_a_run_that_an_exception_ended_is_told_so_with_its_layer_and_line():
     detail = {"fatal": True, "exception": "KeyError", "message": "'x'", "layer": "head"}
     events = event_table([(29, "exception", detail | {"user_frame": "/home/me/train.py:7, in f"})])
-    calm = diagnose(scaled_run([False] * 30, events=events)).calm or ""
-    assert "KeyError in layer head at train.py:7, in f. 'x'" in calm
+    told = diagnose(scaled_run([False] * 30, events=events))
+    assert told.verdict.value == "warning"
+    assert told.outcome.state is State.EXCEPTION
+    assert (told.headline.code, told.headline.layer) == ("AMP902", "head")
+    assert "KeyError in layer head at train.py:7, in f" in told.headline.summary
 
 
 def test_what_was_cut_off_and_what_was_lost_is_said():

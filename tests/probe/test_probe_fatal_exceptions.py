@@ -112,6 +112,17 @@ def test_a_call_that_never_reaches_forward_shows_the_arguments():
     assert words.tensor_dtypes == {"args[0]": "bfloat16", "args[1]": "bfloat16"}
 
 
+@pytest.mark.parametrize(("value", "error", "finite"), [
+    (1.0, ValueError, True), (float("nan"), ValueError, False), (float("nan"), RuntimeError, None),
+])  # fmt: skip
+def test_the_input_of_the_model_is_looked_at_unless_the_device_may_have_failed(
+    value, error, finite
+):
+    model = Block(Failing(error))
+    words = describe(failed(model, torch.full((2, 4), value)), names_of(model))
+    assert words.input_finite is finite
+
+
 def test_an_exception_outside_every_layer_names_none():
     def load_batch():
         raise FileNotFoundError("data.bin")
