@@ -38,6 +38,7 @@ class State(str, enum.Enum):
     LEARNING = "learning"
     FLAT = "flat: not shown to learn"
     TOO_LITTLE = "too little to say"
+    STANDS_STILL = "no progress from the start"
     ANOTHER_LEVEL = "another level, cannot tell"
     NOT_BACK = "worse, and not back yet"
     WORSE = "worse, and not coming back"
@@ -48,7 +49,7 @@ class State(str, enum.Enum):
 
 
 _BAD = {State.WORSE, State.NOT_FINITE, State.NO_STEPS, State.NOTHING_LEARNS}
-_DOUBTFUL = {State.ANOTHER_LEVEL, State.NOT_BACK, State.EXCEPTION}
+_DOUBTFUL = {State.STANDS_STILL, State.ANOTHER_LEVEL, State.NOT_BACK, State.EXCEPTION}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Outcome:
     since_step: int | None = None
     rests_on: tuple[str, ...] = ()  # columns
     words: str = ""
+    is_announced: bool = dataclasses.field(default=False, metadata={"json": False})
     evidence: tuple[Evidence, ...] = dataclasses.field(default=(), metadata={"json": False})
 
     @property

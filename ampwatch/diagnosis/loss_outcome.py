@@ -40,6 +40,7 @@ _GAVE_BACK = 0.2  # of the climb: the loss is on its way down
 _MOST_ABOVE = 0.8  # of all pairs of a loss before the rise and one at the end
 _LOST = 0.5  # of what was gained
 _CLIMBED, _ABRUPT, _AT_ONCE = 3 / 4, 1 / 20, 5  # of the height, within so much of the record
+_NOTHING = 1e-3  # a loss below it is practically zero, and its level says nothing
 _SIGNED_TIMES = 4.0  # the range of all before, for a loss that may be negative
 
 
@@ -145,7 +146,7 @@ def _matters(losses: Floats, course: LossCourse, past: Floats, chance: float) ->
         return False
     if _share_above(losses, course.since) < _MOST_ABOVE:
         return False
-    if losses.min() < 0:
+    if losses.min() < 0 or losses.max() < _NOTHING:
         if len(losses) < _LEAST_SIGNED:
             return False
         before = losses[: max(1, course.since)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,9 +16,11 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.findings import Evidence, Outcome, Severity, State
-from ampwatch.diagnosis.loss_outcome import LossCourse, LossEnd, loss_course
-from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.value_text import two_digits
+from ampwatch.diagnosis.learning_rate.noise import robust_deviation
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows
+from ampwatch.diagnosis.loss_outcome import LEAST, LossCourse, LossEnd, loss_course
+from ampwatch.diagnosis.medians import median, median_of_known
+from ampwatch.diagnosis.value_text import count_text, two_digits
 
 # The last rows, and how many of them show how the numbers ended.
 _LAST, _MOST, _LINES = 20, 0.5, 2
@@ -28,6 +30,10 @@ _RAISED, _GREW = 1.5, 1.5  # times: a learning rate, micro-batches; gradients
 _LONG = 100  # losses: a climb that takes them is slow
 _FAR = 4.0  # times its best: no other data make a loss so much higher
 _FEW_SKIPS = 2  # of the last rows, of a training whose steps are taken
+# A loss that is the same, but for this share, in so many lines or single steps, from the start.
+SAME, SAME_LINES, SAME_STEPS, _GAIN, _BEGAN = 0.003, 8, 200, 0.04, 1.5
+_NOTHING = 1e-3  # a loss below it is practically zero
+_ANNOUNCED, _RISING = 12, 1.2  # entries before the loss rose; times: a learning rate
 _LEFT = 0.1  # of the first losses
 _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
 
@@ -43,6 +49,9 @@ UNEXPLAINED = {
     "inf or NaN. Until then, try bf16 or a lower learning rate.",
     State.NO_STEPS: "Stop: nothing is learnt. Attach ampwatch to the training: it names the layer "
     "whose gradients overflow.",
+    State.STANDS_STILL: "Check that the optimizer has this model's parameters, that the loss "
+    "compares shapes that fit, and the labels. Then try a learning rate ten times lower, and ten "
+    "times higher.",
     State.NOTHING_LEARNS: "Check that the loss depends on the parameters that the optimizer has.",
 }
 
@@ -72,14 +81,20 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
     streak = int(np.argmin(lost[::-1])) if not lost.all() else len(lost)
     # Of a log's few lines two are no chance; of single steps a batch or two may be bad.
     least = _LINES if len(told) < _LAST or not case.observed.every_step else _LAST // 4
-    if streak and (lost.all() or streak >= least or (len(lost) == _LAST and lost.mean() >= _MOST)):
+    if streak and (
+        case.loop_stopped
+        or lost.all()
+        or streak >= least
+        or (len(lost) == _LAST and lost.mean() >= _MOST)
+    ):
         good = np.flatnonzero(~bad[told])
         since = told[good[-1] + 1] if len(good) else told[0]
         step = int(tail.of("step")[since])
-        yield Outcome(
-            State.NOT_FINITE, step, ("loss",), f"The loss is inf or NaN from step {step:,} on.",
-            (Evidence("loss_finite", step, 0.0),),
-        )  # fmt: skip
+        series = _series(case)
+        announced = _is_announced(series, int(np.searchsorted(series.step, step)))
+        words = f"The loss is inf or NaN from step {step:,} on."
+        evidence = Evidence("loss_finite", step, 0.0)
+        yield Outcome(State.NOT_FINITE, step, ("loss",), words, announced, (evidence,))
 
 
 def _no_steps(case: Case) -> Iterator[Outcome]:
@@ -90,10 +105,9 @@ def _no_steps(case: Case) -> Iterator[Outcome]:
     is_dead = scale is not None and scale < thresholds.FLOOR_SCALE
     if streak >= (_NO_STEPS if not is_dead else 1):
         step = int(case.rate.tail.of("step")[-streak])
-        yield Outcome(
-            State.NO_STEPS, step, ("skipped",), f"Every step is skipped from step {step:,} on.",
-            (Evidence("skipped", case.scale.last_step, float(streak)),),
-        )  # fmt: skip
+        words = f"Every step is skipped from step {step:,} on."
+        evidence = Evidence("skipped", case.scale.last_step, float(streak))
+        yield Outcome(State.NO_STEPS, step, ("skipped",), words, evidence=(evidence,))
 
 
 def _nothing_learns(case: Case) -> Iterator[Outcome]:
@@ -107,7 +121,7 @@ def _nothing_learns(case: Case) -> Iterator[Outcome]:
         yield Outcome(
             State.NOTHING_LEARNS, step, ("grad_norm",),
             f"Every gradient is exactly zero from step {step:,} on.",
-            (Evidence("grad_norm", zeros.run.times.last_step, 0.0),),
+            evidence=(Evidence("grad_norm", zeros.run.times.last_step, 0.0),),
         )  # fmt: skip
 
 
@@ -143,7 +157,10 @@ class _Series:
 
 def _series(case: Case) -> _Series:
     """A short record's losses as they are; a long one's as medians of stretches."""
-    rows = case.rate.head if case.rate.is_whole else case.rate.points.rows
+    return _series_of(case.rate.head if case.rate.is_whole else case.rate.points.rows)
+
+
+def _series_of(rows: RateRows) -> _Series:
     known = np.isfinite(rows.of("loss"))
     columns = (rows.of(name)[known] for name in ("loss", "grad_norm", "lr"))
     return _Series(rows.of("step")[known].astype(np.int64), *columns)
@@ -153,15 +170,75 @@ def _of_loss(case: Case) -> Outcome:
     """What the loss says of a record whose numbers are finite and whose steps are taken."""
     series = _series(case)
     course = loss_course(series.loss)
+    if not case.rate.is_whole and course.end in {LossEnd.LEARNING, LossEnd.FLAT}:
+        series, course = _latest(case, series, course)
     if course.end is LossEnd.TOO_FEW:
         return Outcome(State.TOO_LITTLE)
     if len(case.rises.series) > 1:
         return Outcome(State.FLAT, None, ("loss",))  # each has a loss of its own
     if course.end in {LossEnd.LEARNING, LossEnd.FLAT}:
         takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
-        learns = course.end is LossEnd.LEARNING and takes_steps
-        return Outcome(State.LEARNING if learns else State.FLAT, None, ("loss",))
+        if course.end is LossEnd.LEARNING and takes_steps:
+            return Outcome(State.LEARNING, None, ("loss",))
+        return _flat(case, series, course)
     return _worse(case, series, course)
+
+
+def _latest(case: Case, series: _Series, course: LossCourse) -> tuple[_Series, LossCourse]:
+    """The last rows by themselves, if the loss left there all that it was for half of the run.
+
+    The points of a long run do not show what began a moment ago.
+    """
+    rows = _series_of(case.rate.tail)
+    recent = loss_course(rows.loss)
+    if recent.end not in {LossEnd.HIGHER, LossEnd.NOT_BACK, LossEnd.WORSE}:
+        return series, course
+    before = series.loss[series.step < rows.step[recent.since]]
+    if recent.last <= before[len(before) // 2 :].max(initial=0.0):
+        return series, course
+    return rows, replace(recent, first=course.first)
+
+
+def _flat(case: Case, series: _Series, course: LossCourse) -> Outcome:
+    """A loss that ended where it began: no progress at all, if the record shows the beginning."""
+    loss, count = series.loss, len(series.loss)
+    half, early = loss[count // 2 :], loss[count // 8 + 1 : count // 2]
+    level = median(half)
+    near = SAME * abs(level)
+    is_same = robust_deviation(half) <= near and abs(median(early) - level) <= near
+    is_same &= count >= (SAME_STEPS if case.observed.every_step else SAME_LINES)
+    stood_elsewhere = course.best < (1 - _GAIN) * level or course.first > _BEGAN * level
+    is_loss = loss.min() > 0 and level > _NOTHING
+    if case.observed.loop:  # what a loop lacks otherwise has findings of its own
+        is_loss &= bool(np.isfinite(series.norm).mean() > _MOST and np.nanmedian(series.norm) > 0)
+    if not is_same or stood_elsewhere or not is_loss or not _is_beginning(case, series):
+        return Outcome(State.FLAT, None, ("loss",))
+    entries = count_text(count, "entry", "entries")
+    words = f"The loss does not fall: it is {two_digits(level)} in {entries}."
+    evidence = Evidence("loss", int(series.step[-1]), float(half[-1]), course.first, "at first")
+    return Outcome(State.STANDS_STILL, int(series.step[0]), ("loss",), words, evidence=(evidence,))
+
+
+def _is_beginning(case: Case, series: _Series) -> bool:
+    """Whether the record begins where the training began, with random weights."""
+    apart = float(np.median(np.diff(series.step))) if len(series.step) > 1 else 1.0
+    return bool(series.step[0] <= 1.5 * apart + 1) and not case.rate.setup.resumed
+
+
+def _is_announced(series: _Series, since: int) -> bool:
+    """Whether gradients or the learning rate rose for long before the loss did.
+
+    Too high a learning rate announces itself so; other data come at once.
+    """
+    before = max(_ANNOUNCED, len(series.step) // 4)
+    window = slice(max(0, since - before), since)
+    for column, times in ((series.norm[window], _GREW), (series.lr[window], _RISING)):
+        third = len(column) // 3
+        if third >= LEAST:
+            early, late = median_of_known(column[:third]), median_of_known(column[-third:])
+            if late >= times * early > 0:
+                return True
+    return False
 
 
 def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
@@ -179,7 +256,7 @@ def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
     # Gradients that grow as the loss does follow it; without any, only a leap far up is sure.
     alone = course.is_abrupt and course.last > course.first
     alone |= rose >= _FAR and course.best > 0
-    sure = alone if times is None else grew and (course.is_abrupt or times > rose)
+    sure = alone if times is None else grew and times > rose
     state = State.WORSE if course.end is LossEnd.WORSE and sure else State.NOT_BACK
     if course.end is not LossEnd.NOT_BACK and state is not State.WORSE:
         state = State.ANOTHER_LEVEL
@@ -192,7 +269,8 @@ def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
     }[state]  # fmt: skip
     words = f"The loss rose from {low} to {high}, from step {step:,} on, {ending}."
     evidence = Evidence("loss_peak", step, course.peak, course.best, "before")
-    return Outcome(state, step, ("loss",), words, (evidence,))
+    announced = _is_announced(series, since)
+    return Outcome(state, step, ("loss",), words, announced, (evidence,))
 
 
 def _norm_times(series: _Series, since: int) -> float | None:
@@ -209,4 +287,5 @@ def _is_explained(case: Case, series: _Series, course: LossCourse) -> bool:
     is_raised = after > _RAISED * before > 0
     first, most = case.scale.micro_batches
     is_summed = most > _RAISED * first
-    return (is_raised or is_summed) and course.last <= course.first
+    now = max(course.last, median_of_known(case.rate.tail.of("loss")[-_LAST:]))
+    return (is_raised or is_summed) and now <= course.first

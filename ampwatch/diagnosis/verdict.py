@@ -50,9 +50,12 @@ _TELL_OF = {
     State.NO_STEPS: ("AMP105", "AMP103", "AMP104", "AMP202", "AMP203", "AMP208", "AMP211"),
     State.NOTHING_LEARNS: ("AMP410",),
     State.EXCEPTION: ("AMP902",),
+    State.STANDS_STILL: ("AMP309",),
 }  # fmt: skip
 # What a rule sees in skips, scale and loss is an error only while the training suffers from it.
-_SYMPTOMS = frozenset(("AMP103", "AMP105", "AMP301", "AMP302", "AMP307"))
+_SYMPTOMS = frozenset(
+    ("AMP103", "AMP105", "AMP202", "AMP203", "AMP206", "AMP208", "AMP209", "AMP306", "AMP307")
+)
 
 
 # So are losses and gradients that are not finite now and then.
@@ -60,14 +63,16 @@ _NUMBERS, _RARE = frozenset(("AMP204", "AMP211")), 0.1
 
 
 def _are_rare(case: Case) -> bool:
-    """Whether a log shows but few losses and gradients that are not finite: a skipped step each."""
+    """Whether few losses and gradients are not finite, and none of them has harmed the weights."""
     lost = case.unskipped
     bad = case.numbers.bad_loss.count + lost.bad.count + lost.unmoved.count + lost.left_out.count
-    few = bad <= max(1, _RARE * case.scale.entries) and case.unskipped.unsettled.count <= 1
+    few = bad <= max(1, _RARE * case.scale.entries) and lost.unsettled.count <= 1
     # What the last line says goes on; of gradients inf may be a skip, and nan is none.
     ended = bool(case.rate.tail.of("loss_bad")[-1:].any())
     ended |= lost.nans.count > 0 and lost.nans.last_position >= case.scale.entries - 1
-    return few and not ended and not case.observed.loop
+    # Without a scaler gradients that are not finite are in the weights, where it was seen.
+    unsafe = case.observed.loop and not case.scale.has_scaler and lost.bad.count > 0
+    return few and not ended and not unsafe
 
 
 def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome) -> list[Finding]:
@@ -79,6 +84,7 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
             if finding.code in mild and finding.severity is Severity.ERROR
             else finding
             for finding in findings
+            if finding.code not in RATE  # nothing is too high for a loss at its best
         ]
     graver = outcome.severity.weight > max((f.severity.weight for f in findings), default=0)
     if outcome.state not in _TELL_OF or not graver:
@@ -191,12 +197,33 @@ def conclude(case: Case) -> Diagnosis:
     found = [finding for rule in RULES for finding in rule.findings(case)]
     findings = link_causes(weighed_by_outcome(case, found, outcome))
     verdict = verdict_of(case, findings, outcome)
-    advice = _beside_outcome(advice_beside_findings(case, verdict, findings), outcome)
+    advice = _beside_outcome(case, advice_beside_findings(case, verdict, findings), outcome)
     return Diagnosis(_facts(case), verdict, findings, advice, outcome, little_seen(case))
 
 
-def _beside_outcome(advice: Advice, outcome: Outcome) -> Advice:
+# Findings that tell that numbers left their format, and not why.
+_BY_NUMBERS = frozenset(("AMP204", "AMP207", "AMP211"))
+_TRY = 0.25  # of a learning rate that is likely too high, where nothing allows an estimate
+
+
+def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
     """The advice, held against the outcome: a rate is not kept beside one that is bad."""
+    if outcome.is_good and advice.action is Action.LOWER:
+        because = "The loss is at or near its best, so nothing shows that it is too high."
+        return Advice(Action.KEEP, because, current=advice.current)
+    undecided = advice.action is Action.UNKNOWN or advice.explained_by in _BY_NUMBERS
+    if outcome.is_announced and outcome.severity is Severity.ERROR and undecided:
+        base = case.rate.base_rate
+        return Advice(
+            Action.LOWER,
+            f"{outcome.words} Gradients or the learning rate had been rising before it: too high a "
+            "learning rate announces itself so.",
+            current=base,
+            recommended=None if base is None else _TRY * base,
+            factor=_TRY,
+            confidence=learning_rate.advice.UNCERTAIN,
+            restart_from_step=outcome.since_step,
+        )
     if outcome.severity is Severity.INFO or advice.action not in {Action.KEEP, Action.RAISE}:
         return advice
     because = f"{outcome.words} The record does not show whether the learning rate is the cause."

@@ -142,7 +142,7 @@ def test_a_log_of_every_fiftieth_step_shows_growth_by_where_a_skip_leaves_the_sc
             after.append(2.0**15)
             skipped.append(True)
     steps = step_table(step=step, scale=before, scale_after=after, skipped=skipped,
-                       loss=[1.0] * len(step))  # fmt: skip
+                       loss=np.linspace(2, 1, len(step)).tolist())  # fmt: skip
     run = HandBuiltRun(steps, info=Info(source="text", scaler={}))
     assert alarms(run) == {}
     assert finding(run, "AMP102").severity.value == "info"

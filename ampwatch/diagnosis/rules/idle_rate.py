@@ -1,8 +1,10 @@
-"""AMP308: a learning rate that never left the start of its warm-up."""
+"""AMP308: a learning rate that never left the start of its warm-up, or fell to nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
@@ -20,6 +22,9 @@ FIRST_SHARE = 0.01
 # ImageNet's).
 STUCK_STEPS, STUCK_RUNNING = 300, 10_000
 
+# No schedule means to end below a ten-thousandth of its highest rate for half of a training.
+VANISHED, VANISHED_SHARE, _VANISHED_ENTRIES = 1e-4, 0.5, 20
+
 
 @rule(
     "AMP308",
@@ -33,7 +38,8 @@ STUCK_STEPS, STUCK_RUNNING = 300, 10_000
         f"at least {DEAD_LINES} lines; an error from {DEAD_MANY} lines on, because no "
         "warm-up starts so slowly. Or the rate is the same in the whole record, from the "
         f"run's first step, and below {100 * FIRST_SHARE:g} % of its base rate: for at least "
-        f"{STUCK_STEPS:,} steps, or {STUCK_RUNNING:,} while the run goes on.",
+        f"{STUCK_STEPS:,} steps, or {STUCK_RUNNING:,} while the run goes on. Or the rate fell "
+        f"below {VANISHED:g} of its highest and stayed there for half of the record.",
         not_to_confuse="A warm-up that has just begun: its rate rises from line to line. A "
         "constant rate without a schedule, which is its own base rate. A group of parameters "
         "that has a small rate on purpose, beside others that do not; a resume late in a "
@@ -48,6 +54,9 @@ def rate_never_rose(case: Case) -> Iterator[Seen]:
     """A learning rate that is zero throughout, or stays where its warm-up began."""
     if rate_is_stuck(case):
         yield _stuck(case)
+        return
+    if (vanished := _vanished(case)) is not None:
+        yield vanished
         return
     numbers, scale = case.numbers, case.scale
     known_to_search = scale.has_scaler and case.is_searching
@@ -77,6 +86,31 @@ def rate_is_stuck(case: Case) -> bool:
     over = case.record.clean_end or not case.observed.loop
     enough = first.accepted >= (STUCK_STEPS if over else STUCK_RUNNING)
     return enough and setup.begins_below(FIRST_SHARE)
+
+
+def _vanished(case: Case) -> Seen | None:
+    """A rate that fell to next to nothing of its highest long before the record ends."""
+    rows = case.rate.head if case.rate.is_whole else case.rate.points.rows
+    known = np.flatnonzero(np.isfinite(rows.of("lr")))
+    if len(known) < _VANISHED_ENTRIES:
+        return None
+    rate, step = rows.of("lr")[known], rows.of("step")[known]
+    top = float(rate.max())
+    alive = np.flatnonzero(rate > VANISHED * top)
+    since = int(alive[-1]) + 1 if len(alive) else 0
+    if not since or since > (1 - VANISHED_SHARE) * len(rate):
+        return None
+    first = int(step[since])
+    return Seen(
+        first_step=first,
+        last_step=case.scale.last_step,
+        summary=f"The learning rate fell to next to nothing: from {top:.3g} to "
+        f"{rate[since]:.3g} at step {first:,}, and stayed there.",
+        cause="The schedule ended long before the training: its lengths may be meant for "
+        "epochs, and scheduler.step() is called in each step.",
+        action="Call scheduler.step() once an epoch, or give the schedule its lengths in steps.",
+        evidence=(Evidence("lr", first, float(rate[since]), top, "highest"),),
+    )
 
 
 def _stuck(case: Case) -> Seen:

@@ -1,0 +1,41 @@
+"""AMP309: a loss that has not fallen from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Severity, State
+from ampwatch.diagnosis.outcome import SAME, SAME_LINES, SAME_STEPS, UNEXPLAINED, outcome_of
+from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
+
+
+@rule(
+    "AMP309",
+    "no-progress",
+    Severity.WARNING,
+    Page(
+        meaning="The loss stands where it began: the model gives the same answer whatever it is "
+        "shown, and nothing is learnt.",
+        looks="A record from the first step on whose loss is the same, within "
+        f"{100 * SAME:g} %, in {SAME_LINES} lines or more of a log, or in {SAME_STEPS} steps.",
+        not_to_confuse="AMP410, where no gradient arrives; AMP308, where the learning rate is next "
+        "to zero; a fine-tuning that begins at a good loss; a loss of reinforcement learning or of "
+        "an adversarial pair, which need not fall.",
+        do=UNEXPLAINED[State.STANDS_STILL],
+        example="a cross-entropy of 2.303, the logarithm of 10, in ten epochs with ten classes: "
+        "each answer is a guess.",
+    ),
+    Ties(explained_by=codes("AMP308 AMP410 AMP417 AMP402 AMP211 AMP103 AMP104 AMP105 AMP412")),
+)
+def no_progress(case: Case) -> Iterator[Seen]:
+    """A loss that has not fallen from the start."""
+    outcome = outcome_of(case)
+    if outcome.state is State.STANDS_STILL:
+        yield Seen(
+            first_step=outcome.since_step,
+            last_step=case.scale.last_step,
+            summary=outcome.words,
+            cause="This record does not show why.",
+            evidence=outcome.evidence,
+        )
