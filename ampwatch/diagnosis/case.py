@@ -44,6 +44,7 @@ from ampwatch.diagnosis.rounding_history import RoundingHistory
 from ampwatch.diagnosis.scale_history import ScaleHistory
 from ampwatch.diagnosis.scaler import scaler_of
 from ampwatch.diagnosis.times import Times
+from ampwatch.diagnosis.unheld_layers import UnheldLayers
 from ampwatch.diagnosis.zero_gradient_history import ZeroGradientHistory
 from ampwatch.rows import EventKind
 
@@ -98,6 +99,7 @@ class Case:
     rises: LossSpikes = field(default_factory=LossSpikes, metadata=_OWN)
     rounding: RoundingHistory = field(default_factory=RoundingHistory, metadata=_OWN)
     setup: RateSetup = field(default_factory=RateSetup, metadata=_OWN)
+    unheld: UnheldLayers = field(default_factory=UnheldLayers, metadata=_OWN)
     guard: GuardHistory = field(default_factory=GuardHistory, metadata=_OWN)
 
     # --- folding ---------------------------------------------------------------------------------

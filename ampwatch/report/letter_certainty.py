@@ -30,9 +30,10 @@ _SEEN = codes(
 )
 # What was seen there, and not why.
 _PLACES = codes("AMP203")
+_UNMOVED = "AMP417"  # with a layer: no optimizer has its weights
 # What went wrong, and not why.
 _SYMPTOMS = codes(
-    "AMP103 AMP104 AMP105 AMP106 AMP202 AMP204 AMP207 AMP211 AMP304 AMP307 AMP410 AMP417 AMP503 "
+    "AMP103 AMP104 AMP105 AMP106 AMP202 AMP204 AMP207 AMP211 AMP304 AMP307 AMP309 AMP410 AMP417 AMP503 "
     "AMP602 AMP603"
 )
 
@@ -93,7 +94,7 @@ def _cause_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentenc
         return
     if head.code in _PLACES:
         yield Sentence.of("Where: certain, it was seen directly. Why there: not known.")
-    elif head.code in _SEEN:
+    elif head.code in _SEEN or (head.code == _UNMOVED and head.layer):
         yield Sentence.of("Cause: certain. It was seen directly, not inferred.")
     elif head.code in _SYMPTOMS:
         yield Sentence.of("Cause: not known; the above is what the record shows.")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hand_built import HandBuiltRun, event_table, scaled_run, step_table
+from hand_built import HandBuiltRun, event_table, layer_table, scaled_run, step_table
 from torch import nn
 
 import ampwatch
@@ -148,3 +149,34 @@ def test_a_training_that_divides_by_the_scale_twice_is_told_so(tmp_path, once_mo
             scaler.update()
     causes = [f.cause for f in diagnose(open_run(watch.run_folder)).findings if f.code == "AMP417"]
     assert ["divided by the loss scale once more" in cause for cause in causes] == [True] * told
+
+
+# --- layers that no optimizer has -----------------------------------------------------------------
+
+
+def with_layers(groups, steps=60):
+    """A run whose layers have gradients and these parameter groups; None is no optimizer's."""
+    rows = [
+        {"step": step, "layer": name, "trainable": True, "out_grad_finite": True,
+         "param_group": group}
+        for step in range(0, steps, 10) for name, group in groups.items()
+    ]  # fmt: skip
+    columns = step_table(
+        loss=np.linspace(2.0, 1.0, steps).tolist(), grad_norm=[1.0] * steps,
+        update_norm=[0.1] * steps, param_norm=[10.0] * steps, lr=[0.1] * steps,
+    )  # fmt: skip
+    return HandBuiltRun(columns, layers=layer_table(rows))
+
+
+def test_a_layer_that_no_optimizer_has_is_named():
+    told = diagnose(with_layers({"body.0": 0, "body.1": 0, "head": None}))
+    [found] = [one for one in told.findings if one.code == "AMP417"]
+    assert (found.severity.value, found.layer) == ("warning", "head")
+    assert told.verdict.value == "warning"
+
+
+def test_a_head_that_is_trained_alone_is_only_told_and_one_optimizer_for_all_says_nothing():
+    alone = diagnose(with_layers({"body.0": None, "body.1": None, "head": 0}))
+    assert [one.severity.value for one in alone.findings if one.code == "AMP417"] == ["info"]
+    everything = diagnose(with_layers({"body.0": 0, "body.1": 1, "head": 0}))
+    assert not [one for one in everything.findings if one.code == "AMP417"]

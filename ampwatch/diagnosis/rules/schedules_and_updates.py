@@ -10,7 +10,7 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.loop_history import STARVED
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.value_text import count_text, share_text
+from ampwatch.diagnosis.value_text import count_text, list_text, share_text
 
 # A scheduler that also advances on skipped steps does so every time; one change of the rate that
 # coincides with a skip is chance. From this many skips, and nearly all of them.
@@ -102,7 +102,8 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
         meaning="Steps count as taken, their gradients are finite and not zero, the rate is "
         "above zero, and the weights do not move: the update is lost.",
         looks="An update of exactly zero at accepted steps, in most of the record; or almost "
-        "none, because the optimizer received almost nothing of the gradient. As "
+        "none, because the optimizer received almost nothing of the gradient. Or layers with "
+        "gradients that belong to no optimizer: a warning, if they are the fewer ones. As "
         f"information: a rate of zero in more than {STILL_STEPS} steps, and in the whole "
         f"record (more than {STILL_LONG_STEPS}: a warning).",
         not_to_confuse="A skipped step, which is recorded as such; a rate of zero at the start of "
@@ -123,6 +124,9 @@ def silent_skip(case: Case) -> Iterator[Seen]:
     if _is_most(case, case.loop.starved):
         yield _starved(case)
         return
+    if (unheld := _unheld(case)) is not None:
+        yield unheld
+        return
     still = case.loop.still
     if not _is_most(case, still):
         return
@@ -132,6 +136,28 @@ def silent_skip(case: Case) -> Iterator[Seen]:
         cause=f"In {share_text(still.count, case.loop.pushed)} of the accepted steps with a "
         "gradient and a rate above zero the update was exactly zero.",
         evidence=(Evidence("update_norm", still.last_step, 0.0),),
+    )
+
+
+def _unheld(case: Case) -> Seen | None:
+    """Layers that have gradients, and whose weights no optimizer was given."""
+    names = case.unheld.names
+    if not names:
+        return None
+    # Who trains a head alone may well leave the gradients of all other layers on.
+    few = len(names) <= len(case.unheld.held)
+    one = len(names) == 1
+    return Seen(
+        severity=Severity.WARNING if few else Severity.INFO,
+        at=case.scale,
+        layer=names[0] if one else None,
+        summary=f"No optimizer has the weights of {'layer' if one else 'layers'} "
+        f"{list_text(names)}: {'it has' if one else 'they have'} gradients and never "
+        f"{'moves' if one else 'move'}.",
+        cause="These weights have gradients, and belong to no parameter group of an optimizer.",
+        action="Make the optimizer after the last change to the model, or give it these parameters "
+        "with add_param_group(). If they are to stay as they are, set requires_grad to False.",
+        evidence=(Evidence("layers", case.scale.last_step, float(len(names))),),
     )
 
 
