@@ -93,7 +93,7 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
         series = _series(case)
         announced = _is_announced(series, int(np.searchsorted(series.step, step)))
         words = f"The loss is inf or NaN from step {step:,} on."
-        evidence = Evidence("loss_finite", step, 0.0)
+        evidence = Evidence("loss", step, float("nan"))
         yield Outcome(State.NOT_FINITE, step, ("loss",), words, announced, (evidence,))
 
 

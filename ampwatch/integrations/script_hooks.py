@@ -30,11 +30,6 @@ def tell_of_each(kind: type, tell: Callable[[Any], None]) -> None:
     kind.__init__ = _Making(kind.__init__, tell)  # type: ignore[misc]
 
 
-def tell_of_lookups(kind: Any, name: str, tell: Callable[[Any], None]) -> None:
-    """Hook: call `tell` with an object as the script looks up its method, about to call it."""
-    setattr(kind, name, _LookedUp(getattr(kind, name), tell))
-
-
 def tell_of_calls(kind: Any, name: str, tell: Callable[..., None]) -> None:
     """Hook: call `tell` before each call of a method by the script; a second hook does nothing.
 
@@ -76,20 +71,6 @@ class _Making:
             return self._by_name
         self._tell(made)
         return MethodType(self._plain, made)
-
-
-class _LookedUp:
-    """The hook in place of a method that is looked up."""
-
-    def __init__(self, plain: Callable[..., Any], tell: Callable[[Any], None]) -> None:
-        self._plain = plain
-        self._tell = tell
-
-    def __get__(self, asked: Any, _kind: Any = None) -> Any:
-        if asked is None:
-            return self._plain
-        self._tell(asked)
-        return MethodType(self._plain, asked)
 
 
 class _Called:

@@ -30,7 +30,6 @@ from ampwatch.integrations.script_hooks import (
     tell_of_calls,
     tell_of_each,
     tell_of_function,
-    tell_of_lookups,
     when_torch_is_loaded,
 )
 from ampwatch.integrations.trained_models import is_trained, trained_models
@@ -102,7 +101,6 @@ class ScriptWatch:
     """Watches a script that does not call ampwatch itself."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        from ampwatch.integrations.backward_losses import BackwardLosses
         from ampwatch.probe import Guard
 
         self._options = options
@@ -113,20 +111,22 @@ class ScriptWatch:
         self._strangers: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hold nothing of theirs
         self._waiting: Any = None
         self._compiles = False
-        self._own: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._seen = SeenInScript()
-        self._losses = BackwardLosses(self._own_live, self._guard)
 
     def begin(self) -> None:
         """Hear of every scaler and optimizer that the script makes, and of `torch.compile`."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        from ampwatch.probe import live_watches
+        from ampwatch.probe.backward_losses import hear_of_losses, tell_of_lookups
+
         tell_of_each(torch.amp.GradScaler, self._made_scaler)
         tell_of_each(torch.optim.Optimizer, self._made_optimizer)
-        tell_of_lookups(torch.Tensor, "backward", self._going_back)
+        tell_of_lookups(torch.Tensor, "backward", self._going_back)  # before the loss is taken
         tell_of_function(torch, "compile", self._compiling)
-        self._losses.begin()
+        self._losses = hear_of_losses(live_watches, self._guard)
+        self._losses.is_kept = True
         register_optimizer_step_pre_hook(self._optimizer_begins)
         atexit.register(self._say_if_nothing)
 
@@ -182,11 +182,10 @@ class ScriptWatch:
         if self._compiles and self._optimizers:
             self._guard.run(self._begin_with, None)
 
-    def _going_back(self, loss: Tensor) -> None:
+    def _going_back(self, _loss: Tensor) -> None:
         self._seen.went_back = True
         if self._optimizers:
             self._guard.run(self._begin_unscaled)
-        self._guard.run(self._losses.add, loss)
 
     def _stepping(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         self._guard.run(self._begin_with_step, scaler, optimizer)
@@ -283,10 +282,6 @@ class ScriptWatch:
             return
         if isinstance(watch, Watch):
             self._seen.watched = True
-            self._own.add(watch)
-
-    def _own_live(self) -> list[Watch]:
-        return [watch for watch in self._own if not watch.closed]
 
     def _say_if_nothing(self) -> None:
         """Say that nothing in the script was watched; not of a launcher, whose children train."""

@@ -23,6 +23,7 @@ from ampwatch.environment import quiet, switched_off
 from ampwatch.errors import AmpwatchError, AttachError, say_to_stderr, warn
 from ampwatch.printable_text import printable, with_article
 from ampwatch.probe import hooks, run_identity
+from ampwatch.probe.backward_losses import hear_of_losses
 from ampwatch.probe.control import Control
 from ampwatch.probe.courier import Courier, Log, MemoryLog
 from ampwatch.probe.current_step import Sampling
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")  # of a scaler
 _attached = 0
+_LOSSES = Guard()  # of what hears of the losses of all trainings in this process
 _told_in: int | None = None  # the process that has said where its run is
 
 P = ParamSpec("P")
@@ -246,6 +248,8 @@ def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: S
     watch = Watch(
         scaler, surveyed, loop, observer, row_maker, courier, devices, guard, run_folder, ranks
     )
+    if scaler is None or not scaler.is_enabled():
+        hear_of_losses(live_watches, _LOSSES)
     guard.run(_say_where, run_folder, rank)
     return watch
 

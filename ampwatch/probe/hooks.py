@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import has_torch_function_unary
 
 from ampwatch.probe.own_failures import Guard
@@ -31,6 +31,7 @@ Place = OrderedDict[int, Any]
 
 _numbers = itertools.count(-1, -1)  # of our hooks
 _all_steps: Any = _global_optimizer_pre_hooks
+_all_ends: Any = _global_optimizer_post_hooks
 _is_compiling = torch.compiler.is_compiling
 _tracing = torch._C._get_tracing_state
 
@@ -148,6 +149,11 @@ def _gradient_hooks(tensor: Any) -> Place:
 def hook_step_begin(hook: Callable[..., None]) -> Handle:
     """Call the hook before each step of any optimizer of this process."""
     return Handle(hook, _all_steps, saved=False)
+
+
+def hook_any_step_end(hook: Callable[..., None]) -> Handle:
+    """Call the hook after each step of any optimizer of this process."""
+    return Handle(hook, _all_ends, saved=False)
 
 
 def hook_step_end(optimizer: Any, hook: Callable[..., None]) -> Handle:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ampwatch.errors import warn
 from ampwatch.probe import fatal_exceptions, hooks, watched_scaler
+from ampwatch.probe.backward_losses import hear_no_more
 from ampwatch.probe.courier import Courier
 from ampwatch.probe.devices import DeviceSampler
 from ampwatch.probe.layer_observer import LayerObserver
@@ -65,6 +66,7 @@ class Watch:
         # Scalers, and the classes we gave them; a loop may make one each step and let it go.
         self._swapped: list[tuple[weakref.ref[Any], type]] = []
         self._scaled = scaler is not None
+        self._tells_loss = False  # the user logs the loss
         self._on_gone = partial(_end_if_over, weakref.ref(self))
         self._roots = [weakref.ref(root, self._on_gone) for root in survey.roots]
         self.loop = loop  # public for what acts on it: `guarding`
@@ -179,7 +181,14 @@ class Watch:
         if self._closed:
             warn("log() after close() is ignored; attach again for a new run.")
             return
+        told = values if isinstance(values, Mapping) else {}
+        self._tells_loss |= "loss" in scalars or "loss" in told
         self.errors.run(self.loop.log, scalars, values)
+
+    def found_loss(self, loss: Tensor) -> None:
+        """Take the loss that went backward, unless the user logs it."""
+        if not (self._tells_loss or self._closed):
+            self.errors.run(self.loop.log, {"loss": loss})
 
     def saved(self, path: str | os.PathLike[str]) -> None:
         """Say where a checkpoint was written just now: `ampwatch plan` names it if it is clean."""
@@ -249,6 +258,7 @@ class Watch:
                 watched_scaler.restore(scaler, watched)
         self.errors.off = False  # after too many failures, too, everything is given back
         self.errors.run(self.loop.close)
+        self.errors.run(hear_no_more)
         if self._observer is not None:
             self.errors.run(self._observer.release)
         callbacks, self._afterwards = self._afterwards, []

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ampwatch.integrations.script_hooks import tell_of_lookups
 from ampwatch.probe import devices, fatal_exceptions
+from ampwatch.probe.backward_losses import tell_of_lookups
 from ampwatch.probe.devices import DeviceRow, DeviceSampler
 from ampwatch.probe.fatal_exceptions import describe, passed_through
 

@@ -127,7 +127,7 @@ def _loss_action(case: Case, times: Times) -> str:
         example="Adam in fp16 with eps 1e-8: nan after the first step.",
     ),
     Ties(
-        explained_by=(*NOT_ITS_GRADIENTS, "AMP414", "AMP209", *RATE, "AMP104", "AMP211"),
+        explained_by=(*NOT_ITS_GRADIENTS, "AMP414", "AMP209", "AMP211", *RATE, "AMP104"),
         excludes_rate=before_any_update,
         shown_late=True,
         in_strict_order=True,

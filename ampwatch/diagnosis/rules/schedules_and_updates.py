@@ -157,7 +157,7 @@ def _unheld(case: Case) -> Seen | None:
         cause="These weights have gradients, and belong to no parameter group of an optimizer.",
         action="Make the optimizer after the last change to the model, or give it these parameters "
         "with add_param_group(). If they are to stay as they are, set requires_grad to False.",
-        evidence=(Evidence("layers", case.scale.last_step, float(len(names))),),
+        evidence=(Evidence("unheld_layers", case.scale.last_step, float(len(names))),),
     )
 
 
