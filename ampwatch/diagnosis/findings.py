@@ -48,8 +48,10 @@ class State(str, enum.Enum):
     EXCEPTION = "ended by an exception"
 
 
-_BAD = {State.WORSE, State.NOT_FINITE, State.NO_STEPS, State.NOTHING_LEARNS}
-_DOUBTFUL = {State.STANDS_STILL, State.ANOTHER_LEVEL, State.NOT_BACK, State.EXCEPTION}
+_BAD = {
+    State.STANDS_STILL, State.WORSE, State.NOT_FINITE, State.NO_STEPS, State.NOTHING_LEARNS,
+}  # fmt: skip
+_DOUBTFUL = {State.ANOTHER_LEVEL, State.NOT_BACK, State.EXCEPTION}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Outcome:
     words: str = ""
     is_announced: bool = dataclasses.field(default=False, metadata={"json": False})
     evidence: tuple[Evidence, ...] = dataclasses.field(default=(), metadata={"json": False})
+    # The loss was at its best until then, and nothing announced it.
+    came_at_once: bool = dataclasses.field(default=False, metadata={"json": False})
 
     @property
     def severity(self) -> Severity:

@@ -146,7 +146,7 @@ def _matters(losses: Floats, course: LossCourse, past: Floats, chance: float) ->
         return False
     if _share_above(losses, course.since) < _MOST_ABOVE:
         return False
-    if losses.min() < 0 or losses.max() < _NOTHING:
+    if losses.min() < 0 or course.first < _NOTHING:
         if len(losses) < _LEAST_SIGNED:
             return False
         before = losses[: max(1, course.since)]

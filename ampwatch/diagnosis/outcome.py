@@ -33,7 +33,7 @@ _FEW_SKIPS = 2  # of the last rows, of a training whose steps are taken
 # A loss that is the same, but for this share, in so many lines or single steps, from the start.
 SAME, SAME_LINES, SAME_STEPS, _GAIN, _BEGAN = 0.003, 8, 200, 0.04, 1.5
 _NOTHING = 1e-3  # a loss below it is practically zero
-_ANNOUNCED, _RISING = 12, 1.2  # entries before the loss rose; times: a learning rate
+_ANNOUNCED, _RISING, _LEAP = 12, 1.2, 2.0  # entries before the loss rose; times: a rate
 _LEFT = 0.1  # of the first losses
 _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
 
@@ -91,10 +91,10 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
         since = told[good[-1] + 1] if len(good) else told[0]
         step = int(tail.of("step")[since])
         series = _series(case)
-        announced = _is_announced(series, int(np.searchsorted(series.step, step)))
+        announced, at_once = _before(series, step)
         words = f"The loss is inf or NaN from step {step:,} on."
         evidence = Evidence("loss", step, float("nan"))
-        yield Outcome(State.NOT_FINITE, step, ("loss",), words, announced, (evidence,))
+        yield Outcome(State.NOT_FINITE, step, ("loss",), words, announced, (evidence,), at_once)
 
 
 def _no_steps(case: Case) -> Iterator[Outcome]:
@@ -107,7 +107,8 @@ def _no_steps(case: Case) -> Iterator[Outcome]:
         step = int(case.rate.tail.of("step")[-streak])
         words = f"Every step is skipped from step {step:,} on."
         evidence = Evidence("skipped", case.scale.last_step, float(streak))
-        yield Outcome(State.NO_STEPS, step, ("skipped",), words, evidence=(evidence,))
+        announced, at_once = _before(_series(case), step)
+        yield Outcome(State.NO_STEPS, step, ("skipped",), words, announced, (evidence,), at_once)
 
 
 def _nothing_learns(case: Case) -> Iterator[Outcome]:
@@ -206,7 +207,7 @@ def _flat(case: Case, series: _Series, course: LossCourse) -> Outcome:
     level = median(half)
     near = SAME * abs(level)
     is_same = robust_deviation(half) <= near and abs(median(early) - level) <= near
-    is_same &= count >= (SAME_STEPS if case.observed.every_step else SAME_LINES)
+    is_same &= count >= (SAME_STEPS if case.observed.loop else SAME_LINES)
     stood_elsewhere = course.best < (1 - _GAIN) * level or course.first > _BEGAN * level
     is_loss = loss.min() > 0 and level > _NOTHING
     if case.observed.loop:  # what a loop lacks otherwise has findings of its own
@@ -222,7 +223,16 @@ def _flat(case: Case, series: _Series, course: LossCourse) -> Outcome:
 def _is_beginning(case: Case, series: _Series) -> bool:
     """Whether the record begins where the training began, with random weights."""
     apart = float(np.median(np.diff(series.step))) if len(series.step) > 1 else 1.0
-    return bool(series.step[0] <= 1.5 * apart + 1) and not case.rate.setup.resumed
+    begins = bool(series.step[0] <= 1.5 * apart + 1)
+    return begins and not (case.observed.loop and case.rate.setup.resumed)
+
+
+def _before(series: _Series, step: int) -> tuple[bool, bool]:
+    """Whether a trouble at this step was announced, or came while the loss was at its best."""
+    since = int(np.searchsorted(series.step, step))
+    announced = _is_announced(series, since)
+    calm = loss_course(series.loss[:since]).end is LossEnd.LEARNING
+    return announced, calm and not announced
 
 
 def _is_announced(series: _Series, since: int) -> bool:
@@ -230,15 +240,17 @@ def _is_announced(series: _Series, since: int) -> bool:
 
     Too high a learning rate announces itself so; other data come at once.
     """
-    before = max(_ANNOUNCED, len(series.step) // 4)
-    window = slice(max(0, since - before), since)
-    for column, times in ((series.norm[window], _GREW), (series.lr[window], _RISING)):
-        third = len(column) // 3
-        if third >= LEAST:
-            early, late = median_of_known(column[:third]), median_of_known(column[-third:])
-            if late >= times * early > 0:
-                return True
-    return False
+    begin = max(0, since - max(_ANNOUNCED, len(series.step) // 4))
+    norm, lr = series.norm[begin:since], series.lr[begin : since + 1]
+    third = len(norm) // 3
+    for column, times in ((norm, _GREW), (lr[:-1], _RISING)) if third >= LEAST else ():
+        early, late = median_of_known(column[:third]), median_of_known(column[-third:])
+        if late >= times * early > 0:
+            return True
+    known = lr[np.isfinite(lr)][-2 * LEAST :]
+    # A leap within one entry is a change by hand, and has a finding of its own.
+    rises = len(known) > LEAST and bool((np.diff(known) >= 0).all())
+    return rises and known[-1] >= _RISING * known[0] > 0 and known[-1] < _LEAP * known[-2]
 
 
 def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
@@ -256,7 +268,8 @@ def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
     # Gradients that grow as the loss does follow it; without any, only a leap far up is sure.
     alone = course.is_abrupt and course.last > course.first
     alone |= rose >= _FAR and course.best > 0
-    sure = alone if times is None else grew and times > rose
+    announced = _is_announced(series, since)
+    sure = announced or (alone if times is None else grew and times > rose)
     state = State.WORSE if course.end is LossEnd.WORSE and sure else State.NOT_BACK
     if course.end is not LossEnd.NOT_BACK and state is not State.WORSE:
         state = State.ANOTHER_LEVEL
@@ -269,7 +282,6 @@ def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
     }[state]  # fmt: skip
     words = f"The loss rose from {low} to {high}, from step {step:,} on, {ending}."
     evidence = Evidence("loss_peak", step, course.peak, course.best, "before")
-    announced = _is_announced(series, since)
     return Outcome(state, step, ("loss",), words, announced, (evidence,))
 
 

@@ -86,6 +86,8 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
             for finding in findings
             if finding.code not in RATE  # nothing is too high for a loss at its best
         ]
+    if outcome.came_at_once:
+        findings = [finding for finding in findings if finding.code not in RATE]
     graver = outcome.severity.weight > max((f.severity.weight for f in findings), default=0)
     if outcome.state not in _TELL_OF or not graver:
         return list(findings)
@@ -211,6 +213,9 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
     if outcome.is_good and advice.action is Action.LOWER:
         because = "The loss is at or near its best, so nothing shows that it is too high."
         return Advice(Action.KEEP, because, current=advice.current)
+    if outcome.came_at_once and advice.action is Action.LOWER:
+        because = f"{outcome.words} The loss was at its best until then, and nothing announced it."
+        return Advice(Action.UNKNOWN, because, current=advice.current)
     undecided = advice.action is Action.UNKNOWN or advice.explained_by in _BY_NUMBERS
     if outcome.is_announced and outcome.severity is Severity.ERROR and undecided:
         base = case.rate.base_rate

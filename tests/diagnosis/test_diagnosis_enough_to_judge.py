@@ -54,7 +54,9 @@ def test_a_healthy_run_of_which_one_signal_is_recorded_is_judged_by_it_only():
 
 
 def test_a_log_of_few_lines_is_judged_by_them_and_says_how_few_they_are():
-    told = diagnose(log(10, loss=2.0, lr=1e-3))
+    few = log(10, loss=2.0, lr=1e-3)
+    falling = step_table(loss=[2.0 - n / 50 for n in range(10)], lr=[1e-3] * 10)
+    told = diagnose(HandBuiltRun(falling, info=few.info))
     assert told.verdict.value == "healthy"
     assert told.calm == (
         "No problems found in 10 lines, too few to judge the learning rate; the loss only."

@@ -255,7 +255,7 @@ def test_a_norm_that_swings_and_comes_back_to_where_it_was_is_no_drift():
 
 def test_a_log_whose_rate_never_rose_says_so():
     def log(rate):
-        steps = step_table(loss=[2.0] * len(rate), lr=rate)
+        steps = step_table(loss=np.linspace(2, 1.9, len(rate)).tolist(), lr=rate)
         return HandBuiltRun(steps, info=Info(source="csv", scaler={}))
 
     assert alarms(log([0.0] * 10)) == {"AMP308": "warning"}

@@ -97,6 +97,52 @@ def test_a_scale_that_fell_and_holds_while_the_loss_falls_costs_and_does_not_fai
     assert told.verdict is Verdict.WARNING
 
 
+@pytest.mark.parametrize(("loss", "state"), [
+    ([2.41, *[2.303, 2.304, 2.302, 2.303] * 4], State.STANDS_STILL),
+    ([2.41, *np.linspace(2.3, 2.2, 16)], State.LEARNING),
+    ([2.303] * 5, State.FLAT),
+])  # fmt: skip
+def test_a_loss_that_is_the_same_from_the_first_line_on_is_no_progress(loss, state):
+    assert state_of(logged(loss)) is state
+
+
+def test_a_loss_that_is_the_same_late_in_a_training_may_have_converged():
+    late = logged([2.303, 2.304, 2.302, 2.303] * 4, step=list(range(50_000, 51_600, 100)))
+    assert state_of(late) is State.FLAT
+
+
+def test_gradients_that_rose_for_long_before_the_loss_did_point_to_the_learning_rate():
+    loss, norm = fell(200), np.ones(200)
+    norm[80:] = np.geomspace(1, 20, 120)
+    loss[150:] = 9.0
+    lr = [1e-3] * 200
+    told = diagnose(logged(loss, grad_norm=norm.tolist(), lr=lr)).learning_rate
+    assert told.action is Action.LOWER
+    assert 0 < told.recommended < 1e-3
+    norm[80:150], norm[150:] = 1.0, 20.0  # at once: the data may have changed
+    assert not diagnose(logged(loss, grad_norm=norm.tolist(), lr=lr)).outcome.is_announced
+
+
+def test_numbers_that_are_lost_while_the_loss_is_at_its_best_are_not_the_rates_doing():
+    loss = [*fell(200), *[NAN] * 40]
+    columns = {"grad_norm": [1.0] * 200 + [NAN] * 40, "lr": [1e-3] * 240}
+    told = diagnose(logged(loss, **columns))
+    assert told.outcome.came_at_once
+    assert told.learning_rate.action is not Action.LOWER
+    assert not [one for one in told.findings if one.code in {"AMP301", "AMP302"}]
+
+
+def test_a_schedule_that_ended_long_before_the_training_is_told():
+    lr = [1e-3 * 0.5 ** (n // 10) for n in range(400)]
+    loss = 2 + np.exp(-np.arange(400) / 20) + 0.02 * np.random.default_rng(0).standard_normal(400)
+    [told] = [one for one in diagnose(logged(loss, lr=lr)).findings if one.code == "AMP308"]
+    assert told.severity is Severity.WARNING
+    assert "scheduler.step() is called in each step" in told.cause
+    cosine = [5e-4 * (1 + math.cos(math.pi * n / 399)) for n in range(400)]
+    codes = {one.code for one in diagnose(logged(loss, lr=cosine)).findings}
+    assert "AMP308" not in codes
+
+
 def test_the_outcome_stands_in_the_json():
     body = diagnose(logged(fell())).to_json()["outcome"]
     assert set(body) == {"state", "since_step", "rests_on", "words"}

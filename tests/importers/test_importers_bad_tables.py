@@ -110,7 +110,7 @@ def test_lines_that_each_tell_one_value_of_a_step_are_one_row(lag, tmp_path):
 @pytest.mark.parametrize(
     ("loss", "verdict"),
     [(["nan"] * COUNT, "failing"), ([-value for value in LOSS], "healthy"),
-     ([2.5] * COUNT, "warning"), ([f"{100 * value:.2f}%" for value in LOSS], "healthy"),
+     ([2.5] * COUNT, "failing"), ([f"{100 * value:.2f}%" for value in LOSS], "healthy"),
      ([f'"{1e4 * value:,.1f}"' for value in LOSS], "healthy"),
      ([value if n % 10 == 0 else "" for n, value in enumerate(LOSS)], "healthy"),
      (["-nan(ind)"] * COUNT, "failing")],

@@ -254,8 +254,8 @@ def test_norms_that_are_nan_at_every_update_are_a_failure_where_no_scale_is_told
     found = told("".join(lines), tmp_path)
     assert found.run.skipped == 120
     assert found.verdict.value == "failing"
-    text = "(trainer:636) INFO: 1epoch:train:{}-{}batch: loss=8.1, optim0_lr0=1e-03\n"
-    often = (text.format(n * 50 + 1, n * 50 + 50) for n in range(40))
+    text = "(trainer:636) INFO: 1epoch:train:{}-{}batch: loss={:.2f}, optim0_lr0=1e-03\n"
+    often = (text.format(n * 50 + 1, n * 50 + 50, 8.1 - n / 20) for n in range(40))
     mixed = "".join(line + (lines[n] if n % 8 == 0 else "") for n, line in enumerate(often))
     assert told(mixed, tmp_path).verdict.value == "healthy"
 

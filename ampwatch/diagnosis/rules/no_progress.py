@@ -13,7 +13,7 @@ from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
 @rule(
     "AMP309",
     "no-progress",
-    Severity.WARNING,
+    Severity.ERROR,
     Page(
         meaning="The loss stands where it began: the model gives the same answer whatever it is "
         "shown, and nothing is learnt.",
