@@ -116,8 +116,8 @@ def _nothing_learns(case: Case) -> Iterator[Outcome]:
     zeros, count = case.zeros, case.zeros.run.times.count
     # A text may round a small norm to zero; a loss that does not change either is no rounding.
     least = thresholds.NO_ACCIDENT_STEPS if case.observed.loop else _EXACT_ZEROS
-    least = least if case.observed.loop or case.observed.table or zeros.is_constant else math.inf
-    if count >= least and not (zeros.is_lossless or _is_learnt(case)):
+    is_exact = case.observed.loop or case.observed.table or zeros.is_constant
+    if is_exact and count >= least and not (zeros.is_lossless or _is_learnt(case)):
         step = zeros.run.times.first_step
         yield Outcome(
             State.NOTHING_LEARNS, step, ("grad_norm",),

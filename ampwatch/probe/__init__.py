@@ -8,7 +8,8 @@ into the training, nothing synchronises a device, and no bit of the training cha
 
 - begin and end: attach, watch, run_identity, fatal_exceptions, own_failures
 - who calls us: watched_scaler, unscaled_steps, hooks
-- the loop: loop, current_step, optimizer_turns, optimizers, backward_passes, records
+- the loop: loop, current_step, optimizer_turns, optimizers, backward_passes, backward_losses,
+  records
 - what is measured: tensor_values, norms, weight_updates, optimizer_state, checkpoints, devices
 - layers while they run: models, layer_observer, sampled_layers, operand_casts, number_formats,
   library_formats

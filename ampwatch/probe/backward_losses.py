@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ampwatch.probe.own_failures import Guard
-    from ampwatch.probe.watch import Watch
+
+
+class Training(Protocol):
+    """What is asked of a watched training."""
+
+    @property
+    def scales(self) -> bool: ...  # noqa: D102
+    @property
+    def has_scaled(self) -> bool: ...  # noqa: D102
+    def knows(self, optimizer: Any) -> bool: ...  # noqa: D102
+    def watches(self, scaler: Any) -> bool: ...  # noqa: D102
+    def found_loss(self, loss: Tensor) -> None: ...  # noqa: D102
 
 
 def tell_of_lookups(kind: Any, name: str, tell: Callable[[Any], None]) -> None:
@@ -61,7 +72,7 @@ class _LookedUp:
 class BackwardLosses:
     """The sum of the losses of a step's backward passes, one of each micro-batch."""
 
-    def __init__(self, watches: Callable[[], Collection[Watch]], guard: Guard) -> None:
+    def __init__(self, watches: Callable[[], Collection[Training]], guard: Guard) -> None:
         self._watches = watches  # those that go on; nothing here keeps one alive
         self._guard = guard
         self._handles: list[Handle] = []
@@ -121,7 +132,7 @@ class BackwardLosses:
             if loss is not None and watch.watches(scaler):
                 watch.found_loss(loss)
 
-    def _log(self, unscaled: Collection[Watch], total: Tensor) -> None:
+    def _log(self, unscaled: Collection[Training], total: Tensor) -> None:
         """Log the sum of backward losses to the watch of the training whose optimizer steps."""
         stepping = None if self._stepping is None else self._stepping()
         for watch in unscaled:
@@ -156,7 +167,7 @@ def _sum(before: Tensor | float | None, loss: Tensor) -> Tensor:
 _heard: list[BackwardLosses] = []
 
 
-def hear_of_losses(watches: Callable[[], Collection[Watch]], guard: Guard) -> BackwardLosses:
+def hear_of_losses(watches: Callable[[], Collection[Training]], guard: Guard) -> BackwardLosses:
     """The losses of this process that go backward; they are heard of from the first call on."""
     if not _heard:
         _heard.append(BackwardLosses(watches, guard))

@@ -226,8 +226,8 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     zeros = reader.since("loss", Holds.ZERO)
     if zeros is not None and zeros.value < (reader.last_step or 0):
         is_nan = _is_nan_logged_as_zero(course, diagnosis)
-        words = "the loss is NaN to the end" if is_nan else _ZERO_TO_THE_END
-        yield Happening(zeros, Sentence.of(words))
+        told = "the loss is NaN to the end" if is_nan else _ZERO_TO_THE_END
+        yield Happening(zeros, Sentence.of(told))
     lost = reader.holding("loss", Holds.NOT_FINITE)
     if len(lost):
         first = reader.step_fact(Reading.FIRST_STEP, int(lost[0]), "loss", Holds.NOT_FINITE)
