@@ -35,12 +35,13 @@ _DEVIATIONS, _FOR_FEW = 3.0, 3.0
 _SURE = 2.0
 _MANY, _LEAST_SIGNED = 30, 12
 # No data make a loss so many times worse than it was at first, nor in so few entries.
-_BEYOND, _BEYOND_ENTRIES = 10.0, 2
+_BEYOND, _BEYOND_ENTRIES, _FAR_BEYOND = 10.0, 2, 1000.0
 _GAVE_BACK = 0.2  # of the climb: the loss is on its way down
 _MOST_ABOVE = 0.8  # of all pairs of a loss before the rise and one at the end
 _LOST = 0.5  # of what was gained
 _CLIMBED, _ABRUPT, _AT_ONCE = 3 / 4, 1 / 20, 5  # of the height, within so much of the record
 _NOTHING = 1e-3  # a loss below it is practically zero, and its level says nothing
+_USUAL = (2, 98)  # percentiles of what was before
 _SIGNED_TIMES = 4.0  # the range of all before, for a loss that may be negative
 
 
@@ -87,6 +88,13 @@ def loss_course(losses: Floats) -> LossCourse:
     first, peak = float(smooth[0]), float(smooth[since:].max(initial=smooth[-1]))
     climbed = np.flatnonzero(excess[since:] >= _CLIMBED * height)[:1]
     is_abrupt = len(climbed) > 0 and climbed[0] < max(_AT_ONCE, _ABRUPT * count)
+    if losses.min() > 0 and smooth[-1] >= _FAR_BEYOND * losses[0] >= _FAR_BEYOND * _NOTHING:
+        near = np.flatnonzero(smooth < _BEYOND * losses[0])
+        since = int(near[-1]) + 1 if len(near) else 1
+        return LossCourse(
+            LossEnd.WORSE, since, float(losses[0]), float(losses[0]), float(smooth[-1]),
+            float(losses.max()), is_abrupt=True,
+        )  # fmt: skip
     course = LossCourse(
         LossEnd.LEARNING, since, first, level, float(smooth[-1]), peak, bool(is_abrupt)
     )
@@ -122,6 +130,8 @@ def _noise(before: Floats, level: float) -> tuple[float, float]:
         wide = max(robust_deviation(changes) / np.sqrt(2), robust_deviation(later), 1e-3 * size)
         worth = _PRIOR_WORTH + independent_values(later, len(later))
         return wide, _DEVIATIONS * (1 + _FOR_FEW / worth)
+    if len(changes) >= _FEW:
+        changes = changes[len(changes) // 2 :]  # at first a loss falls, which is no noise
     squares = _PRIOR_WORTH * (_PRIOR * size) ** 2 + float((changes**2).sum()) / 2
     worth = _PRIOR_WORTH + len(changes)
     return float(np.sqrt(squares / worth)), _DEVIATIONS * (1 + _FOR_FEW / worth)
@@ -150,7 +160,8 @@ def _matters(losses: Floats, course: LossCourse, past: Floats, chance: float) ->
         if len(losses) < _LEAST_SIGNED:
             return False
         before = losses[: max(1, course.since)]
-        return height > _SIGNED_TIMES * max(float(np.ptp(before)), abs(course.best))
+        usual = float(np.ptp(np.percentile(before, _USUAL)))
+        return height > _SIGNED_TIMES * max(usual, abs(course.best))
     return height >= max(_OF_LEVEL * course.best, _OF_GAIN * (course.first - course.best))
 
 

@@ -93,7 +93,7 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
         series = _series(case)
         announced, at_once = _before(series, step)
         words = f"The loss is inf or NaN from step {step:,} on."
-        evidence = Evidence("loss", step, float("nan"))
+        evidence = Evidence("loss", step, "nan")
         yield Outcome(State.NOT_FINITE, step, ("loss",), words, announced, (evidence,), at_once)
 
 
@@ -250,7 +250,8 @@ def _is_announced(series: _Series, since: int) -> bool:
     known = lr[np.isfinite(lr)][-2 * LEAST :]
     # A leap within one entry is a change by hand, and has a finding of its own.
     rises = len(known) > LEAST and bool((np.diff(known) >= 0).all())
-    return rises and known[-1] >= _RISING * known[0] > 0 and known[-1] < _LEAP * known[-2]
+    leapt = rises and known[-1] >= _LEAP * known[-2]
+    return bool(rises and not leapt and known[-1] >= _RISING * known[0] > 0)
 
 
 def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:

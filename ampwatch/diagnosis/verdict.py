@@ -58,6 +58,7 @@ _SYMPTOMS = frozenset(
 )
 
 
+_RISES = frozenset(("AMP307",))
 # So are losses and gradients that are not finite now and then.
 _NUMBERS, _RARE = frozenset(("AMP204", "AMP211")), 0.1
 
@@ -85,6 +86,14 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
             else finding
             for finding in findings
             if finding.code not in RATE  # nothing is too high for a loss at its best
+        ]
+    by_rate = any(f.code in RATE and f.severity is Severity.ERROR for f in findings)
+    if outcome.severity is not Severity.ERROR and not by_rate:  # it may come back, or be the task
+        findings = [
+            replace(finding, severity=Severity.WARNING)
+            if finding.code in _RISES and finding.severity is Severity.ERROR
+            else finding
+            for finding in findings
         ]
     if outcome.came_at_once:
         findings = [finding for finding in findings if finding.code not in RATE]
@@ -216,7 +225,8 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
     if outcome.came_at_once and advice.action is Action.LOWER:
         because = f"{outcome.words} The loss was at its best until then, and nothing announced it."
         return Advice(Action.UNKNOWN, because, current=advice.current)
-    undecided = advice.action is Action.UNKNOWN or advice.explained_by in _BY_NUMBERS
+    untold = advice.action is Action.NOT_THE_CAUSE and not case.judgement.is_judged
+    undecided = advice.action is Action.UNKNOWN or untold or advice.explained_by in _BY_NUMBERS
     if outcome.is_announced and outcome.severity is Severity.ERROR and undecided:
         base = case.rate.base_rate
         return Advice(

@@ -43,6 +43,11 @@ class Judgement:
         return None if self.trouble is None else self.trouble.warmup
 
     @property
+    def is_judged(self) -> bool:
+        """Whether the table of evidence has named a cause."""
+        return self.attribution is not None and self.attribution.cause is not Cause.UNDECIDED
+
+    @property
     def is_the_rate(self) -> bool:
         """Whether the judgement finds lasting trouble whose cause is the rate."""
         return self.attribution is not None and self.attribution.cause is Cause.RATE
