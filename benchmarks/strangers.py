@@ -2,7 +2,8 @@
 
     python benchmarks/strangers.py FOLDER... [--first-look] [--note TEXT] [--misses FILE]
 
-A folder holds one author's `cases.json` and the files that it names. A training runs in an empty
+A folder holds one author's `cases.json` and the files that it names; a file of
+`examples/strangers/` holds the same in one. A training runs in an empty
 folder, a stream prints a table, a log is read as it is. `--first-look` adds the figures to
 `results/strangers.md`; `--misses` writes each wrong answer, to be read only after that.
 """
@@ -98,9 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run each case, ask, judge, print."""
     options = read_options(arguments)
     commit = _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain") else "")
-    cases = [(folder, label) for folder in options.folders for label in _labels(folder)]
+    cases = [(folder, label) for folder in options.folders for label in labels_of(folder)]
     results = [
-        Judged(f"{folder.name}/{label['id']}", label, _answer(folder, label))
+        Judged(f"{folder.stem}/{label['id']}", label, answer_to(folder, label))
         for folder, label in track(cases, "cases", disable=not sys.stderr.isatty())
     ]
     when = dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
@@ -126,8 +127,10 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _labels(folder: Path) -> list[dict[str, Any]]:
-    labels: list[dict[str, Any]] = json.loads((folder / "cases.json").read_text("utf-8"))
+def labels_of(author: Path) -> list[dict[str, Any]]:
+    """One author's labels: of a folder, or of a file that holds the cases' text as well."""
+    path = author if author.is_file() else author / "cases.json"
+    labels: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))
     return labels
 
 
@@ -140,10 +143,13 @@ def _git(*words: str) -> str:
 # --- asking ---------------------------------------------------------------------------------------
 
 
-def _answer(folder: Path, label: dict[str, Any]) -> Answer:
+def answer_to(author: Path, label: dict[str, Any]) -> Answer:
     """What ampwatch says of one case."""
-    file = (folder / label["file"]).resolve()
     with tempfile.TemporaryDirectory() as made:
+        file = (author / label["file"]).resolve()
+        if "text" in label:
+            file = Path(made) / label["file"]
+            file.write_text(label["text"], encoding="utf-8")
         path = _recorded(file, label["kind"], Path(made))
         if path is None:
             return Answer(UNREAD, UNREAD, None, None, "")
