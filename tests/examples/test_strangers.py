@@ -23,7 +23,8 @@ def harness():
     """The benchmark that asks and judges."""
     path = ROOT / "benchmarks" / "strangers.py"
     spec = importlib.util.spec_from_file_location("strangers", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["strangers"] = module
     spec.loader.exec_module(module)
