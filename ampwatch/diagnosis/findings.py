@@ -168,6 +168,10 @@ class Diagnosis:
     outcome: Outcome = Outcome()
     # Not in the JSON: the verdict and the advice's reason say it there.
     little_seen: str | None = dataclasses.field(default=None, metadata={"json": False})
+    # What rules and rate said before the outcome was weighed: a proof asks for more than a loss
+    # that falls.
+    fails_by_rules: bool = dataclasses.field(default=False, metadata={"json": False})
+    rate_by_rules: Advice | None = dataclasses.field(default=None, metadata={"json": False})
 
     @property
     def headline(self) -> Finding | None:

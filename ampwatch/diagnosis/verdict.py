@@ -209,7 +209,11 @@ def conclude(case: Case) -> Diagnosis:
     findings = link_causes(weighed_by_outcome(case, found, outcome))
     verdict = verdict_of(case, findings, outcome)
     advice = _beside_outcome(case, advice_beside_findings(case, verdict, findings), outcome)
-    return Diagnosis(_facts(case), verdict, findings, advice, outcome, little_seen(case))
+    return Diagnosis(
+        _facts(case), verdict, findings, advice, outcome, little_seen(case),
+        fails_by_rules=any(f.severity is Severity.ERROR for f in link_causes(found)),
+        rate_by_rules=case.rate_advice,
+    )  # fmt: skip
 
 
 # Findings that tell that numbers left their format, and not why.

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ampwatch.diagnosis import Action, Diagnosis
+from ampwatch.diagnosis import Action, Advice, Diagnosis
 from ampwatch.diagnosis.column_arrays import integers, known, numbers
 from ampwatch.diagnosis.findings import Verdict
 from ampwatch.errors import AmpwatchError
@@ -130,11 +130,10 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
         record, trouble = record_of(run), trouble_of(run, diagnosis)
     _refuse_other_death(diagnosis, left_by_itself, asked, folder)
     _refuse_unchanged(changes, record, asked)
-    advice = diagnosis.learning_rate
     return Shown(
         _judged(str(follower.path), diagnosis, record, left_by_itself, asked),
         _repeats(record, asked), trouble,
-        advice.recommended if advice.action is Action.LOWER else None,
+        _advised(diagnosis),
     )  # fmt: skip
 
 
@@ -154,7 +153,7 @@ def _until_shown(
         if follower is not None:
             diagnosis = follower.update().diagnosis
             steps = diagnosis.run.steps
-            fails = diagnosis.verdict is Verdict.FAILING
+            fails = _fails(diagnosis)
             failing_at = (steps if failing_at is None else failing_at) if fails else None
             if is_over or steps >= asked.steps or _is_clear(follower, diagnosis, failing_at, asked):
                 return follower, diagnosis
@@ -224,7 +223,7 @@ def _judged(path: str, diagnosis: Diagnosis, record: Record, code: int | None, a
     steps = diagnosis.run.steps
     came_far = steps >= asked.steps or (code == 0 and steps > 0)
     is_lost = not came_far or _ends_without_loss(record) or _has_lost_weights(diagnosis)
-    is_over = diagnosis.verdict is not Verdict.FAILING and not _is_troubled(diagnosis, asked)
+    is_over = not _fails(diagnosis) and not _is_troubled(diagnosis, asked)
     return Try(
         change=asked.name, value=asked.value, steps=steps, verdict=diagnosis.verdict.value,
         is_stable=came_far and is_over, told=_told(diagnosis, came_far=came_far),
@@ -232,6 +231,22 @@ def _judged(path: str, diagnosis: Diagnosis, record: Record, code: int | None, a
         is_lost=is_lost, highest=highest_loss(record.losses), kept=asked.kept,
         is_cured=_is_cured(diagnosis, asked),
     )  # fmt: skip
+
+
+def _fails(diagnosis: Diagnosis) -> bool:
+    """Whether anything speaks against a rerun, be its loss ever so good."""
+    return diagnosis.verdict is Verdict.FAILING or diagnosis.fails_by_rules
+
+
+def _lowers(diagnosis: Diagnosis) -> list[Advice]:
+    """What asks for a lower rate, by the outcome or by the rate's own numbers alone."""
+    both = (diagnosis.learning_rate, diagnosis.rate_by_rules)
+    return [one for one in both if one is not None and one.action is Action.LOWER]
+
+
+def _advised(diagnosis: Diagnosis) -> float | None:
+    """The lower rate that a rerun asks for."""
+    return next((one.recommended for one in _lowers(diagnosis)), None)
 
 
 def _has_lost_weights(diagnosis: Diagnosis) -> bool:
@@ -246,7 +261,7 @@ def _ends_without_loss(record: Record) -> bool:
 
 def _is_troubled(diagnosis: Diagnosis, asked: Asked) -> bool:
     """Whether what was wrong with the run is wrong with its rerun too."""
-    if asked.name == RATE and diagnosis.learning_rate.action is Action.LOWER:
+    if asked.name == RATE and _lowers(diagnosis):
         return True
     return any(one.code == asked.trouble and one.severity.weight > 0 for one in diagnosis.findings)
 

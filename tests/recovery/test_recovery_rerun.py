@@ -72,7 +72,8 @@ def test_a_rate_that_holds_is_found_and_the_users_files_stay_as_they_are(trained
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     low, high = told["interval"]
-    assert told["proved"]["value"] == low
+    proved = told["proved"]["value"]  # of those that hold, the one that learns most
+    assert proved <= low
     assert 0.05 < low < high <= 3.0
     assert high / low <= 2.01 or len(told["tries"]) == 8
     for one in told["tries"]:
@@ -86,11 +87,11 @@ def test_a_rate_that_holds_is_found_and_the_users_files_stay_as_they_are(trained
     assert after == before
     written = {path.name for path in tmp_path.rglob("outputs/**/*") if path.is_file()}
     assert {"model.pt", "log.txt"} <= written
-    assert kept_proof(run).proved.value == low
+    assert kept_proof(run).proved.value == proved
     shown = ran(folder, "-m", "ampwatch", "report", run)
     words = " ".join(shown.stdout.split())
     assert "Remedy: tested. The learning rate held in a rerun of" in words
-    assert f"peak learning rate of {low:.3g} (now" in words
+    assert f"peak learning rate of {proved:.3g} (now" in words
 
 
 @pytest.mark.slow_trainings
