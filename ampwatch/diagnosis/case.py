@@ -28,6 +28,7 @@ from ampwatch.diagnosis.finiteness_history import (
 )
 from ampwatch.diagnosis.guard_history import GuardHistory
 from ampwatch.diagnosis.layer_history import LayerHistory
+from ampwatch.diagnosis.layers_without_optimizer import LayersWithoutOptimizer
 from ampwatch.diagnosis.learning_rate.advice import Advice
 from ampwatch.diagnosis.loop_history import LoopHistory
 from ampwatch.diagnosis.loss_spikes import LossSpikes
@@ -44,7 +45,6 @@ from ampwatch.diagnosis.rounding_history import RoundingHistory
 from ampwatch.diagnosis.scale_history import ScaleHistory
 from ampwatch.diagnosis.scaler import scaler_of
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.unheld_layers import UnheldLayers
 from ampwatch.diagnosis.zero_gradient_history import ZeroGradientHistory
 from ampwatch.rows import EventKind
 
@@ -99,7 +99,9 @@ class Case:
     rises: LossSpikes = field(default_factory=LossSpikes, metadata=_OWN)
     rounding: RoundingHistory = field(default_factory=RoundingHistory, metadata=_OWN)
     setup: RateSetup = field(default_factory=RateSetup, metadata=_OWN)
-    unheld: UnheldLayers = field(default_factory=UnheldLayers, metadata=_OWN)
+    without_optimizer: LayersWithoutOptimizer = field(
+        default_factory=LayersWithoutOptimizer, metadata=_OWN
+    )
     guard: GuardHistory = field(default_factory=GuardHistory, metadata=_OWN)
 
     # --- folding ---------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ _FORMS = {
     "lost_steps": _counted("steps spent on recoveries"),
     "left_out": _counted("steps that the loop left out"),
     "guard_actions": _counted("actions of the guard"),
-    "unheld_layers": _counted("layers that no optimizer has"),
+    "layers_without_optimizer": _counted("layers that no optimizer has"),
     "gaps": _counted("gaps in the record"),
     "growths": _counted("doublings of the scale"),
     "resets": _counted("resets of the scale"),

@@ -40,7 +40,7 @@ _GAVE_BACK = 0.2  # of the climb: the loss is on its way down
 _MOST_ABOVE = 0.8  # of all pairs of a loss before the rise and one at the end
 _LOST = 0.5  # of what was gained
 _CLIMBED, _ABRUPT, _AT_ONCE = 3 / 4, 1 / 20, 5  # of the height, within so much of the record
-_NOTHING = 1e-3  # a loss below it is practically zero, and its level says nothing
+NOTHING = 1e-3  # a loss below it is practically zero, and its level says nothing
 _USUAL = (2, 98)  # percentiles of what was before
 _SIGNED_TIMES = 4.0  # the range of all before, for a loss that may be negative
 
@@ -88,7 +88,7 @@ def loss_course(losses: Floats) -> LossCourse:
     first, peak = float(smooth[0]), float(smooth[since:].max(initial=smooth[-1]))
     climbed = np.flatnonzero(excess[since:] >= _CLIMBED * height)[:1]
     is_abrupt = len(climbed) > 0 and climbed[0] < max(_AT_ONCE, _ABRUPT * count)
-    if losses.min() > 0 and smooth[-1] >= _FAR_BEYOND * losses[0] >= _FAR_BEYOND * _NOTHING:
+    if losses.min() > 0 and smooth[-1] >= _FAR_BEYOND * losses[0] >= _FAR_BEYOND * NOTHING:
         near = np.flatnonzero(smooth < _BEYOND * losses[0])
         since = int(near[-1]) + 1 if len(near) else 1
         return LossCourse(
@@ -156,7 +156,7 @@ def _matters(losses: Floats, course: LossCourse, past: Floats, chance: float) ->
         return False
     if _share_above(losses, course.since) < _MOST_ABOVE:
         return False
-    if losses.min() < 0 or course.first < _NOTHING:
+    if losses.min() < 0 or course.first < NOTHING:
         if len(losses) < _LEAST_SIGNED:
             return False
         before = losses[: max(1, course.since)]

@@ -18,7 +18,7 @@ from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.findings import Evidence, Outcome, Severity, State
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows
-from ampwatch.diagnosis.loss_outcome import LEAST, LossCourse, LossEnd, loss_course
+from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.value_text import count_text, two_digits
 
@@ -32,7 +32,6 @@ _FAR = 4.0  # times its best: no other data make a loss so much higher
 _FEW_SKIPS = 2  # of the last rows, of a training whose steps are taken
 # A loss that is the same, but for this share, in so many lines or single steps, from the start.
 SAME, SAME_LINES, SAME_STEPS, _GAIN, _BEGAN = 0.003, 8, 200, 0.04, 1.5
-_NOTHING = 1e-3  # a loss below it is practically zero
 _ANNOUNCED, _RISING, _LEAP = 12, 1.2, 2.0  # entries before the loss rose; times: a rate
 _LEFT = 0.1  # of the first losses
 _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
@@ -73,7 +72,7 @@ def _bad_states(case: Case) -> Iterator[Outcome]:
 
 
 def _not_finite(case: Case) -> Iterator[Outcome]:
-    """A loss that ended inf or NaN, or gradients where no loss is recorded."""
+    """A loss that ended inf or NaN."""
     tail = case.rate.tail
     loss, bad = tail.of("loss"), tail.of("loss_bad") > 0
     told = np.flatnonzero(bad | np.isfinite(loss))
@@ -209,7 +208,7 @@ def _flat(case: Case, series: _Series, course: LossCourse) -> Outcome:
     is_same = robust_deviation(half) <= near and abs(median(early) - level) <= near
     is_same &= count >= (SAME_STEPS if case.observed.loop else SAME_LINES)
     stood_elsewhere = course.best < (1 - _GAIN) * level or course.first > _BEGAN * level
-    is_loss = loss.min() > 0 and level > _NOTHING
+    is_loss = loss.min() > 0 and level > NOTHING
     if case.observed.loop:  # what a loop lacks otherwise has findings of its own
         is_loss &= bool(np.isfinite(series.norm).mean() > _MOST and np.nanmedian(series.norm) > 0)
     if not is_same or stood_elsewhere or not is_loss or not _is_beginning(case, series):

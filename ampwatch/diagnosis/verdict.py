@@ -56,9 +56,7 @@ _TELL_OF = {
 _SYMPTOMS = frozenset(
     ("AMP103", "AMP105", "AMP202", "AMP203", "AMP206", "AMP208", "AMP209", "AMP306", "AMP307")
 )
-
-
-_RISES = frozenset(("AMP307",))
+_RISE = "AMP307"
 # So are losses and gradients that are not finite now and then.
 _NUMBERS, _RARE = frozenset(("AMP204", "AMP211")), 0.1
 
@@ -91,7 +89,7 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
     if outcome.severity is not Severity.ERROR and not by_rate:  # it may come back, or be the task
         findings = [
             replace(finding, severity=Severity.WARNING)
-            if finding.code in _RISES and finding.severity is Severity.ERROR
+            if finding.code == _RISE and finding.severity is Severity.ERROR
             else finding
             for finding in findings
         ]

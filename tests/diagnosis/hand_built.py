@@ -65,10 +65,7 @@ def scaled_run(
     scale, after = follow(skipped, start, growth_interval)
     count = len(skipped)
     steps = step_table(
-        scale=scale,
-        scale_after=after,
-        skipped=list(skipped),
-        loss=loss or [1.0] * count,
+        scale=scale, scale_after=after, skipped=list(skipped), loss=loss or [1.0] * count
     )
     scaler = {**DEFAULTS, "init_scale": start, "growth_interval": growth_interval}
     rest.setdefault("info", Info(scaler=scaler))

@@ -124,8 +124,8 @@ def silent_skip(case: Case) -> Iterator[Seen]:
     if _is_most(case, case.loop.starved):
         yield _starved(case)
         return
-    if (unheld := _unheld(case)) is not None:
-        yield unheld
+    if (seen := _without_optimizer(case)) is not None:
+        yield seen
         return
     still = case.loop.still
     if not _is_most(case, still):
@@ -139,13 +139,13 @@ def silent_skip(case: Case) -> Iterator[Seen]:
     )
 
 
-def _unheld(case: Case) -> Seen | None:
+def _without_optimizer(case: Case) -> Seen | None:
     """Layers that have gradients, and whose weights no optimizer was given."""
-    names = case.unheld.names
+    names = case.without_optimizer.names
     if not names:
         return None
     # Who trains a head alone may well leave the gradients of all other layers on.
-    few = len(names) <= len(case.unheld.held)
+    few = len(names) <= len(case.without_optimizer.trained)
     one = len(names) == 1
     return Seen(
         severity=Severity.WARNING if few else Severity.INFO,
@@ -157,7 +157,7 @@ def _unheld(case: Case) -> Seen | None:
         cause="These weights have gradients, and belong to no parameter group of an optimizer.",
         action="Make the optimizer after the last change to the model, or give it these parameters "
         "with add_param_group(). If they are to stay as they are, set requires_grad to False.",
-        evidence=(Evidence("unheld_layers", case.scale.last_step, float(len(names))),),
+        evidence=(Evidence("layers_without_optimizer", case.scale.last_step, float(len(names))),),
     )
 
 
