@@ -18,6 +18,7 @@ import pyarrow as pa
 from ampwatch.diagnosis.blocks import (
     EVENT_COLUMNS,
     LAYER_COLUMNS,
+    METRIC_COLUMNS,
     OTHER_RANK_COLUMNS,
     STEP_COLUMNS,
     Block,
@@ -50,6 +51,7 @@ def tables_of(rows: RecordRows, ranks: Sequence[int], cutter: BlockCutter) -> di
         Table.STEPS: shown(Table.STEPS, Table.STEPS, STEP_COLUMNS, spine),
         Table.LAYERS: shown(Table.LAYERS, Table.LAYERS, LAYER_COLUMNS, None),
         Table.EVENTS: shown(Table.EVENTS, Table.EVENTS, EVENT_COLUMNS, None),
+        Table.EXTRAS: shown(Table.EXTRAS, Table.EXTRAS, METRIC_COLUMNS, spine),
     }
     for rank in others:
         made[rank] = shown(rank, Table.STEPS, OTHER_RANK_COLUMNS, rank)
@@ -213,6 +215,7 @@ class BlockCutter:
             restart=begins_anew,
             layers=parts.pop(Table.LAYERS),
             events=parts.pop(Table.EVENTS),
+            metrics=parts.pop(Table.EXTRAS),
             others={int(key): table for key, table in parts.items()},
             next_row=spine.next_rows(0 if 0 in spine.anew else 1),
         )

@@ -55,6 +55,7 @@ _LAYER_DTYPES = ("output_dtype", "param_dtype", "input_format", "weight_format",
 LAYER_COLUMNS = (
     "step", "rank", "layer", "kind", "weight_shape", *_LAYER_FLAGS, *_LAYER_NUMBERS, *_LAYER_DTYPES,
 )  # fmt: skip
+METRIC_COLUMNS = ("step", "name", "value")
 EVENT_COLUMNS = ("step", "rank", "kind", "detail")
 DEVICE_COLUMNS = (
     "time_ns", "device", "name", "capability", "utilisation",
@@ -85,6 +86,16 @@ class BlockLayerRows:
         """In which layer samples of a block a column of data types names one of these."""
         names, codes = self.dtypes[column]
         return np.isin(codes, [n for n, name in enumerate(names) if name in wanted])
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMetrics:
+    """What a program logged beside its steps in a block, one entry a value."""
+
+    names: tuple[str, ...] = ()
+    name: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # a position in `names`
+    step: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    value: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +139,7 @@ class Block:
     layers: BlockLayerRows
     layer_entries: tuple[Integers, Mask]  # of each layer row its entry, and whether there is one
     events: tuple[Event, ...]
+    metrics: BlockMetrics = field(default_factory=BlockMetrics)
     others: Mapping[int, BlockRankRows] = field(default_factory=dict)
     next_scale: float = float("nan")  # of the row after it, if there is one
 
@@ -174,6 +186,7 @@ def block_of(
     restart: bool,
     layers: pa.Table,
     events: pa.Table,
+    metrics: pa.Table,
     others: Mapping[int, pa.Table],
     next_row: pa.Table,
 ) -> Block:
@@ -210,6 +223,7 @@ def block_of(
         layers=sampled,
         layer_entries=_entries(step, sampled.step),
         events=made,
+        metrics=_metrics(metrics),
         others=ranks,
         next_scale=float(numbers(next_row, "scale")[0]) if next_row.num_rows else float("nan"),
     )
@@ -334,6 +348,14 @@ _NO_LAYERS = BlockLayerRows(
     kinds=((), np.zeros(0, np.int64)),
     weight_shapes=pa.nulls(0),
 )
+
+
+def _metrics(table: pa.Table) -> BlockMetrics:
+    if not table.num_rows:
+        return BlockMetrics()
+    rows = unchunked(table)
+    names, name = texts(rows, "name")
+    return BlockMetrics(names, name, steps_of(rows), numbers(rows, "value"))
 
 
 def _events(rows: pa.Table) -> tuple[Event, ...]:

@@ -32,6 +32,7 @@ from ampwatch.diagnosis.layers_without_optimizer import LayersWithoutOptimizer
 from ampwatch.diagnosis.learning_rate.advice import Advice
 from ampwatch.diagnosis.loop_history import LoopHistory
 from ampwatch.diagnosis.loss_spikes import LossSpikes
+from ampwatch.diagnosis.metric_history import MetricHistory
 from ampwatch.diagnosis.nonfinite_gradient_history import NonfiniteGradientHistory
 from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
 from ampwatch.diagnosis.overflow_culprits import OverflowOrigin, overflow_origins
@@ -102,6 +103,7 @@ class Case:
     without_optimizer: LayersWithoutOptimizer = field(
         default_factory=LayersWithoutOptimizer, metadata=_OWN
     )
+    metrics: MetricHistory = field(default_factory=MetricHistory, metadata=_OWN)
     guard: GuardHistory = field(default_factory=GuardHistory, metadata=_OWN)
 
     # --- folding ---------------------------------------------------------------------------------

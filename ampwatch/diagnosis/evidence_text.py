@@ -60,6 +60,7 @@ def _counted(label: str) -> _Form:
 _FORMS = {
     "scale": _Form("loss scale", scale_text),
     "scale_low": _Form("smallest usable loss scale", scale_text),
+    "metric": _Form("the metric", _number),
     "loss_peak": _Form("highest loss (median of a few steps)", _number, "from"),
     "onset": _Form("first step of the trouble", _count),
     "skipped": _counted("skipped steps"),

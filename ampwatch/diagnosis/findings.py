@@ -39,6 +39,11 @@ class State(str, enum.Enum):
     FLAT = "flat: not shown to learn"
     TOO_LITTLE = "too little to say"
     STANDS_STILL = "no progress from the start"
+    HARDLY_FALLS = "hardly any progress from the start"
+    OVERFITS = "better in training, worse on other data"
+    GOAL_FALLS = "a goal falls back"
+    GOAL_LOST = "a goal is lost"
+    ADVERSARY_WON = "one of two adversaries has won"
     ANOTHER_LEVEL = "another level, cannot tell"
     NOT_BACK = "worse, and not back yet"
     WORSE = "worse, and not coming back"
@@ -50,8 +55,12 @@ class State(str, enum.Enum):
 
 _BAD = {
     State.STANDS_STILL, State.WORSE, State.NOT_FINITE, State.NO_STEPS, State.NOTHING_LEARNS,
+    State.GOAL_LOST, State.ADVERSARY_WON,
 }  # fmt: skip
-_DOUBTFUL = {State.ANOTHER_LEVEL, State.NOT_BACK, State.EXCEPTION}
+_DOUBTFUL = {
+    State.ANOTHER_LEVEL, State.NOT_BACK, State.EXCEPTION, State.HARDLY_FALLS, State.OVERFITS,
+    State.GOAL_FALLS,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +75,8 @@ class Outcome:
     evidence: tuple[Evidence, ...] = dataclasses.field(default=(), metadata={"json": False})
     # The loss was at its best until then, and nothing announced it.
     came_at_once: bool = dataclasses.field(default=False, metadata={"json": False})
+    # Other metrics explain that the loss rose.
+    is_explained: bool = dataclasses.field(default=False, metadata={"json": False})
 
     @property
     def severity(self) -> Severity:

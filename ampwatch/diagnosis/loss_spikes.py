@@ -257,7 +257,8 @@ class LossSpikes:
             rows[:, at] = told[name]
         known = np.isfinite(rows[:, 0])
         number = columns["optimizer"]
-        owner = np.where(np.isnan(number), -1.0, number).astype(np.int64)
+        # A step that no optimizer took, as a last one without its turn, goes with the first one's.
+        owner = np.nan_to_num(number).astype(np.int64)
         made = dict(self.series)
         for key in np.unique(owner[known]).tolist():
             if key in made or len(made) < _MOST_SERIES:

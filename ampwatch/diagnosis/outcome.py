@@ -20,7 +20,9 @@ from ampwatch.diagnosis.learning_rate.noise import robust_deviation
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows
 from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.medians import median, median_of_known
+from ampwatch.diagnosis.metric_outcome import LOST, explains_rise, is_goal_reached, metric_outcome
 from ampwatch.diagnosis.value_text import count_text, two_digits
+from ampwatch.metric_names import Metric
 
 # The last rows, and how many of them show how the numbers ended.
 _LAST, _MOST, _LINES = 20, 0.5, 2
@@ -32,8 +34,14 @@ _FAR = 4.0  # times its best: no other data make a loss so much higher
 _FEW_SKIPS = 2  # of the last rows, of a training whose steps are taken
 # A loss that is the same, but for this share, in so many lines or single steps, from the start.
 SAME, SAME_LINES, SAME_STEPS, _GAIN, _BEGAN = 0.003, 8, 200, 0.04, 1.5
+# A loss that fell by no more than this, so surely: deviations of a median, entries that wander.
+HARDLY, HARDLY_STEPS, _HARDLY_ENTRIES, _BEGINNING, _VERY_FIRST = 0.04, 300, 15, 30, 5
+_SEEN, _TOGETHER = 4.0, 4
 _ANNOUNCED, _RISING, _LEAP = 12, 1.2, 2.0  # entries before the loss rose; times: a rate
 _LEFT = 0.1  # of the first losses
+_RUNAWAY = 1000.0  # times the first loss, and finite: it grows from step to step
+_MOMENTS = 0.1  # of the record
+_WORTH, _CALM = 0.15, 0.15  # of the first loss: a gain; of the gain: the noise where all is lost
 _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
 
 
@@ -51,6 +59,17 @@ UNEXPLAINED = {
     State.STANDS_STILL: "Check that the optimizer has this model's parameters, that the loss "
     "compares shapes that fit, and the labels. Then try a learning rate ten times lower, and ten "
     "times higher.",
+    State.HARDLY_FALLS: "Check the labels, and that inputs and labels belong together. Then try a "
+    "learning rate ten times higher, and ten times lower. If this continues a trained model, it "
+    "may be all there is to learn.",
+    State.OVERFITS: "Stop at the lowest validation loss and keep that checkpoint. More data, "
+    "augmentation, dropout or weight decay move it further down.",
+    State.GOAL_FALLS: "Keep the checkpoint of the best value. If it does not come back, go on from "
+    "there with a lower learning rate.",
+    State.GOAL_LOST: "Go back to the checkpoint of the best value. Go on with a lower learning "
+    "rate, or with smaller changes of the policy in each update.",
+    State.ADVERSARY_WON: "Go back to before that step. Give the discriminator a lower learning "
+    "rate, fewer steps or noisy labels: a generator learns nothing from one that is always right.",
     State.NOTHING_LEARNS: "Check that the loss depends on the parameters that the optimizer has.",
 }
 
@@ -82,6 +101,7 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
     least = _LINES if len(told) < _LAST or not case.observed.every_step else _LAST // 4
     if streak and (
         case.loop_stopped
+        or case.events.is_over_by(case.scale.last_step or 0)
         or lost.all()
         or streak >= least
         or (len(lost) == _LAST and lost.mean() >= _MOST)
@@ -174,12 +194,24 @@ def _of_loss(case: Case) -> Outcome:
         series, course = _latest(case, series, course)
     if course.end is LossEnd.TOO_FEW:
         return Outcome(State.TOO_LITTLE)
+    by_loss = _by_loss(case, series, course)
+    shown = metric_outcome(case, course)
+    if shown is None or shown.state is State.ADVERSARY_WON:
+        return shown or by_loss
+    return shown if shown.severity.weight > by_loss.severity.weight else by_loss
+
+
+def _by_loss(case: Case, series: _Series, course: LossCourse) -> Outcome:
     if len(case.rises.series) > 1:
         return Outcome(State.FLAT, None, ("loss",))  # each has a loss of its own
+    takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
+    if takes_steps and course.end is not LossEnd.LEARNING and is_goal_reached(case):
+        return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
+    if course.end is not LossEnd.WORSE and _is_lost(series, course):
+        return _worse(case, series, replace(course, end=LossEnd.WORSE))
+    if course.end is LossEnd.LEARNING and takes_steps and not _is_doubted(case, course):
+        return Outcome(State.LEARNING, None, ("loss",))
     if course.end in {LossEnd.LEARNING, LossEnd.FLAT}:
-        takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
-        if course.end is LossEnd.LEARNING and takes_steps:
-            return Outcome(State.LEARNING, None, ("loss",))
         return _flat(case, series, course)
     return _worse(case, series, course)
 
@@ -203,20 +235,52 @@ def _flat(case: Case, series: _Series, course: LossCourse) -> Outcome:
     """A loss that ended where it began: no progress at all, if the record shows the beginning."""
     loss, count = series.loss, len(series.loss)
     half, early = loss[count // 2 :], loss[count // 8 + 1 : count // 2]
-    level = median(half)
-    near = SAME * abs(level)
-    is_same = robust_deviation(half) <= near and abs(median(early) - level) <= near
-    is_same &= count >= (SAME_STEPS if case.observed.loop else SAME_LINES)
-    stood_elsewhere = course.best < (1 - _GAIN) * level or course.first > _BEGAN * level
+    level, noise = median(half), robust_deviation(half)
     is_loss = loss.min() > 0 and level > NOTHING
-    if case.observed.loop:  # what a loop lacks otherwise has findings of its own
-        is_loss &= bool(np.isfinite(series.norm).mean() > _MOST and np.nanmedian(series.norm) > 0)
-    if not is_same or stood_elsewhere or not is_loss or not _is_beginning(case, series):
+    is_long = count >= (SAME_STEPS if case.observed.loop else SAME_LINES)
+    if not is_loss or not is_long or not _is_beginning(case, series) or _has_adversary(case):
         return Outcome(State.FLAT, None, ("loss",))
+    near = SAME * abs(level)
+    is_same = noise <= near and abs(median(early) - level) <= near
+    stood_elsewhere = course.best < (1 - _GAIN) * level or course.first > _BEGAN * level
+    first = median(loss[: max(1, count // _BEGINNING)])
     entries = count_text(count, "entry", "entries")
-    words = f"The loss does not fall: it is {two_digits(level)} in {entries}."
     evidence = Evidence("loss", int(series.step[-1]), float(half[-1]), course.first, "at first")
-    return Outcome(State.STANDS_STILL, int(series.step[0]), ("loss",), words, evidence=(evidence,))
+    begin = int(series.step[0])
+    if case.observed.loop and not _has_gradients(case, series):
+        return Outcome(State.FLAT, None, ("loss",))  # that has findings of its own
+    if is_same and not stood_elsewhere:
+        words = f"The loss does not fall: it is {two_digits(level)} in {entries}."
+        return Outcome(State.STANDS_STILL, begin, ("loss",), words, evidence=(evidence,))
+    error = _SEEN * noise / np.sqrt(count / _TOGETHER)
+    # A long record's beginning is soon over: its very first losses count as well.
+    began = median_of_known(case.rate.head.of("loss")[:_VERY_FIRST])
+    near = abs(first - level) <= HARDLY * level and began - level <= HARDLY * level + noise
+    is_long = count >= _HARDLY_ENTRIES and case.scale.steps >= HARDLY_STEPS
+    if is_long and near and error <= HARDLY * level:
+        words = f"The loss hardly falls: {two_digits(first)} at first, {two_digits(level)} in the "
+        words += f"later half of {entries}."
+        since = int(series.step[count // 2])
+        return Outcome(State.HARDLY_FALLS, since, ("loss",), words, evidence=(evidence,))
+    return Outcome(State.FLAT, None, ("loss",))
+
+
+def _is_doubted(case: Case, course: LossCourse) -> bool:
+    """Whether a loss that fell little stands against a learning rate that looks too high."""
+    return case.judgement.onset is not None and 0 < course.last > (1 - _WORTH) * course.first
+
+
+def _has_gradients(case: Case, series: _Series) -> bool:
+    """Whether gradients, or updates, are recorded, and are not zero."""
+    known = series.norm[np.isfinite(series.norm)]
+    if len(known) > _MOST * len(series.norm):
+        return median(known) > 0
+    return median_of_known(case.rate.tail.of("update_norm")) > 0
+
+
+def _has_adversary(case: Case) -> bool:
+    """Whether another network is trained against this one: then neither loss need fall."""
+    return case.rate.setup.several_optimizers or any(case.metrics.of(Metric.ADVERSARY))
 
 
 def _is_beginning(case: Case, series: _Series) -> bool:
@@ -258,11 +322,18 @@ def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
     since = course.since
     times = _norm_times(series, since)
     grew = times is not None and times >= _GREW
-    if _is_explained(case, series, course) or (course.wanders and not grew):
+    if explains_rise(case, series.step, series.loss, since):
+        return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
+    lost = _is_lost(series, course)
+    explained = _is_explained(case, series, course) and not lost
+    if explained or (course.wanders and not grew):
         return Outcome(State.LEARNING, None, ("loss", "lr"))
     stayed, rose = times is not None and not grew, course.last / max(course.best, 1e-12)
-    slow = not course.is_abrupt and not grew and rose < _FAR
-    if slow and (stayed or len(series.loss) >= _LONG):
+    slow = not course.is_abrupt and not grew and rose < _FAR and not lost
+    # Best in its first moments only, and far below its first loss: values that are learnt from
+    # themselves grow so.
+    early = since <= _MOMENTS * len(series.loss) and course.last <= _MOST * series.loss[0]
+    if (slow and (stayed or len(series.loss) >= _LONG)) or early:
         return Outcome(State.FLAT, None, ("loss", "grad_norm"))  # as an adversary's or a reward's
     step = int(series.step[since])
     # Gradients that grow as the loss does follow it; without any, only a leap far up is sure.
@@ -270,7 +341,10 @@ def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
     alone |= rose >= _FAR and course.best > 0
     announced = _is_announced(series, since)
     sure = announced or (alone if times is None else grew and times > rose)
-    state = State.WORSE if course.end is LossEnd.WORSE and sure else State.NOT_BACK
+    sure |= lost
+    runaway = course.last >= _RUNAWAY * course.first > NOTHING
+    announced |= runaway
+    state = State.WORSE if course.end is LossEnd.WORSE and (sure or runaway) else State.NOT_BACK
     if course.end is not LossEnd.NOT_BACK and state is not State.WORSE:
         state = State.ANOTHER_LEVEL
     low, high = two_digits(course.best), two_digits(course.last)
@@ -285,6 +359,18 @@ def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
     return Outcome(state, step, ("loss",), words, announced, (evidence,))
 
 
+def _is_lost(series: _Series, course: LossCourse) -> bool:
+    """Whether the loss went back to where it began, or far up, and has stood there ever since."""
+    count, gained, height = len(series.loss), course.first - course.best, course.last - course.best
+    late = series.loss[-max(LEAST, count // 3) :]
+    was_won = gained >= _WORTH * course.first > 0 and course.best > 0
+    is_up = height >= LOST * gained or course.last >= _FAR * course.best
+    stands = course.since <= 2 * count // 3 and robust_deviation(late) <= _CALM * height
+    times = _norm_times(series, course.since)
+    as_before = times is not None and 1 / _GREW <= times <= _GREW  # the task may be another one
+    return count >= _LONG and was_won and is_up and stands and not as_before
+
+
 def _norm_times(series: _Series, since: int) -> float | None:
     """How many times higher the gradient norm is since the loss rose; None where it is unknown."""
     before = median_of_known(series.norm[:since][-len(series.norm) // 4 :])
@@ -296,7 +382,9 @@ def _is_explained(case: Case, series: _Series, course: LossCourse) -> bool:
     """Whether a restart of the schedule or larger batches explain a rise that is not worse."""
     since = course.since
     before, after = (median_of_known(part) for part in (series.lr[:since][-5:], series.lr[since:]))
-    is_raised = after > _RAISED * before > 0
+    earlier = series.lr[:since][np.isfinite(series.lr[:since])]
+    # A restart goes back to where it has been; a warm-up explains nothing.
+    is_raised = earlier.max(initial=0.0) >= after / _RAISED and after > _RAISED * before > 0
     first, most = case.scale.micro_batches
     is_summed = most > _RAISED * first
     now = max(course.last, median_of_known(case.rate.tail.of("loss")[-_LAST:]))

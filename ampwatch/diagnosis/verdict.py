@@ -27,6 +27,7 @@ from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.outcome import UNEXPLAINED, outcome_of
 from ampwatch.diagnosis.rule import RATE
 from ampwatch.diagnosis.rules import RULES
+from ampwatch.diagnosis.value_text import rate_text
 
 
 def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Verdict:
@@ -51,12 +52,18 @@ _TELL_OF = {
     State.NOTHING_LEARNS: ("AMP410",),
     State.EXCEPTION: ("AMP902",),
     State.STANDS_STILL: ("AMP309",),
+    State.HARDLY_FALLS: ("AMP309",),
+    State.OVERFITS: ("AMP310",),
+    State.GOAL_FALLS: ("AMP311",),
+    State.GOAL_LOST: ("AMP311",),
+    State.ADVERSARY_WON: ("AMP312",),
 }  # fmt: skip
 # What a rule sees in skips, scale and loss is an error only while the training suffers from it.
 _SYMPTOMS = frozenset(
     ("AMP103", "AMP105", "AMP202", "AMP203", "AMP206", "AMP208", "AMP209", "AMP306", "AMP307")
 )
 _RISE = "AMP307"
+_OF_THE_LOSS = frozenset(("AMP206", "AMP303", "AMP307"))  # what stands out in it alone
 # So are losses and gradients that are not finite now and then.
 _NUMBERS, _RARE = frozenset(("AMP204", "AMP211")), 0.1
 
@@ -76,6 +83,11 @@ def _are_rare(case: Case) -> bool:
 
 def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome) -> list[Finding]:
     """The findings as grave as the outcome is: one that nothing tells of is told, in its words."""
+    if outcome.is_explained:
+        findings = [
+            replace(finding, severity=Severity.INFO) if finding.code in _OF_THE_LOSS else finding
+            for finding in findings
+        ]
     if outcome.is_good:
         mild = _SYMPTOMS | (_NUMBERS if _are_rare(case) else frozenset())
         return [
@@ -132,6 +144,9 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
     seen = case.judgement
     advice = case.rate_advice
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
+    low = next((f for f in causes if f.code == _TOO_LOW), None)
+    if low is not None and (raised := _raised_again(low)) is not None:
+        return raised
     named = next((f for f in causes if TIES[f.code].excludes_rate(case, f)), None)
     if named is not None and not any(f.code in RATE for f in causes):
         return _explained_by(named, current=seen.base)
@@ -221,6 +236,9 @@ _TRY = 0.25  # of a learning rate that is likely too high, where nothing allows 
 
 def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
     """The advice, held against the outcome: a rate is not kept beside one that is bad."""
+    if outcome.is_explained and advice.action is Action.UNKNOWN:
+        because = "What else is logged explains how the loss went; nothing shows it is too high."
+        return Advice(Action.KEEP, because, current=advice.current)
     if outcome.is_good and advice.action is Action.LOWER:
         because = "The loss is at or near its best, so nothing shows that it is too high."
         return Advice(Action.KEEP, because, current=advice.current)
@@ -241,10 +259,54 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
             confidence=learning_rate.advice.UNCERTAIN,
             restart_from_step=outcome.since_step,
         )
-    if outcome.severity is Severity.INFO or advice.action not in {Action.KEEP, Action.RAISE}:
+    if outcome.state in _NO_PROGRESS and advice.explained_by in {None, "AMP309"}:
+        if Action.RAISE in {advice.action, case.rate_advice.action}:
+            return advice if advice.action is Action.RAISE else case.rate_advice
+        return _if_nothing_moves(case, outcome, advice.current)
+    left = {Action.KEEP, Action.RAISE}
+    if outcome.state in {State.GOAL_LOST, State.GOAL_FALLS} and advice.explained_by is None:
+        left.add(Action.NOT_THE_CAUSE)
+    if outcome.severity is Severity.INFO or advice.action not in left:
+        return advice
+    if outcome.state is State.OVERFITS:
         return advice
     because = f"{outcome.words} The record does not show whether the learning rate is the cause."
     return Advice(Action.UNKNOWN, because, current=advice.current)
+
+
+_NO_PROGRESS = frozenset((State.STANDS_STILL, State.HARDLY_FALLS))
+_HIGHER, _STILL_RISING = 10.0, 1.5  # times: to try, and from the middle of a warm-up to its end
+
+
+def _if_nothing_moves(case: Case, outcome: Outcome, current: float | None) -> Advice:
+    """The advice if the loss stands where it began: a warm-up that is still on may be too slow."""
+    rows = case.rate.head if case.rate.is_whole else case.rate.points.rows
+    lr = rows.of("lr")[np.isfinite(rows.of("lr"))]
+    rises = len(lr) > 1 and bool((np.diff(lr) >= 0).all())
+    if rises and lr[-1] >= _STILL_RISING * lr[len(lr) // 2] > 0:
+        now = float(lr[-1])
+        because = f"{outcome.words} The warm-up goes on: the learning rate is {rate_text(now)} yet."
+        return Advice(
+            Action.RAISE, because, current=now, recommended=_HIGHER * now, factor=_HIGHER,
+            confidence=learning_rate.advice.UNCERTAIN,
+        )  # fmt: skip
+    because = f"{outcome.words} The record does not show whether the learning rate is the cause."
+    return Advice(Action.UNKNOWN, because, current=current)
+
+
+def _raised_again(finding: Finding) -> Advice | None:
+    """The advice beside a learning rate that fell to nothing or never rose: what was meant."""
+    meant = next((one.against for one in finding.evidence if one.against_is in _MEANT), None)
+    now = next((one.value for one in finding.evidence), None)
+    if not isinstance(meant, float) or not isinstance(now, float):
+        return None
+    return Advice(
+        Action.RAISE, finding.summary, current=now, recommended=meant,
+        factor=meant / now if now > 0 else None, confidence=learning_rate.advice.UNCERTAIN,
+    )  # fmt: skip
+
+
+_TOO_LOW, _MEANT = "AMP308", frozenset(("highest", "base rate"))
 
 
 def _facts(case: Case) -> RunFacts:

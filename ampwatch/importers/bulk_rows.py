@@ -286,8 +286,7 @@ def _add_many(state: RunState, step: np.ndarray, columns: Mapping[str, np.ndarra
     ours = {name: column for name, column in columns.items() if name in STEP_COLUMNS}
     state.writer.add_columns({"step": step, **ours})
     for name in columns.keys() - ours.keys():
-        for at, value in zip(step.tolist(), columns[name].tolist(), strict=True):
-            state.writer.add_extra(at, name, value)
+        state.writer.add_metric(step, name, columns[name])
     state.now.last_step = state.now.counter = int(step[-1])
     state.now.is_numbered = state.now.accepted_since_skip = True
     state.now.recent.extend(step[-REMEMBERED_STEPS:].tolist())

@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ampwatch.codec import numpy_type
+from ampwatch.importers.row_writer import STEP_COLUMNS
 from ampwatch.importers.run_state import MOST_STEPS
 from ampwatch.importers.table_rows import Say, TableRows
 from ampwatch.importers.tables.cells import Block, Cells
 from ampwatch.importers.tables.column_names import SKIP_COUNT, SKIP_FLAGS, Names
 from ampwatch.rows import SCHEMAS, Table
 
+_COUNTED = (*SKIP_FLAGS, "step")
 _A_FEW = 3  # enough rows, or epochs, to exclude chance
 
 
@@ -75,14 +77,12 @@ class CountingColumns:
         step, nothing = cells.get("step"), Cells.absent(count)
         if step is None or not self.counts_steps:
             step = nothing
-        values = {
-            name: _fitting(name, column)
-            for name, column in cells.items()
-            if name not in (*SKIP_FLAGS, SKIP_COUNT, "step")
-        }
+        ours = [name for name in cells if name in STEP_COLUMNS]
+        values = {name: _fitting(name, cells[name]) for name in ours if name not in _COUNTED}
+        metrics = {name: cells[name] for name in cells if name not in (*ours, SKIP_COUNT)}
         flag, skips = self._skips(cells, nothing)
         self.is_total = self.is_total and not _falls(skips, step)
-        told = [column.present for column in (*values.values(), flag, skips)]
+        told = [column.present for column in (*values.values(), *metrics.values(), flag, skips)]
         with np.errstate(invalid="ignore"):
             beyond = step.present & (np.abs(step.values) >= MOST_STEPS)
         kept = np.logical_or.reduce(told) & ~beyond
@@ -90,7 +90,7 @@ class CountingColumns:
         whole = np.where(numbered & kept, step.values, 0.0).astype(np.int64)
         if self.period:
             whole = self._counted_on(whole, numbered)
-        rows = TableRows(whole, numbered, values, flag, skips, self.is_total)
+        rows = TableRows(whole, numbered, values, flag, skips, self.is_total, metrics)
         return rows if kept.all() else rows.at(np.flatnonzero(kept))
 
     def _counted_on(

@@ -54,7 +54,8 @@ class RowWriter:
         self._rows: list[Row] = []
         self._pieces: list[pa.RecordBatch] = []  # older than those rows
         self._piece_rows = 0
-        self._extras: list[tuple[int, str, float]] = []
+        self._extras: list[tuple[np.ndarray, str, np.ndarray]] = []
+        self._extra_rows = 0
         self._layers: list[Row] = []
         self._layer_facts: list[Row] = []
         self.count = 0
@@ -76,10 +77,12 @@ class RowWriter:
         if self._piece_rows >= _BATCH_ROWS:
             self.flush()
 
-    def add_extra(self, step: int, name: str, value: float) -> None:
-        """Add a scalar for which the steps table has no column."""
-        self._extras.append((step, name, value))
-        if len(self._extras) >= _BATCH_ROWS:
+    def add_metric(self, step: np.ndarray, name: str, values: np.ndarray) -> None:
+        """Add a metric for which the steps table has no column, at these steps."""
+        if len(step):
+            self._extras.append((step, name, values))
+            self._extra_rows += len(step)
+        if self._extra_rows >= _BATCH_ROWS:
             self.flush()
 
     def add_layer(self, row: Row) -> None:
@@ -108,11 +111,16 @@ class RowWriter:
             whole = pa.Table.from_batches(pieces).combine_chunks()
             for batch in whole.to_batches(max_chunksize=_BATCH_ROWS):
                 self._sink.write(codec.encode_batch(Table.STEPS, batch))
-        extras, self._extras = self._extras, []
+        extras, self._extras, self._extra_rows = self._extras, [], 0
         if extras:
-            step, name, value = (list(column) for column in zip(*extras, strict=True))
-            long: dict[str, Sequence[Any]] = {"step": step, "name": name, "value": value}
-            self._sink.write(codec.encode(Table.EXTRAS, long))
+            steps, names, values = zip(*extras, strict=True)
+            step, value = np.concatenate(steps), np.concatenate(values)
+            name = np.repeat(np.array(names, dtype=object), [len(one) for one in steps])
+            order = np.argsort(step, kind="stable")
+            for begin in range(0, len(step), _BATCH_ROWS):
+                at = order[begin : begin + _BATCH_ROWS]
+                long = {"step": step[at], "name": name[at].tolist(), "value": value[at]}
+                self._sink.write(codec.encode(Table.EXTRAS, long))
         facts, self._layer_facts = self._layer_facts, []
         layers, self._layers = self._layers, []
         self._write_rows(Table.LAYER_INFO, facts)

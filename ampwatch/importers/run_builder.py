@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from ampwatch.importers.statements import (
     Fatal,
     GaveUp,
     LayerStats,
+    Metrics,
     More,
     Place,
     Progress,
@@ -111,6 +113,8 @@ class RunBuilder:
             take_progress(self._state, statement)
         elif isinstance(statement, Setup):
             self._take_setup(statement)
+        elif isinstance(statement, Metrics):
+            self._state.measured(statement.values)
         elif isinstance(statement, GaveUp):
             self._state.give_up(statement)
         elif isinstance(statement, Fatal):
@@ -165,6 +169,8 @@ class RunBuilder:
     def take_table(self, rows: TableRows) -> None:
         """Add the rows of a table to the run: plain stretches at once, the others one by one."""
         self.settle()
+        if rows.metrics:
+            rows = self._without_metrics(rows)
         at, width = 0, _LEAST_PLANNED
         while at < len(rows):
             plan = plan_of(self._state, rows, slice(at, at + width))
@@ -181,6 +187,18 @@ class RunBuilder:
             for _ in range(min(end, begin + _WORTH_A_PLAN) - at):  # the cost of a plan
                 self.take(rows.stats(at))
                 at += 1
+
+    def _without_metrics(self, rows: TableRows) -> TableRows:
+        """Add the metrics of a table's rows to the run; the rows that tell of steps are left."""
+        of_steps = rows.of_steps
+        if of_steps.any():
+            self._state.start()
+        before = np.maximum(np.cumsum(of_steps) - 1, 0)
+        placed = self._state.now.last_step + 1 + before
+        step = np.where(rows.is_numbered, rows.step, placed)
+        for name, cells in rows.metrics.items():
+            self._state.writer.add_metric(step[cells.present], name, cells.values[cells.present])
+        return replace(rows if of_steps.all() else rows.at(np.flatnonzero(of_steps)), metrics={})
 
     # --- what is known so far --------------------------------------------------------------------
 

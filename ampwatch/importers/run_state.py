@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ampwatch.importers.duplicate_overflows import OverflowBurst, RankedOverflows
 from ampwatch.importers.row_writer import STEP_COLUMNS, Row, RowWriter
 from ampwatch.importers.statements import GaveUp, Stats
@@ -152,8 +154,15 @@ class RunState:
         step = row["step"]
         extras = [name for name in row if name not in STEP_COLUMNS]
         for name in extras:
-            self.writer.add_extra(step, name, row.pop(name))
+            self.writer.add_metric(np.array([step]), name, np.array([row.pop(name)], np.float64))
         self.writer.add(row)
+
+    def measured(self, values: Mapping[str, float]) -> None:
+        """Add metrics of their own line to the run, at the last row's step."""
+        if self.now.started:
+            step = np.array([max(0, self.now.last_step)])
+            for name, value in values.items():
+                self.writer.add_metric(step, name, np.array([value], np.float64))
 
     def event(self, kind: EventKind, detail: Mapping[str, Any]) -> None:
         """Add an event to the run, at the last row's step."""
@@ -170,7 +179,7 @@ class RunState:
             self.writer.add_event(EventKind.STARTED, None, {})
 
     def give_up(self, statement: GaveUp) -> None:
-        """Note that the framework says it ends the run; every rank may say so."""
+        """Note that the log says the run ends; every rank may say so."""
         if self.now.ending is None and not self.now.has_ended:
             self.now.ending, self.now.lines_since_ending = statement, 0
 
@@ -185,8 +194,8 @@ class RunState:
     def end(self) -> None:
         """Write the end of the run that the framework announced: a row with the nan, an event."""
         ending, self.now.ending = self.now.ending, None
-        if ending is None:
-            return
+        if ending is None or (self.now.is_empty and not ending.says_why):
+            return  # any program ends by exceptions
         self.now.has_ended = True
         column = ending.column
         if column and math.isfinite((self.now.open or {}).get(column) or 0.0):

@@ -56,6 +56,13 @@ class More:
 
 
 @dataclass(frozen=True, slots=True)
+class Metrics:
+    """A statement of metrics alone, such as of an evaluation, after the last step."""
+
+    values: Mapping[str, float]  # by names that say what they are
+
+
+@dataclass(frozen=True, slots=True)
 class Skip:
     """The statement that a step overflowed and was skipped."""
 
@@ -113,14 +120,16 @@ class Fatal:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The statement that the framework ends the run; ignored if the log goes on."""
+    """The statement that the run ends; ignored if the log goes on."""
 
     exception: str
     message: str
     column: str | None = None  # the column of the steps table that is not finite
     step: int | None = None
+    says_why: bool = False  # of itself, in a log that has nothing else
 
 
 Statement: TypeAlias = (
-    "Stats | LayerStats | Place | More | Skip | Amend | Scale | Progress | Setup | Fatal | GaveUp"
+    "Stats | LayerStats | Place | More | Metrics | Skip | Amend | Scale | Progress | Setup"
+    " | Fatal | GaveUp"
 )

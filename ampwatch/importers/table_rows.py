@@ -6,8 +6,8 @@ table's blocks; the run builder takes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +31,27 @@ class TableRows:
     skipped: Cells  # whether this step was skipped: 0 or 1
     skips: Cells  # counted since the row before, or since the run began
     is_total: bool = False  # what `skips` counts
+    metrics: Mapping[str, Cells] = field(default_factory=dict)  # by the table's own names
 
     def __len__(self) -> int:
         return len(self.step)
 
     def at(self, rows: npt.NDArray[np.intp] | slice) -> TableRows:
         """These of the table's rows, in this order."""
-        values = {name: cells.at(rows) for name, cells in self.values.items()}
+        values, metrics = (
+            {name: cells.at(rows) for name, cells in columns.items()}
+            for columns in (self.values, self.metrics)
+        )
         return TableRows(
             self.step[rows], self.is_numbered[rows], values, self.skipped.at(rows),
-            self.skips.at(rows), self.is_total,
+            self.skips.at(rows), self.is_total, metrics,
         )  # fmt: skip
+
+    @property
+    def of_steps(self) -> npt.NDArray[np.bool_]:
+        """Which rows tell more of a step than metrics."""
+        told = [cells.present for cells in (*self.values.values(), self.skipped, self.skips)]
+        return np.asarray(np.logical_or.reduce(told))
 
     def stats(self, at: int) -> Stats:
         """One row of the table as a statement of statistics."""
@@ -115,18 +125,23 @@ def merged_by_step(parts: Iterable[TableRows]) -> Iterator[TableRows]:
 
 
 def _joined(parts: list[TableRows]) -> TableRows:
-    names = dict.fromkeys(name for part in parts for name in part.values)
     return TableRows(
         np.concatenate([part.step for part in parts]),
         np.concatenate([part.is_numbered for part in parts]),
-        {
-            name: joined([part.values.get(name) or Cells.absent(len(part)) for part in parts])
-            for name in names
-        },
+        _joined_columns([(part.values, len(part)) for part in parts]),
         joined([part.skipped for part in parts]),
         joined([part.skips for part in parts]),
         parts[-1].is_total,
+        _joined_columns([(part.metrics, len(part)) for part in parts]),
     )
+
+
+def _joined_columns(parts: Sequence[tuple[Mapping[str, Cells], int]]) -> dict[str, Cells]:
+    names = dict.fromkeys(name for columns, _ in parts for name in columns)
+    return {
+        name: joined([columns.get(name) or Cells.absent(count) for columns, count in parts])
+        for name in names
+    }
 
 
 def _merged(rows: TableRows) -> TableRows:
@@ -142,10 +157,13 @@ def _merged(rows: TableRows) -> TableRows:
         return cells.at(np.where(at < len(rows), at, starts))
 
     merged = rows.at(starts)
-    values = {name: first(cells) for name, cells in rows.values.items()}
+    values, metrics = (
+        {name: first(cells) for name, cells in columns.items()}
+        for columns in (rows.values, rows.metrics)
+    )
     return TableRows(
         merged.step, merged.is_numbered, values, first(rows.skipped), first(rows.skips),
-        rows.is_total,
+        rows.is_total, metrics,
     )  # fmt: skip
 
 
@@ -166,4 +184,4 @@ def _with_scale_after(rows: TableRows) -> TableRows:
     values[:-1][lacks] = scale.values[1:][lacks]
     told[:-1] |= lacks
     both = {**rows.values, "scale_after": Cells(values, told)}
-    return TableRows(rows.step, numbered, both, rows.skipped, rows.skips, rows.is_total)
+    return replace(rows, values=both)

@@ -35,6 +35,7 @@ class HandBuiltRun:
     layers: pa.Table = field(default_factory=lambda: layer_table([]))
     events: pa.Table = field(default_factory=lambda: event_table([]))
     devices: pa.Table = field(default_factory=lambda: device_table([]))
+    extras: pa.Table = field(default_factory=lambda: extra_table({}))
     info: Info = field(default_factory=Info)
     notes: tuple[str, ...] = ()
     clean_end: bool = True
@@ -100,6 +101,14 @@ def layer_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 def device_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rows of `devices`; what a row leaves out is absent."""
     return _table(Table.DEVICES, _columns([{"rank": 0, **row} for row in rows]), len(rows))
+
+
+def extra_table(metrics: Mapping[str, Mapping[int, float]]) -> pa.Table:
+    """Rows of `extras`: for each metric its values by step."""
+    rows = [(step, name, value) for name, told in metrics.items() for step, value in told.items()]
+    step, name, value = zip(*sorted(rows), strict=True) if rows else ((), (), ())
+    columns = {"step": step, "rank": [0] * len(rows), "name": name, "value": value}
+    return _table(Table.EXTRAS, columns, len(rows))
 
 
 def event_table(events: Sequence[tuple[int | None, str, Any]], *, raw: bool = False) -> pa.Table:

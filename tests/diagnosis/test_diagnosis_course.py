@@ -33,7 +33,7 @@ def run_with(skipped, events=(), **columns):
 
 def ordinary(count, **columns):
     return {"input_amax": [3.0] * count, "update_norm": [0.01] * count, "lr": [0.1] * count,
-            "loss": [1.0] * count, **columns}  # fmt: skip
+            "loss": np.linspace(1.2, 1.0, count), **columns}  # fmt: skip
 
 
 def with_one(value, at, count, usual):
@@ -51,7 +51,10 @@ def test_a_batch_with_an_outlying_input_is_named_with_its_step():
 
 
 def test_a_lonely_leap_of_the_loss_that_healed_is_only_told():
-    run = run_with([False] * 200, **ordinary(200, loss=with_one(9.0, 60, 200, 1.0)))
+    run = run_with(
+        [False] * 200,
+        **ordinary(200, loss=[*np.linspace(1.2, 1.14, 60), 9.0, *np.linspace(1.14, 1, 139)]),
+    )
     assert found(run) == {"AMP206": "info"}
 
 

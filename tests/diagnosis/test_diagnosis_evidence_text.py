@@ -52,6 +52,7 @@ def test_every_signal_has_a_label():
         "utilisation",
         "largest_flops",
         "loss_peak",
+        "metric",
     }
     assert set(_FORMS) <= used | helped  # `_now` of devices.py, and the rate's table
 

@@ -247,7 +247,7 @@ def test_a_healthy_run_has_no_finding_on_its_rate_and_keeps_it():
 
 def test_a_rate_that_could_rise_is_told_only_of_a_healthy_run():
     diagnosis = diagnose(run_of(course(falling(500, 2.3, 2.25), alignment=0.99, update_norm=0.01)))
-    assert codes(diagnosis) == {"AMP305": "info"}
+    assert codes(diagnosis) == {"AMP305": "info", "AMP309": "warning"}
     assert diagnosis.learning_rate.action.value == "raise"
     assert "AMP305" not in codes(diagnose(run_of(diverging(alignment=0.99))))
 
@@ -255,7 +255,9 @@ def test_a_rate_that_could_rise_is_told_only_of_a_healthy_run():
 def test_an_optimizer_that_does_not_name_its_momentum_is_not_told_to_raise():
     by_hand = (0, "optimizer", {"optimizer": 0, "class": "Muon", "groups": [{"lr": 0.1}]})
     rows = course(falling(500, 2.3, 2.25), alignment=0.99, update_norm=0.01)
-    assert codes(diagnose(run_of(rows, (by_hand,)))) == {}
+    diagnosis = diagnose(run_of(rows, (by_hand,)))
+    assert codes(diagnosis) == {"AMP309": "warning"}
+    assert diagnosis.learning_rate.action.value == "unknown"
 
 
 def test_scaled_gradients_in_the_update_are_a_misuse_and_not_the_rate():

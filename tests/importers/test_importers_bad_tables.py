@@ -195,7 +195,24 @@ def test_names_are_known_by_their_end_where_that_is_one(tmp_path):
     assert is_whole(run)
     assert run.steps["lr"].to_pylist() == [0.1] * COUNT
     with pytest.raises(LogError, match="No training log found"):
-        imported("step,D/loss,G/loss\n1,2,3\n", tmp_path)
+        imported("step,val/loss,D/value\n1,2,3\n", tmp_path)
+
+
+def test_a_loss_by_other_words_is_read_where_none_is_named_so_and_what_else_is_measured(tmp_path):
+    head = "step,errD,errG,lr,val_acc,note"
+    run = imported(head + "\n1,0.7,2,0.1,0.5,a\n2,0.6,2.5,0.1,,b\n", tmp_path)
+    assert run.steps["loss"].to_pylist() == [2.0, 2.5]
+    told = run.read(Table.EXTRAS, columns=("step", "name", "value")).to_pylist()
+    assert {(one["step"], one["name"], one["value"]) for one in told} == {
+        (1, "errD", 0.7), (2, "errD", 0.6), (1, "val_acc", 0.5),
+    }  # fmt: skip
+
+
+def test_a_row_of_an_evaluation_alone_is_no_step(tmp_path):
+    run = imported("step,loss,val_loss\n1,2.0,\n2,1.9,\n2,,2.2\n3,1.8,\n9,,2.1\n", tmp_path)
+    assert run.steps["step"].to_pylist() == [1, 2, 3]
+    told = run.read(Table.EXTRAS, columns=("step", "value")).to_pylist()
+    assert [(one["step"], one["value"]) for one in told] == [(2, 2.2), (9, 2.1)]
 
 
 def test_a_name_that_comes_late_is_read_from_there_on(tmp_path):

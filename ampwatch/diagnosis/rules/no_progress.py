@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Severity, State
-from ampwatch.diagnosis.outcome import SAME, SAME_LINES, SAME_STEPS, UNEXPLAINED, outcome_of
+from ampwatch.diagnosis.outcome import (
+    HARDLY,
+    HARDLY_STEPS,
+    SAME,
+    SAME_LINES,
+    SAME_STEPS,
+    UNEXPLAINED,
+    outcome_of,
+)
 from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
 
 
@@ -18,7 +26,9 @@ from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
         meaning="The loss stands where it began: the model gives the same answer whatever it is "
         "shown, and nothing is learnt.",
         looks="A record from the first step on whose loss is the same, within "
-        f"{100 * SAME:g} %, in {SAME_LINES} lines or more of a log, or in {SAME_STEPS} steps.",
+        f"{100 * SAME:g} %, in {SAME_LINES} lines or more of a log, or in {SAME_STEPS} steps. A "
+        f"warning: in {HARDLY_STEPS} steps or more it fell by no more than {100 * HARDLY:g} %, and "
+        "its noise would not hide more.",
         not_to_confuse="AMP410, where no gradient arrives; AMP308, where the learning rate is next "
         "to zero; a fine-tuning that begins at a good loss; a loss of reinforcement learning or of "
         "an adversarial pair, which need not fall.",
@@ -26,13 +36,18 @@ from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
         example="a cross-entropy of 2.303, the logarithm of 10, in ten epochs with ten classes: "
         "each answer is a guess.",
     ),
-    Ties(explained_by=codes("AMP308 AMP410 AMP417 AMP402 AMP211 AMP103 AMP104 AMP105 AMP412")),
+    Ties(
+        explained_by=codes("AMP410 AMP417 AMP402 AMP211 AMP103 AMP104 AMP105 AMP412"),
+        groundless_beside=("AMP308",),
+    ),
 )
 def no_progress(case: Case) -> Iterator[Seen]:
     """A loss that has not fallen from the start."""
     outcome = outcome_of(case)
-    if outcome.state is State.STANDS_STILL:
+    if outcome.state in {State.STANDS_STILL, State.HARDLY_FALLS}:
         yield Seen(
+            severity=outcome.severity,
+            action=UNEXPLAINED[outcome.state],
             first_step=outcome.since_step,
             last_step=case.scale.last_step,
             summary=outcome.words,

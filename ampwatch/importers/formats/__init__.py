@@ -16,6 +16,7 @@ from ampwatch.importers.formats import (
     deepspeed,
     dllogger,
     espnet,
+    evaluations,
     fairseq,
     fairseq2,
     giving_up,
@@ -66,6 +67,7 @@ FORMATS: tuple[Format, ...] = (
     torchtitan.FORMAT,
     low_precision_options.FORMAT,
     giving_up.FORMAT,
+    evaluations.FORMAT,
     plain.FORMAT,
 )
 BY_SOURCE = {form.source: form for form in FORMATS if not form.is_shared}

@@ -1,4 +1,4 @@
-"""The messages with which frameworks give up a run themselves, whichever of them prints it.
+"""The messages with which a run ends: a framework gives it up, or an exception ends the program.
 
 A table of phrases: the words, and which value is not finite. A line about a setting does not count;
 nor does one after which the run goes on (the run builder checks that).
@@ -95,14 +95,40 @@ _NO_END = re.compile(
 )
 _AT_MINIMUM = "loss scale already at minimum"  # as the diagnosis knows it
 
+# The last line of a traceback, of any rank.
+_EXCEPTION = re.compile(
+    r"(?:\W{0,4}rank\W?\d{1,6}\W{0,4})?(?:[A-Za-z_]\w{0,60}\.){0,8}"
+    r"([A-Z]\w{0,60}(?:Error|Exception)): +(\S.*)"
+)
+# How a process dies that raises nothing itself.
+_DEATHS = (
+    ("collective operation timeout", "DistBackendError"),
+    (") received by PID", "SignalException"),
+    ("Segmentation fault (core dumped)", "SegmentationFault"),
+)
+# What torch says of mixed precision, and a device without memory, is understood without a row.
+_SAYS_WHY = re.compile(
+    r"(?i)attempting to unscale fp16|no inf checks were recorded|does not require grad and|"
+    r"out of memory|unsafe to autocast|expected scalar|"
+    r"\bdtype\b.{0,80}\b(?:half|float16|bfloat16)\b"
+)
+
 
 def read(line: str) -> Iterator[Statement]:
-    """Yield the statement that the framework gives up, if a line says so."""
+    """Yield the statement that the run ends, if a line says so."""
     for statement in _SAYINGS:
         if statement.anchor in line and (told := statement.pattern.search(line)):
             if not _NO_END.search(line.replace("cannot", "").replace("not finite", "")):
                 yield _gave_up(statement, told, line)
             return
+    raised = _EXCEPTION.match(line)
+    if raised is not None:
+        message = raised[2].strip()[:300]
+        yield GaveUp(raised[1], message, says_why=_SAYS_WHY.search(message) is not None)
+        return
+    died = next((exception for words, exception in _DEATHS if words in line), None)
+    if died is not None:
+        yield GaveUp(died, line.strip()[:300])
 
 
 def _gave_up(statement: _Saying, told: re.Match[str], line: str) -> GaveUp:
@@ -111,13 +137,16 @@ def _gave_up(statement: _Saying, told: re.Match[str], line: str) -> GaveUp:
         message = f"{_AT_MINIMUM}: {message}"
     step = next((group for group in told.groups() if group), None)
     return GaveUp(
-        statement.exception, message, statement.column, None if step is None else int(step)
-    )
+        statement.exception, message, statement.column, None if step is None else int(step),
+        says_why=True,
+    )  # fmt: skip
 
 
 FORMAT = Format(
     source="giving-up",
-    anchors=tuple(dict.fromkeys(statement.anchor for statement in _SAYINGS)),
+    anchors=tuple(
+        dict.fromkeys([*(one.anchor for one in _SAYINGS), *(words for words, _ in _DEATHS)])
+    ),
     read=read,
     is_shared=True,
 )

@@ -8,12 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ampwatch.importers.format import Format, fields, keyed
+from ampwatch.importers.format import NUMBER, Format, fields, keyed, number
 from ampwatch.importers.statements import Progress, Statement, Stats
+from ampwatch.importers.tables.column_names import column_in_text
+from ampwatch.metric_names import metric_of
 from ampwatch.rows import Mark
 
 _DICT = re.compile(r"\{'loss': [^{}]{0,2000}\}")
 _BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)")
+# What a trainer adds, as a reward.
+_KEYED = re.compile(rf"'([A-Za-z][\w/@.-]{{0,60}})': '?({NUMBER})")
 _FIELDS = {
     "loss": keyed("'loss"),
     "grad_norm": keyed("'grad_norm"),
@@ -35,6 +39,9 @@ def read(line: str) -> Iterator[Statement]:
 def _stats(text: str) -> Stats:
     values = fields(text, _FIELDS)
     step = values.pop("step", None)
+    for name, value in _KEYED.findall(text):
+        if column_in_text(name) is None and metric_of(name) is not None:
+            values.setdefault(name, number(value))
     return Stats(step=None if step is None else int(step), values=values)
 
 

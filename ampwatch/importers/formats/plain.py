@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ampwatch.importers.format import NUMBER, Format
 from ampwatch.importers.statements import Amend, More, Place, Skip, Statement, Stats
 from ampwatch.importers.tables.column_names import column_in_text
+from ampwatch.metric_names import is_of_validation, metric_of
 
 # Each part begins with a character that no other begins with, and takes all of it: a line is read
 # in one pass.
@@ -85,7 +86,8 @@ def read(line: str) -> Iterator[Statement]:
     place = _place(pairs, line, bar)
     is_skipped = _SKIPPED.search(line) is not None
     if place is not None and values.keys() & {"loss", "grad_norm"}:
-        yield Stats(place.step, values, place.epoch, place.per_epoch)
+        more = {name: value for name, value in metrics(pairs).items() if name not in values}
+        yield Stats(place.step, {**more, **values}, place.epoch, place.per_epoch)
         if is_skipped:
             yield Amend(is_skip=True)
     elif place is not None and not values and _PLACE_ALONE.search(line):
@@ -96,7 +98,28 @@ def read(line: str) -> Iterator[Statement]:
         yield Skip()
 
 
-def _pairs(line: str) -> Sequence[_Pair]:
+def metrics(pairs: Sequence[_Pair], *, of_validation: bool = False) -> dict[str, float]:
+    """A plain line's numbers whose names say what they measure, and are none of our columns."""
+    found: dict[str, float] = {}
+    for pair in pairs:
+        name = "_".join(pair.words).lower()
+        if of_validation and not is_of_validation(name):
+            name = f"val_{name}"
+        counts = not pair.words or pair.of is not None or _step_named(pair.words) is not None
+        if counts or column_in_text(name) is not None or metric_of(name) is None:
+            continue
+        value = _value(pair.number, has_comma=False)
+        if value is not None:
+            found.setdefault(name, value)
+    return found
+
+
+def pairs_of_measures(line: str) -> Sequence[_Pair]:
+    """The named numbers of a plain line, whatever it is about."""
+    return _pairs(_AROUND.sub("", line[:_MOST_CHARACTERS]), of_other_lines=True)
+
+
+def _pairs(line: str, *, of_other_lines: bool = False) -> Sequence[_Pair]:
     """The named numbers of a plain line; none if the line is not about a step."""
     found: list[_Pair] = []
     words: list[str] = []
@@ -104,7 +127,8 @@ def _pairs(line: str) -> Sequence[_Pair]:
     for token in _TOKEN.finditer(line):
         kind, text = token.lastgroup, token[0]
         if kind == "word":
-            if text.lower() in _OTHER_LINES and not any(pair.words for pair in found):
+            is_other = text.lower() in _OTHER_LINES and not any(pair.words for pair in found)
+            if is_other and not of_other_lines:
                 return ()
             before = words[1 - _MOST_WORDS :] if last == "word" else []
             words = before if slash or text in _LEVELS else [*before, text]

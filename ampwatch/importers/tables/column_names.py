@@ -9,6 +9,7 @@ from functools import cache
 
 from ampwatch.errors import LogError
 from ampwatch.importers.row_writer import STEP_COLUMNS
+from ampwatch.metric_names import Metric, metric_of
 
 # The usual names, the most certain first; compared without case, and with `/` and `-` as `_`.
 USUAL: Mapping[str, tuple[str, ...]] = {
@@ -56,12 +57,13 @@ _OF_VALIDATION = re.compile(
 )
 SKIP_FLAGS = ("skipped", "found_inf")
 SKIP_COUNT = "(skips)"  # not a column of the steps table: rows are made from it
+_MOST_METRICS = 24
 _MIRRORED = "ampwatch/"  # our own run as `mirrors` logged it; its skips are a counter, not a flag
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """For each of our columns, the table's name of it."""
+    """For each of our columns, the table's name of it; a metric beside them keeps its own."""
 
     of: Mapping[str, str]
 
@@ -91,7 +93,22 @@ def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> Na
             first = _by_its_end(there, usual)
         if first is not None:
             found[column] = first
-    return Names(found)
+    if "loss" not in found and (found.keys() & {"step", "lr", "grad_norm"} or "epoch" in plain):
+        found.update(_loss_by_its_words(there, found))
+    return Names({**_metrics(there, found), **found})
+
+
+def _loss_by_its_words(names: Iterable[str], found: Mapping[str, str]) -> dict[str, str]:
+    """The first column that is a loss by its words, such as `mse_train`, where none is named so."""
+    losses = [name for name in names if metric_of(name) in {Metric.LOSS, Metric.PER_UNIT}]
+    first = next((name for name in losses if name not in found.values()), None)
+    return {} if first is None else {"loss": first}
+
+
+def _metrics(names: Iterable[str], found: Mapping[str, str]) -> dict[str, str]:
+    """The other columns whose names say what they measure, a few."""
+    others = [n for n in names if n not in found.values() and n not in STEP_COLUMNS]
+    return {name: name for name in [n for n in others if metric_of(n)][:_MOST_METRICS]}
 
 
 def _by_its_end(names: Iterable[str], usual: Iterable[str]) -> str | None:

@@ -20,6 +20,7 @@ from ampwatch.importers.tables.cells import Block, joined, of_values
 from ampwatch.importers.tables.column_names import Names, recognised, tells_training
 
 _DECIMAL_COMMA = re.compile(r"\s*[-+]?(?:0|[1-9]\d*),(?!\d{3}\s*$)\d+(?:[eE][-+]?\d+)?\s*")
+_COUNTS = ("nan", "inf")  # as a column's name: how many there were
 _OF_COLUMN = re.compile(r"CSV column #(\d+)")
 _GROUPS_OF_ZERO = re.compile(r"\s*[-+]?0,\d+\s*")
 
@@ -27,7 +28,7 @@ _GROUPS_OF_ZERO = re.compile(r"\s*[-+]?0,\d+\s*")
 def looks_delimited(first: str) -> bool:
     """Whether a first line is the header of a CSV file that has columns of ours."""
     header = split(first)
-    if len(header) < 2 or any(_is_number(cell) for cell in header):
+    if len(header) < 2 or any(_is_number(cell) and cell.lower() not in _COUNTS for cell in header):
         return False
     return tells_training(recognised(header, {}, ""))
 

@@ -1,0 +1,61 @@
+"""What a program logged beside the loss, folded: each metric in a fixed number of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.column_arrays import Floats, Integers
+from ampwatch.diagnosis.doubling_windows import DoublingWindows
+from ampwatch.metric_names import Metric, metric_of
+
+_MOST_METRICS, _MOST_CELLS = 24, 512
+_STEP, _VALUE, _COUNT = range(3)
+_EMPTY = DoublingWindows.empty(np.add, _MOST_CELLS, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricCourse:
+    """How one metric went: its values in their order, or means of stretches, each with its step."""
+
+    name: str
+    step: Integers
+    value: Floats
+
+    def at(self, steps: Integers) -> Floats:
+        """The metric's last value at each of these steps; nan before its first."""
+        before = np.searchsorted(self.step, steps, side="right") - 1
+        return np.where(before >= 0, self.value[np.maximum(before, 0)], np.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricHistory:
+    """The metrics whose names say what they measure; `fold` makes a new history."""
+
+    cells: Mapping[str, DoublingWindows] = field(default_factory=dict)
+
+    def fold(self, block: Block) -> MetricHistory:
+        """The history of metrics with one more block."""
+        told = block.metrics
+        if not told.names:
+            return self
+        cells = dict(self.cells)
+        finite = np.isfinite(told.value)
+        for at, name in enumerate(told.names):
+            known = name in cells or (len(cells) < _MOST_METRICS and metric_of(name) is not None)
+            mine = finite & (told.name == at)
+            if known and mine.any():
+                rows = np.stack([told.step[mine], told.value[mine], np.ones(mine.sum())], axis=1)
+                cells[name] = cells.get(name, _EMPTY).with_next(rows)
+        return MetricHistory(cells)
+
+    def of(self, *wanted: Metric) -> Iterator[MetricCourse]:
+        """The courses of the metrics that are one of these."""
+        for name, cells in self.cells.items():
+            if metric_of(name) in wanted:
+                rows = cells.values[cells.values[:, _COUNT] > 0]
+                step = (rows[:, _STEP] / rows[:, _COUNT]).astype(np.int64)
+                yield MetricCourse(name, step, rows[:, _VALUE] / rows[:, _COUNT])

@@ -1,0 +1,143 @@
+"""What other logged metrics say of the outcome: of the data kept apart, of a goal, of an adversary.
+
+They are judged beside the loss. A validation loss that rises while the training loss falls, a
+reward or an accuracy that is lost again, a discriminator that has won: no loss alone shows them.
+And they explain a loss that rises: longer sequences, a loss per token that falls, a reward that
+grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Floats, Integers
+from ampwatch.diagnosis.findings import Evidence, Outcome, State
+from ampwatch.diagnosis.learning_rate.noise import robust_deviation, trailing_medians
+from ampwatch.diagnosis.loss_outcome import LossCourse, LossEnd, loss_course
+from ampwatch.diagnosis.medians import median, median_of_known
+from ampwatch.diagnosis.metric_history import MetricCourse
+from ampwatch.diagnosis.value_text import two_digits
+from ampwatch.metric_names import Metric, is_of_validation
+
+_RISEN = 1.2  # times its lowest: so much matters of a validation loss
+_LEAST, _PART = 12, 10  # values of a goal that show a course; a tenth of them is its end
+# Of what was won, so much is lost; and what was won is so many times the noise of its parts.
+LOST, _WON = 0.7, 8.0
+_LONG_LOST = 1 / 4  # of the record: it does not come back
+_NOTHING_LEFT, _ENDS = 0.01, 5  # of a discriminator's first losses; a fifth of them at either end
+_GREW = 1.2  # times: a length, a number of frames
+_NEAR = 3  # entries from a change of a size to the rise that it explains
+
+
+def metric_outcome(case: Case, course: LossCourse) -> Outcome | None:
+    """The outcome that other metrics show, beside a loss that went like this; None if none does."""
+    return next(_shown(case, course), None)
+
+
+def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
+    for metric in case.metrics.of(Metric.ADVERSARY):
+        yield from _adversary_won(metric, course)
+    if course.end is LossEnd.LEARNING:
+        for metric in case.metrics.of(Metric.VALIDATION):
+            yield from _overfits(metric)
+    for metric in case.metrics.of(Metric.GOAL):
+        yield from _goal_lost(metric)
+
+
+def _overfits(metric: MetricCourse) -> Iterator[Outcome]:
+    """A validation loss that left its lowest value while the training loss is at its own."""
+    course = loss_course(metric.value)
+    left = course.end in {LossEnd.HIGHER, LossEnd.NOT_BACK, LossEnd.WORSE}
+    if left and course.last >= _RISEN * course.best > 0:
+        step = int(metric.step[max(0, course.since - 1)])
+        low, high = two_digits(course.best), two_digits(course.last)
+        yield Outcome(
+            State.OVERFITS, step, ("loss", metric.name),
+            f"{metric.name} rose from {low} to {high}, from step {step:,} on, while the training "
+            "loss went on falling.",
+            evidence=(Evidence("metric", step, course.last, course.best, f"lowest {metric.name}"),),
+        )  # fmt: skip
+
+
+def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
+    """A figure that should rise, and has lost most of what it had won."""
+    values, count = metric.value, len(metric.value)
+    if count < _LEAST:
+        return
+    size = max(3, count // _PART)
+    smooth = trailing_medians(values, size)[size - 1 :]
+    top = int(smooth.argmax())
+    first, best, last = (float(smooth[at]) for at in (0, top, -1))
+    won = best - first
+    noise = robust_deviation(np.diff(values)) / np.sqrt(size)
+    at_best, at_end = values[top : top + size], values[-size:]
+    apart = np.percentile(at_end, 90) < np.percentile(at_best, 10)
+    if not (won > _WON * noise and won > 0 and best - last >= LOST * won and apart):
+        return
+    middle = best - LOST / 2 * won
+    since = int(np.flatnonzero(smooth >= middle)[-1]) + size - size // 2
+    since = min(since, count - 1)
+    step = int(metric.step[since])
+    is_final = count - since >= _LONG_LOST * count and not is_of_validation(metric.name)
+    state = State.GOAL_LOST if is_final else State.GOAL_FALLS
+    yield Outcome(
+        state, step, (metric.name,),
+        f"{metric.name} fell from {two_digits(best)} to {two_digits(last)}, from step {step:,} "
+        "on, and is not back.",
+        evidence=(Evidence("metric", step, last, best, f"highest {metric.name}"),),
+    )  # fmt: skip
+
+
+def _adversary_won(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
+    """A discriminator whose loss is nothing to the end, while the generator's has risen."""
+    part = len(metric.value) // _ENDS
+    if part < 1 or not course.last > max(course.first, course.best):
+        return
+    first, last = median(metric.value[:part]), median(metric.value[-part:])
+    if 0 <= last <= _NOTHING_LEFT * first:
+        alive = np.flatnonzero(metric.value > _NOTHING_LEFT * first)
+        step = int(metric.step[min(int(alive[-1]) + 1, len(metric.value) - 1)])
+        low, high = two_digits(course.best), two_digits(course.last)
+        yield Outcome(
+            State.ADVERSARY_WON, step, ("loss", metric.name),
+            f"The discriminator has won: {metric.name} is {two_digits(last)}, and the "
+            f"generator's loss rose from {low} to {high}.",
+            evidence=(Evidence("metric", step, last, first, f"first {metric.name}"),),
+        )  # fmt: skip
+
+
+# --- what explains a rise -------------------------------------------------------------------------
+
+
+def is_goal_reached(case: Case) -> bool:
+    """Whether a figure that should rise has risen, by more than chance, and stands there."""
+    return any(_is_reached(metric.value) for metric in case.metrics.of(Metric.GOAL))
+
+
+def _is_reached(values: Floats) -> bool:
+    if len(values) < _LEAST:
+        return False
+    size = max(3, len(values) // _PART)
+    smooth = trailing_medians(values, size)[size - 1 :]
+    won = float(smooth.max() - smooth[0])
+    noise = robust_deviation(np.diff(values)) / np.sqrt(size)
+    return won > _WON / 2 * noise and won > 0 and smooth[-1] >= smooth.max() - (1 - LOST) * won
+
+
+def explains_rise(case: Case, step: Integers, loss: Floats, since: int) -> bool:
+    """Whether lengths that grew, or a loss per token that did not rise, explain a rise."""
+    rose = median_of_known(loss[since:]) / max(median_of_known(loss[:since][-_LEAST:]), 1e-12)
+    for metric in case.metrics.of(Metric.SIZE):
+        size = metric.at(step)
+        before, after = size[max(0, since - _LEAST) : since], size[since:]
+        grew = median_of_known(after) / max(median_of_known(before), 1e-12)
+        changed = size[max(0, since - _NEAR) : since + _NEAR + 1]
+        if grew >= _GREW and rose <= 2 * grew and np.ptp(changed[np.isfinite(changed)]) > 0:
+            return True
+    return any(
+        loss_course(metric.value).end in {LossEnd.LEARNING, LossEnd.HIGHER}
+        for metric in case.metrics.of(Metric.PER_UNIT)
+    )

@@ -1,0 +1,88 @@
+"""AMP310 to AMP312: what metrics beside the loss show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.findings import Severity, State
+from ampwatch.diagnosis.outcome import UNEXPLAINED, outcome_of
+from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+
+
+@rule(
+    "AMP310",
+    "overfitting",
+    Severity.WARNING,
+    Page(
+        meaning="The validation loss rises while the training loss still falls: the model learns "
+        "its training data by heart.",
+        looks="A logged loss or error whose name says validation, eval or test: it left its lowest "
+        "value, further than its noise, and has not come back.",
+        not_to_confuse="A training loss that rises as well (AMP307): then training itself is in "
+        "trouble. Validation data that are harder from some step on.",
+        do=UNEXPLAINED[State.OVERFITS],
+        example="val_loss is lowest after 5 of 40 epochs and three times as high at the end.",
+    ),
+    Ties(excludes_rate=always),
+)
+def overfitting(case: Case) -> Iterator[Seen]:
+    """A validation loss that rises while the training loss falls."""
+    yield from _of(case, State.OVERFITS, cause="The model learns its training data by heart.")
+
+
+@rule(
+    "AMP311",
+    "goal-lost",
+    Severity.ERROR,
+    Page(
+        meaning="A reward, an accuracy or another figure that should rise has lost most of what it "
+        "had won.",
+        looks="A logged metric whose name says that it should rise: its end lies below nearly all "
+        "values around its best. A warning while that is recent.",
+        not_to_confuse="A loss around zero in reinforcement learning, which says little; a reward "
+        "that is noisy and was never clearly better.",
+        do=UNEXPLAINED[State.GOAL_LOST],
+        example="the return of PPO goes from 320 to 20 within ten updates and stays there.",
+    ),
+    Ties(explained_by=("AMP301", "AMP302", "AMP204", "AMP207", "AMP209")),
+)
+def goal_lost(case: Case) -> Iterator[Seen]:
+    """A figure that should rise and has lost what it had won."""
+    yield from _of(case, State.GOAL_LOST, State.GOAL_FALLS, cause="This record does not show why.")
+
+
+@rule(
+    "AMP312",
+    "discriminator-won",
+    Severity.ERROR,
+    Page(
+        meaning="In an adversarial training the discriminator is always right, so the generator "
+        "gets no gradient to learn from.",
+        looks="The loss of a discriminator falls to nothing and stays there, while the generator's "
+        "rises above all it was.",
+        not_to_confuse="Two losses that swing around a balance: neither has to fall.",
+        do=UNEXPLAINED[State.ADVERSARY_WON],
+        example="errD is 0.00002 from iteration 6,200 on and errG climbs to 35.",
+    ),
+)
+def discriminator_won(case: Case) -> Iterator[Seen]:
+    """A discriminator whose loss is nothing while the generator's rises."""
+    yield from _of(
+        case, State.ADVERSARY_WON, cause="The discriminator tells every sample apart: it leaves "
+        "the generator no gradient.",
+    )  # fmt: skip
+
+
+def _of(case: Case, *states: State, cause: str) -> Iterator[Seen]:
+    outcome = outcome_of(case)
+    if outcome.state in states:
+        yield Seen(
+            severity=outcome.severity,
+            first_step=outcome.since_step,
+            last_step=case.scale.last_step,
+            summary=outcome.words,
+            cause=cause,
+            action=UNEXPLAINED[outcome.state],
+            evidence=outcome.evidence,
+        )

@@ -1,0 +1,33 @@
+"""Lines of an evaluation between those of training, whichever program prints them.
+
+`{'eval_loss': 1.2, 'eval_wer': 0.3}`, `validation loss at iteration 1000 | lm loss value: 2.3`,
+`valid | epoch 001 | loss 5.3 | ppl 40`, `val loss 0.7 acc 0.81`: metrics, not steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ampwatch.importers.format import Format
+from ampwatch.importers.formats.plain import metrics, pairs_of_measures
+from ampwatch.importers.statements import Metrics, Statement
+
+# After a time, a level, a place: a word that says what the line is about.
+_BEGINS = re.compile(
+    r"(?i)^(?:[\W\d_]|\b(?:info|debug|epoch|ep|step|iter|iteration|rank)\b){0,120}"
+    r"(?:val|valid|validation|eval|evaluation|test|testing|dev)(?:[ :_|>\])=-]|$)"
+)
+_WORDS = ("val", "Val", "VAL", "eval", "Eval", "EVAL", "test", "Test", "TEST", "dev ", "Dev ")
+
+
+def read(line: str) -> Iterator[Statement]:
+    """Yield the metrics of an evaluation's line."""
+    if _BEGINS.match(line[:400]) is None:
+        return
+    found = metrics(pairs_of_measures(line), of_validation=True)
+    if found:
+        yield Metrics(found)
+
+
+FORMAT = Format(source="evaluations", anchors=_WORDS, read=read, is_shared=True)
