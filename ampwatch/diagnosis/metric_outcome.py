@@ -25,7 +25,8 @@ from ampwatch.metric_names import Metric, is_of_validation
 _RISEN = 1.2  # times its lowest: so much matters of a validation loss
 _LEAST, _PART = 12, 10  # values of a goal that show a course; a tenth of them is its end
 # Of what was won, so much is lost; and what was won is so many times the noise of its parts.
-LOST, _WON = 0.7, 8.0
+LOST, _WON = 0.7, 6.0
+_STOOD = 0.15  # of the record, near its best
 _LONG_LOST = 1 / 4  # of the record: it does not come back
 _NOTHING_LEFT, _ENDS = 0.01, 5  # of a discriminator's first losses; a fifth of them at either end
 _GREW = 1.2  # times: a length, a number of frames
@@ -72,14 +73,15 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
     top = int(smooth.argmax())
     first, best, last = (float(smooth[at]) for at in (0, top, -1))
     won = best - first
-    noise = robust_deviation(np.diff(values)) / np.sqrt(size)
+    noise = _noise(values, size)
     at_best, at_end = values[top : top + size], values[-size:]
     apart = np.percentile(at_end, 90) < np.percentile(at_best, 10)
     if not (won > _WON * noise and won > 0 and best - last >= LOST * won and apart):
         return
-    middle = best - LOST / 2 * won
-    since = int(np.flatnonzero(smooth >= middle)[-1]) + size - size // 2
-    since = min(since, count - 1)
+    stood = np.flatnonzero(smooth >= best - LOST / 2 * won)
+    if len(stood) < _STOOD * count:  # what wanders comes as high now and then
+        return
+    since = min(int(stood[-1]) + size - size // 2, count - 1)
     step = int(metric.step[since])
     is_final = count - since >= _LONG_LOST * count and not is_of_validation(metric.name)
     state = State.GOAL_LOST if is_final else State.GOAL_FALLS
@@ -89,6 +91,13 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
         "on, and is not back.",
         evidence=(Evidence("metric", step, last, best, f"highest {metric.name}"),),
     )  # fmt: skip
+
+
+def _noise(values: Floats, size: int) -> float:
+    """The noise of medians of so many values, also of values that wander."""
+    parts = [median(part) for part in np.array_split(values, max(3, 2 * len(values) // size))]
+    alone = robust_deviation(np.diff(values)) / np.sqrt(size)
+    return max(float(alone), robust_deviation(np.diff(parts)))
 
 
 def _adversary_won(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
@@ -123,7 +132,7 @@ def _is_reached(values: Floats) -> bool:
     size = max(3, len(values) // _PART)
     smooth = trailing_medians(values, size)[size - 1 :]
     won = float(smooth.max() - smooth[0])
-    noise = robust_deviation(np.diff(values)) / np.sqrt(size)
+    noise = _noise(values, size)
     return won > _WON / 2 * noise and won > 0 and smooth[-1] >= smooth.max() - (1 - LOST) * won
 
 

@@ -260,8 +260,8 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
             restart_from_step=outcome.since_step,
         )
     if outcome.state in _NO_PROGRESS and advice.explained_by in {None, "AMP309"}:
-        if Action.RAISE in {advice.action, case.rate_advice.action}:
-            return advice if advice.action is Action.RAISE else case.rate_advice
+        if outcome.state is State.HARDLY_FALLS and case.rate_advice.action is Action.RAISE:
+            return case.rate_advice
         return _if_nothing_moves(case, outcome, advice.current)
     left = {Action.KEEP, Action.RAISE}
     if outcome.state in {State.GOAL_LOST, State.GOAL_FALLS} and advice.explained_by is None:

@@ -8,6 +8,7 @@ import pytest
 from importers.make_literal_samples import megatron_line
 
 from ampwatch import diagnose, open_run
+from ampwatch.errors import LogError
 from ampwatch.importers import FORMATS, import_log
 from ampwatch.importers.statements import GaveUp
 from ampwatch.rows import Table
@@ -129,6 +130,44 @@ def test_a_run_that_goes_on_has_not_given_up(tmp_path):
 def test_an_attempt_that_gave_up_has_ended_though_the_next_one_goes_on(tmp_path):
     run = imported(lines(40) + "Loss is nan, stopping training\n" + lines(60, 20), tmp_path)
     assert endings(run) == ["started", "exception", "started"]
+
+
+# --- exceptions ----------------------------------------------------------------------------------
+
+RAISED = [
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB.", "AMP506"),
+    ("[rank1]: ValueError: Attempting to unscale FP16 gradients.", "AMP406"),
+    ("AssertionError: No inf checks were recorded for this optimizer.", "AMP410"),
+    ("KeyError: 'label'", None),
+    ("[Rank 2] Watchdog caught collective operation timeout: ran for 600049 ms", "AMP902"),
+    ("  traceback : Signal 9 (SIGKILL) received by PID 140115", "AMP902"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "code"), RAISED)
+def test_the_exception_that_ends_a_log_ends_its_run(line, code, tmp_path):
+    found = diagnose(imported(f"{lines(40)}Traceback (most recent call last):\n{line}\n", tmp_path))
+    assert found.verdict.value == (
+        "failing" if code in {"AMP506", "AMP406", "AMP410"} else "warning"
+    )
+    assert found.headline.code == (code or "AMP902")
+
+
+def test_an_exception_after_which_the_run_goes_on_was_caught(tmp_path):
+    run = imported(f"{lines(40)}ConnectionError: wandb is away\n{lines(40, 41)}", tmp_path)
+    assert endings(run) == ["started"]
+
+
+@pytest.mark.parametrize("line", [line for line, code in RAISED if code in {"AMP506", "AMP406"}])
+def test_an_exception_that_says_why_needs_no_row(line, tmp_path):
+    found = diagnose(imported(f"Traceback (most recent call last):\n{line}\n", tmp_path))
+    assert found.verdict.value == "failing"
+    assert found.learning_rate.action.value == "not-the-cause"
+
+
+def test_the_traceback_of_any_other_program_is_no_training(tmp_path):
+    with pytest.raises(LogError, match="No training log found"):
+        imported("Traceback (most recent call last):\nKeyError: 'a'\nKeyError: 'b'\n", tmp_path)
 
 
 # --- counts --------------------------------------------------------------------------------------

@@ -1,0 +1,115 @@
+"""What metrics beside the loss say: overfitting, a goal that is lost, an adversary, a reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hand_built import HandBuiltRun, Info, extra_table, step_table
+
+from ampwatch.diagnosis import Action, Verdict, diagnose
+from ampwatch.diagnosis.engine import Engine
+from ampwatch.diagnosis.findings import State
+
+
+def falling(count=300, seed=0, low=0.1):
+    random = np.random.default_rng(seed)
+    return low + 2 * np.exp(-np.arange(count) / (count / 6)) + 0.01 * random.standard_normal(count)
+
+
+def logged(loss, metrics, **columns):
+    """A text log's record with metrics, each a list that ends with the record."""
+    last = len(loss) - 1
+    every = {
+        name: {round(at * last / (len(told) - 1)): value for at, value in enumerate(told)}
+        for name, told in metrics.items()
+    }
+    run = HandBuiltRun(step_table(loss=list(loss), **columns), extras=extra_table(every))
+    run.info = Info(source="generic")
+    return run
+
+
+def codes(told):
+    return {f.code: f.severity.value for f in told.findings if f.severity.value != "info"}
+
+
+def test_a_validation_loss_that_rises_while_training_falls_is_overfitting():
+    val = [*np.linspace(2.0, 0.8, 10), *np.linspace(0.8, 2.4, 30)]
+    told = diagnose(logged(falling(), {"val_loss": val}))
+    assert told.outcome.state is State.OVERFITS
+    assert told.verdict is Verdict.WARNING
+    assert codes(told) == {"AMP310": "warning"}
+    assert told.learning_rate.action in {Action.KEEP, Action.NOT_THE_CAUSE}
+    assert "0.8" in told.outcome.words
+    assert "val_loss" in told.outcome.words
+
+
+def test_validation_losses_that_level_off_are_healthy_however_they_wander():
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        noise = np.cumsum(random.standard_normal(40)) * 0.004 + 0.02 * random.standard_normal(40)
+        val = 0.6 + 1.5 * np.exp(-np.arange(40) / 5) + noise
+        told = diagnose(logged(falling(seed=seed), {"val_loss": val}))
+        assert told.verdict is Verdict.HEALTHY, seed
+
+
+def test_a_reward_that_is_lost_for_good_fails_and_one_that_just_fell_is_a_warning():
+    loss = 0.02 * np.random.default_rng(0).standard_normal(300)
+    won = [*np.linspace(0, 300, 100), *(300 + 10 * np.random.default_rng(1).standard_normal(80))]
+    lost = [*won, *np.linspace(250, 20, 5), *([20.0, 25.0] * 60)]
+    told = diagnose(logged(loss, {"ep_rew_mean": lost}))
+    assert told.outcome.state is State.GOAL_LOST
+    assert told.verdict is Verdict.FAILING
+    assert told.learning_rate.action is Action.UNKNOWN
+    just = [*won, *np.linspace(250, 20, 5), *([20.0, 25.0] * 20)]
+    told = diagnose(logged(loss, {"ep_rew_mean": just}))
+    assert (told.outcome.state, told.verdict) == (State.GOAL_FALLS, Verdict.WARNING)
+
+
+def test_a_reward_of_noise_or_one_that_wanders_is_never_a_goal_that_was_lost():
+    bad = 0
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        made = [
+            random.standard_normal(150),
+            random.standard_t(1.5, 150),
+            np.convolve(random.standard_normal(160), np.ones(10) / 10, "valid"),
+        ][seed % 3]
+        told = diagnose(logged(falling(seed=seed), {"reward": 5 + made}))
+        assert told.verdict is not Verdict.FAILING, seed
+        bad += told.verdict is not Verdict.HEALTHY
+    assert bad <= 2
+
+
+def test_a_discriminator_that_is_always_right_has_won_and_a_balance_is_none():
+    part = np.random.default_rng(3).standard_normal(300)
+    d, g = 0.6 + 0.03 * part, 1.5 + 0.1 * part
+    assert diagnose(logged(g, {"loss_D": d})).verdict is Verdict.HEALTHY
+    d[120:], g[120:] = 1e-4, np.linspace(3, 25, 180)
+    told = diagnose(logged(g, {"loss_D": d}))
+    assert told.outcome.state is State.ADVERSARY_WON
+    assert codes(told)["AMP312"] == "error"
+
+
+@pytest.mark.parametrize("name", ["seq_len", "horizon", "num_frames"])
+def test_what_grows_with_the_size_of_its_task_is_no_trouble(name):
+    size = np.repeat([4, 8, 16], 100)
+    loss = size / 4 * (0.5 + np.tile(0.4 * np.exp(-np.arange(100) / 20), 3))
+    loss = loss * (1 + 0.02 * np.random.default_rng(0).standard_normal(300))
+    told = diagnose(logged(loss, {name: size}))
+    assert told.verdict is Verdict.HEALTHY
+    assert told.learning_rate.action is Action.KEEP
+    assert diagnose(logged(loss, {})).verdict is not Verdict.HEALTHY
+
+
+def test_a_loss_that_grows_with_its_reward_is_no_trouble():
+    loss = 1e-3 + np.linspace(0, 0.005, 200) ** 1.2
+    reward = np.linspace(0.3, 1.1, 200) + 0.02 * np.random.default_rng(0).standard_normal(200)
+    assert diagnose(logged(loss, {"reward": reward})).verdict is Verdict.HEALTHY
+
+
+def test_it_does_not_depend_on_how_the_rows_were_cut():
+    val = [*np.linspace(2.0, 0.8, 10), *np.linspace(0.8, 2.4, 30)]
+    acc = np.linspace(0, 1, 3000)
+    run = logged(falling(3000), {"val_loss": val, "acc": acc})
+    small = Engine(block_rows=64, settled_rows=64).feed(run).diagnosis().to_json()
+    assert small == diagnose(run).to_json()
