@@ -11,7 +11,7 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Outcome, State
+from ampwatch.diagnosis.findings import Outcome, Severity, State
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.value_text import count_text
@@ -19,6 +19,7 @@ from ampwatch.diagnosis.value_text import count_text
 # With fewer kinds of signals than this the first sentence names them: a reader of "healthy" should
 # know that only the loss was recorded.
 _SIGNALS_ENOUGH = 3
+FEWEST_LINES = 5  # of a log: fewer losses show neither health nor trouble
 
 
 def _signals(case: Case) -> tuple[str, ...]:
@@ -51,8 +52,9 @@ def is_too_short(case: Case, outcome: Outcome) -> bool:
     """Whether a record ended before it had enough steps or lines to judge anything."""
     if case.observed.loop:
         return not is_long_enough(case)
-    has_loss = "loss" in case.numbers.told
-    return has_loss and outcome.state is State.TOO_LITTLE and not case.scale.has_scaler
+    has_loss, few = "loss" in case.numbers.told, case.scale.entries < FEWEST_LINES
+    little = outcome.state is State.TOO_LITTLE or (few and outcome.severity is Severity.INFO)
+    return has_loss and little and not case.scale.has_scaler
 
 
 def little_seen(case: Case) -> str | None:

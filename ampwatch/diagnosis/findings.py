@@ -44,6 +44,7 @@ class State(str, enum.Enum):
     GOAL_FALLS = "a goal falls back"
     GOAL_LOST = "a goal is lost"
     ADVERSARY_WON = "one of two adversaries has won"
+    RATE_LEAPT = "worse since the learning rate leapt"
     ANOTHER_LEVEL = "another level, cannot tell"
     NOT_BACK = "worse, and not back yet"
     WORSE = "worse, and not coming back"
@@ -58,8 +59,8 @@ _BAD = {
     State.GOAL_LOST, State.ADVERSARY_WON,
 }  # fmt: skip
 _DOUBTFUL = {
-    State.ANOTHER_LEVEL, State.NOT_BACK, State.EXCEPTION, State.HARDLY_FALLS, State.OVERFITS,
-    State.GOAL_FALLS,
+    State.ANOTHER_LEVEL, State.RATE_LEAPT, State.NOT_BACK, State.EXCEPTION, State.HARDLY_FALLS,
+    State.OVERFITS, State.GOAL_FALLS,
 }  # fmt: skip
 
 
@@ -143,6 +144,17 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class WeighedCause:
+    """A possible cause of what is wrong, how likely it is, and the signs that say so."""
+
+    cause: str
+    code: str | None  # of the finding that names it
+    probability: float
+    signs_for: tuple[str, ...] = dataclasses.field(default=(), metadata={"name": "for"})
+    signs_against: tuple[str, ...] = dataclasses.field(default=(), metadata={"name": "against"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class RunFacts:
     """Basic facts about a run, as the report and its JSON print them.
 
@@ -177,6 +189,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     learning_rate: Advice
     outcome: Outcome = Outcome()
+    causes: tuple[WeighedCause, ...] = ()
     # Not in the JSON: the verdict and the advice's reason say it there.
     little_seen: str | None = dataclasses.field(default=None, metadata={"json": False})
     # What rules and rate said before the outcome was weighed: a proof asks for more than a loss
@@ -270,8 +283,8 @@ def json_value(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = [f.name for f in dataclasses.fields(value) if f.metadata.get("json", True)]
-        return {name: json_value(getattr(value, name)) for name in shown}
+        shown = [f for f in dataclasses.fields(value) if f.metadata.get("json", True)]
+        return {f.metadata.get("name", f.name): json_value(getattr(value, f.name)) for f in shown}
     if isinstance(value, dict):
         return {key: json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -112,7 +112,7 @@ def loss_course(losses: Floats) -> LossCourse:
 def _wanders(smooth: Floats, course: LossCourse) -> bool:
     """Whether the loss rose as it fell in the same time just before: the order of the data."""
     lasted, since = len(smooth) - course.since, course.since
-    if since < max(lasted / 2, _MANY) or course.last > smooth[:since].max():
+    if since < max(lasted, _MANY) or course.last > smooth[:since].max():
         return False
     fell = float(smooth[max(0, since - lasted) : since].max()) - course.best
     return fell >= (course.last - course.best) / 2

@@ -22,7 +22,7 @@ from ampwatch.diagnosis.metric_history import MetricCourse
 from ampwatch.diagnosis.value_text import two_digits
 from ampwatch.metric_names import Metric, is_of_validation
 
-_RISEN = 1.2  # times its lowest: so much matters of a validation loss
+_RISEN = 1.1  # times its lowest: so much matters of a validation loss
 _LEAST, _PART = 12, 10  # values of a goal that show a course; a tenth of them is its end
 # Of what was won, so much is lost; and what was won is so many times the noise of its parts.
 LOST, _WON = 0.7, 6.0
@@ -133,7 +133,7 @@ def _is_reached(values: Floats) -> bool:
     smooth = trailing_medians(values, size)[size - 1 :]
     won = float(smooth.max() - smooth[0])
     noise = _noise(values, size)
-    return won > _WON / 2 * noise and won > 0 and smooth[-1] >= smooth.max() - (1 - LOST) * won
+    return won > _WON * noise and won > 0 and smooth[-1] >= smooth.max() - (1 - LOST) * won
 
 
 def explains_rise(case: Case, step: Integers, loss: Floats, since: int) -> bool:

@@ -6,7 +6,6 @@ the rules found: silence of the rules is no evidence of health.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -21,7 +20,7 @@ from ampwatch.diagnosis.learning_rate.rate_history import RateRows
 from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_outcome import LOST, explains_rise, is_goal_reached, metric_outcome
-from ampwatch.diagnosis.value_text import count_text, two_digits
+from ampwatch.diagnosis.value_text import count_text, rate_text, two_digits
 from ampwatch.metric_names import Metric
 
 # The last rows, and how many of them show how the numbers ended.
@@ -37,8 +36,11 @@ SAME, SAME_LINES, SAME_STEPS, _GAIN, _BEGAN = 0.003, 8, 200, 0.04, 1.5
 # A loss that fell by no more than this, so surely: deviations of a median, entries that wander.
 HARDLY, HARDLY_STEPS, _HARDLY_ENTRIES, _BEGINNING, _VERY_FIRST = 0.04, 300, 15, 30, 5
 _SEEN, _TOGETHER = 4.0, 4
+# A schedule that was lost: times, over so many parts of the record, for so much of it at least.
+_LEAPT, _LEAP_PARTS, _LEAP_SHARE, _STILL_UP, _DECAYED = 3.0, 40, 0.1, 0.6, 2.0
+_LEAP_WORSE, _DEVIATIONS = 1.05, 3.0
 _ANNOUNCED, _RISING, _LEAP = 12, 1.2, 2.0  # entries before the loss rose; times: a rate
-_LEFT = 0.1  # of the first losses
+_LEFT, _MORE = 0.1, 0.9  # of the first losses: what is left where all is learnt
 _RUNAWAY = 1000.0  # times the first loss, and finite: it grows from step to step
 _MOMENTS = 0.1  # of the record
 _WORTH, _CALM = 0.15, 0.15  # of the first loss: a gain; of the gain: the noise where all is lost
@@ -62,6 +64,8 @@ UNEXPLAINED = {
     State.HARDLY_FALLS: "Check the labels, and that inputs and labels belong together. Then try a "
     "learning rate ten times higher, and ten times lower. If this continues a trained model, it "
     "may be all there is to learn.",
+    State.RATE_LEAPT: "Set the learning rate back to what it was before that step. If it came with "
+    "a resume, load the scheduler's state, and the optimizer's, from the checkpoint as well.",
     State.OVERFITS: "Stop at the lowest validation loss and keep that checkpoint. More data, "
     "augmentation, dropout or weight decay move it further down.",
     State.GOAL_FALLS: "Keep the checkpoint of the best value. If it does not come back, go on from "
@@ -148,7 +152,8 @@ def _nothing_learns(case: Case) -> Iterator[Outcome]:
 def _is_learnt(case: Case) -> bool:
     """Whether training left nothing to learn; a table, whose layers are unknown, must show it."""
     zeros = case.zeros
-    least = math.inf if case.observed.loop else _LEFT * max(zeros.first_losses, default=0.0)
+    left = _MORE if case.observed.loop else _LEFT
+    least = left * max(zeros.first_losses, default=0.0)
     return zeros.is_learnt and zeros.run.highest_loss <= least
 
 
@@ -207,6 +212,8 @@ def _by_loss(case: Case, series: _Series, course: LossCourse) -> Outcome:
     takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
     if takes_steps and course.end is not LossEnd.LEARNING and is_goal_reached(case):
         return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
+    if takes_steps and (leapt := _rate_leapt(case, series)) is not None:
+        return leapt
     if course.end is not LossEnd.WORSE and _is_lost(series, course):
         return _worse(case, series, replace(course, end=LossEnd.WORSE))
     if course.end is LossEnd.LEARNING and takes_steps and not _is_doubted(case, course):
@@ -265,6 +272,44 @@ def _flat(case: Case, series: _Series, course: LossCourse) -> Outcome:
     return Outcome(State.FLAT, None, ("loss",))
 
 
+def _rate_leapt(case: Case, series: _Series) -> Outcome | None:
+    """A loss that has stood higher since the learning rate, once decayed, leapt back up.
+
+    Restarts that are meant come again, or come down again: one that does neither is a schedule that
+    was lost, as by a resume.
+    """
+    known = np.isfinite(series.lr) & (series.lr > 0)
+    lr, loss, step = series.lr[known], series.loss[known], series.step[known]
+    wide = max(1, len(lr) // _LEAP_PARTS)
+    if len(lr) < _LONG or loss.min() <= 0:
+        return None
+    rose = np.flatnonzero(lr[wide:] >= _LEAPT * lr[:-wide])
+    decayed = np.maximum.accumulate(lr)[rose] >= _DECAYED * lr[rose]
+    rose = rose[decayed]
+    if not len(rose) or rose[-1] - rose[0] > 2 * wide:
+        return None
+    at = int(rose[0])
+    since = at + wide
+    after, few = len(lr) - since, max(LEAST, len(lr) // _LEAP_PARTS)
+    if after < _LEAP_SHARE * len(lr) or lr[-1] < _STILL_UP * lr[since:].max():
+        return None
+    if explains_rise(case, step, loss, since):
+        return None
+    before, late = loss[max(0, at - few) : at + 1], loss[-few:]
+    low, high = median(before), median(late)
+    noise = _DEVIATIONS * robust_deviation(loss[at - at // 2 : at + 1]) / np.sqrt(few)
+    if high < _LEAP_WORSE * low or high - low <= noise:
+        return None
+    first = int(step[since])
+    words = (
+        f"The loss rose from {two_digits(low)} to {two_digits(high)} when the learning rate leapt "
+        f"from {rate_text(lr[at])} to {rate_text(lr[since:].max())}, about step {first:,}, and is "
+        "not back."
+    )
+    evidence = Evidence("lr", first, float(lr[since]), float(lr[at]), "before")
+    return Outcome(State.RATE_LEAPT, first, ("loss", "lr"), words, evidence=(evidence,))
+
+
 def _is_doubted(case: Case, course: LossCourse) -> bool:
     """Whether a loss that fell little stands against a learning rate that looks too high."""
     return case.judgement.onset is not None and 0 < course.last > (1 - _WORTH) * course.first
@@ -286,7 +331,7 @@ def _has_adversary(case: Case) -> bool:
 def _is_beginning(case: Case, series: _Series) -> bool:
     """Whether the record begins where the training began, with random weights."""
     apart = float(np.median(np.diff(series.step))) if len(series.step) > 1 else 1.0
-    begins = bool(series.step[0] <= 1.5 * apart + 1)
+    begins = bool(series.step[0] <= 3 * apart + 1)
     return begins and not (case.observed.loop and case.rate.setup.resumed)
 
 

@@ -28,6 +28,7 @@ from ampwatch.diagnosis.outcome import UNEXPLAINED, outcome_of
 from ampwatch.diagnosis.rule import RATE
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.value_text import rate_text
+from ampwatch.diagnosis.weighed_causes import causes_of
 
 
 def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Verdict:
@@ -46,6 +47,7 @@ def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Ver
 _TELL_OF = {
     State.WORSE: ("AMP307", "AMP301", "AMP302"),
     State.NOT_BACK: ("AMP307", "AMP301", "AMP302", "AMP303", "AMP206"),
+    State.RATE_LEAPT: ("AMP306",),
     State.ANOTHER_LEVEL: ("AMP307", "AMP301", "AMP302", "AMP303", "AMP206"),
     State.NOT_FINITE: ("AMP204", "AMP203", "AMP207", "AMP209", "AMP211"),
     State.NO_STEPS: ("AMP105", "AMP103", "AMP104", "AMP202", "AMP203", "AMP208", "AMP211"),
@@ -63,7 +65,7 @@ _SYMPTOMS = frozenset(
     ("AMP103", "AMP105", "AMP202", "AMP203", "AMP206", "AMP208", "AMP209", "AMP306", "AMP307")
 )
 _RISE = "AMP307"
-_OF_THE_LOSS = frozenset(("AMP206", "AMP303", "AMP307"))  # what stands out in it alone
+_OF_THE_LOSS = frozenset(("AMP206", "AMP303", "AMP304", "AMP307"))  # what stands out in it alone
 # So are losses and gradients that are not finite now and then.
 _NUMBERS, _RARE = frozenset(("AMP204", "AMP211")), 0.1
 
@@ -223,7 +225,8 @@ def conclude(case: Case) -> Diagnosis:
     verdict = verdict_of(case, findings, outcome)
     advice = _beside_outcome(case, advice_beside_findings(case, verdict, findings), outcome)
     return Diagnosis(
-        _facts(case), verdict, findings, advice, outcome, little_seen(case),
+        _facts(case), verdict, findings, advice, outcome, causes_of(case, findings),
+        little_seen(case),
         fails_by_rules=any(f.severity is Severity.ERROR for f in link_causes(found)),
         rate_by_rules=case.rate_advice,
     )  # fmt: skip
@@ -239,6 +242,8 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
     if outcome.is_explained and advice.action is Action.UNKNOWN:
         because = "What else is logged explains how the loss went; nothing shows it is too high."
         return Advice(Action.KEEP, because, current=advice.current)
+    if outcome.state is State.RATE_LEAPT:
+        return _back_to_before(outcome)
     if outcome.is_good and advice.action is Action.LOWER:
         because = "The loss is at or near its best, so nothing shows that it is too high."
         return Advice(Action.KEEP, because, current=advice.current)
@@ -260,8 +265,6 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
             restart_from_step=outcome.since_step,
         )
     if outcome.state in _NO_PROGRESS and advice.explained_by in {None, "AMP309"}:
-        if outcome.state is State.HARDLY_FALLS and case.rate_advice.action is Action.RAISE:
-            return case.rate_advice
         return _if_nothing_moves(case, outcome, advice.current)
     left = {Action.KEEP, Action.RAISE}
     if outcome.state in {State.GOAL_LOST, State.GOAL_FALLS} and advice.explained_by is None:
@@ -274,12 +277,25 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
     return Advice(Action.UNKNOWN, because, current=advice.current)
 
 
+def _back_to_before(outcome: Outcome) -> Advice:
+    """The advice if the loss rose as the learning rate leapt: what it was before."""
+    now, before = outcome.evidence[0].value, outcome.evidence[0].against
+    assert isinstance(now, float)
+    assert isinstance(before, float)
+    return Advice(
+        Action.LOWER, outcome.words, current=now, recommended=before, factor=before / now,
+        leapt_at_step=outcome.since_step,
+    )  # fmt: skip
+
+
 _NO_PROGRESS = frozenset((State.STANDS_STILL, State.HARDLY_FALLS))
 _HIGHER, _STILL_RISING = 10.0, 1.5  # times: to try, and from the middle of a warm-up to its end
 
 
 def _if_nothing_moves(case: Case, outcome: Outcome, current: float | None) -> Advice:
     """The advice if the loss stands where it began: a warm-up that is still on may be too slow."""
+    if outcome.state is State.HARDLY_FALLS and case.rate_advice.action is Action.RAISE:
+        return case.rate_advice
     rows = case.rate.head if case.rate.is_whole else case.rate.points.rows
     lr = rows.of("lr")[np.isfinite(rows.of("lr"))]
     rises = len(lr) > 1 and bool((np.diff(lr) >= 0).all())

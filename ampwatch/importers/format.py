@@ -47,6 +47,7 @@ class Format:
     is_shared: bool = False  # lines that any framework may print: they do not identify the source
     is_last_resort: bool = False  # used only while no other format has found a loss
     notes: tuple[str, ...] = ()  # how its figures are to be read
+    counts_epochs: bool = False  # a bar on its lines counts batches, and is not its step
     leads: bool = False  # identifies the source even if a library below it prints the skips
 
 

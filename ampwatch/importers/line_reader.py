@@ -185,7 +185,7 @@ class LineReader:
             self._note_unknown(text)
             return
         self._used = max(self._used, used)
-        bar = None if form.is_last_resort else self._bar(text)
+        bar = None if form.is_last_resort or form.counts_epochs else self._bar(text)
         if bar is not None:
             self.builder.take(bar)
         is_new = form.source not in self.tallies

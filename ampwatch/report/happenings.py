@@ -152,6 +152,7 @@ def happenings(course: Course, diagnosis: Diagnosis) -> list[Happening]:
     found = [*_growths(course), *_loss_lines(course, diagnosis), *(of_rank or _skip_lines(course))]
     found += [*_norm_lines(course), *_overflow_lines(course, diagnosis)]
     found += [*_misuse_lines(course, diagnosis), *_exception_lines(course)]
+    found += _metric_lines(course.reader, diagnosis)
     found += _leap_lines(course, diagnosis)
     whole = [one for one in found if not one.step]
     if not any(fact.column == "loss" for one in found for fact in one.facts):
@@ -368,6 +369,22 @@ def _one_rank_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]
             "; the last is at step ", last,
         )  # fmt: skip
         yield Happening(first, words)
+
+
+def _metric_lines(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Happening]:
+    """The metric that the main finding is about: where it was best, and where it ended."""
+    for piece in () if diagnosis.headline is None else diagnosis.headline.evidence:
+        if piece.signal != "metric":
+            continue
+        best, _, name = piece.against_is.partition(" ")
+        reading = {"lowest": Reading.LOWEST, "highest": Reading.HIGHEST}.get(best, Reading.FIRST)
+        was, now = reader.fact(reading, name), reader.fact(Reading.LAST, name)
+        if was is not None and now is not None:
+            words = (Name(name), " was ", was, f" at {_BEST[reading]} and ", now, " at the end.")
+            yield Happening(None, Sentence.of(*words))
+
+
+_BEST = {Reading.LOWEST: "its lowest", Reading.HIGHEST: "its highest", Reading.FIRST: "first"}
 
 
 def _exception_lines(course: Course) -> Iterator[Happening]:

@@ -26,14 +26,15 @@ _VERY_LIKELY, _LIKELY = 0.95, 0.75
 # What the probe itself saw done, or the values of a forward pass: nothing was inferred.
 _SEEN = codes(
     "AMP206 AMP209 AMP401 AMP402 AMP403 AMP404 AMP405 AMP406 AMP407 AMP408 AMP409 AMP412 "
-    "AMP414 AMP415 AMP416 AMP506 AMP704 AMP705"
+    "AMP414 AMP415 AMP416 AMP506 AMP704 AMP705 AMP902"
 )
 # What was seen there, and not why.
 _PLACES = codes("AMP203")
 _UNMOVED = "AMP417"  # with a layer: no optimizer has its weights
 # What went wrong, and not why.
 _SYMPTOMS = codes(
-    "AMP103 AMP104 AMP105 AMP106 AMP202 AMP204 AMP207 AMP211 AMP304 AMP307 AMP309 AMP410 "
+    "AMP103 AMP104 AMP105 AMP106 AMP202 AMP204 AMP207 AMP211 AMP304 AMP307 AMP309 AMP311 "
+    "AMP410 "
     "AMP417 AMP503 AMP602 AMP603"
 )
 
@@ -100,12 +101,13 @@ def _cause_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentenc
         yield Sentence.of("Cause: not known; the above is what the record shows.")
     else:
         yield Sentence.of("Cause: inferred from the record, not seen directly.")
-    yield Sentence.of(f"Learning rate: {_INNOCENCE[advice.action is Action.UNKNOWN]}")
+    yield Sentence.of(f"Learning rate: {_PART.get(advice.action, _NO_PART)}")
 
 
-_INNOCENCE = {
-    True: "it may be the cause; this record cannot tell.",
-    False: "nothing recorded points to it.",
+_NO_PART = "nothing recorded points to it."
+_PART = {
+    Action.UNKNOWN: "it may be the cause; this record cannot tell.",
+    Action.RAISE: "it is likely too low.",
 }
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis import Record
 
 _MOST_STEPS = 4
-_LOSS_ROSE = "AMP307"
+_LOSS_ROSE, _NO_PROGRESS = "AMP307", "AMP309"
 _FIRST_STEPS = 1  # a log whose trouble begins there has no earlier checkpoint
 # What these leave behind is in weights or scale: the run is to be restarted from before them.
 _LEAVES_HARM = codes(
@@ -64,6 +64,9 @@ def what_to_do(
         return
     restarts = head.severity is Severity.ERROR and head.code in _LEAVES_HARM
     steps = [Sentence.of(*_with_steps(text, head)) for text in sentences_of(head.action)]
+    is_known = None not in (advice.recommended, advice.current)
+    if head.code == _NO_PROGRESS and advice.action is Action.RAISE and is_known:
+        steps.insert(0, Sentence.of("Try a ", *_peak(advice, "now"), "."))
     del steps[_MOST_STEPS:]
     if restarts:  # what follows on a new start is told after it
         at = 1 if head.code == _LOSS_ROSE else len(steps)

@@ -80,7 +80,15 @@ def test_how_a_short_run_ended_is_said_after_how_little_it_shows():
 
 def test_the_json_keeps_its_keys_and_gives_the_reason_with_the_advice():
     body = diagnose(scaled_run([False] * 18)).to_json()
-    assert set(body) == {"schema", "run", "verdict", "findings", "learning_rate", "outcome"}
+    assert set(body) == {
+        "schema",
+        "run",
+        "verdict",
+        "findings",
+        "learning_rate",
+        "outcome",
+        "causes",
+    }
     assert body["verdict"] == "incomplete"
     assert body["learning_rate"]["action"] == "unknown"
     assert "In 18 steps the loss has not come down" in body["learning_rate"]["because"]

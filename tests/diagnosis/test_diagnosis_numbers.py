@@ -374,7 +374,9 @@ def test_the_json_holds_the_contracts_keys_and_nothing_that_json_lacks():
     body = diagnose(run).to_json()
     text = json.dumps(body, allow_nan=False)
     assert json.loads(text) == body
-    assert list(body) == ["schema", "run", "verdict", "findings", "learning_rate", "outcome"]
+    assert list(body) == [
+        "schema", "run", "verdict", "findings", "learning_rate", "outcome", "causes",
+    ]  # fmt: skip
     assert set(body["run"]) == {
         "id", "source", "ranks", "steps", "started", "ended", "clean_end",
         "first_scale", "final_scale", "overflows", "skipped", "state", "exception",

@@ -59,9 +59,25 @@ def test_gradients_that_stayed_make_it_another_level_and_never_healthy():
 def test_a_restart_of_the_schedule_explains_a_rise_below_where_the_loss_began():
     loss = fell(200)
     loss[150:] += np.linspace(1.5, 1.0, 50)
-    lr = [1e-3] * 100 + [1e-4] * 50 + [1e-3] * 50
+    lr = [
+        *np.geomspace(1e-3, 1e-4, 75),
+        *np.geomspace(1e-3, 1e-4, 75),
+        *np.geomspace(1e-3, 4e-4, 50),
+    ]
     assert state_of(logged(loss, lr=lr)) is State.LEARNING
     assert state_of(logged(loss, lr=[1e-4] * 200)) is not State.LEARNING
+
+
+def test_a_schedule_that_was_lost_is_told_with_the_learning_rate_before():
+    loss = fell(200)
+    loss[150:] += np.linspace(1.5, 1.0, 50)
+    lr = [*np.geomspace(1e-3, 1e-4, 150), *[1e-3] * 50]
+    told = diagnose(logged(loss, lr=lr))
+    assert told.outcome.state is State.RATE_LEAPT
+    assert (told.verdict, told.headline.code) == (Verdict.WARNING, "AMP306")
+    advice = told.learning_rate
+    assert (advice.action, advice.current) == (Action.LOWER, 1e-3)
+    assert 1e-4 <= advice.recommended <= 1.3e-4
 
 
 @pytest.mark.parametrize(("loss", "state"), [

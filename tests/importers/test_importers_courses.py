@@ -185,8 +185,10 @@ def test_one_line_of_a_loss_is_no_course_and_so_incomplete(tmp_path):
     assert found.learning_rate.action.value == "unknown"
     both = told("{'loss': 2.5, 'learning_rate': 0.001, 'epoch': 0.1}\n" * 2, tmp_path)
     assert both.verdict.value == "incomplete"
-    three = told("{'loss': 2.5, 'learning_rate': 0.001, 'epoch': 0.1}\n" * 3, tmp_path)
-    assert three.verdict.value == "healthy"
+    four = told("{'loss': 2.5, 'learning_rate': 0.001, 'epoch': 0.1}\n" * 4, tmp_path)
+    assert four.verdict.value == "incomplete"
+    five = told("{'loss': 2.5, 'learning_rate': 0.001, 'epoch': 0.1}\n" * 5, tmp_path)
+    assert five.verdict.value == "healthy"
 
 
 def test_the_frameworks_defaults_are_no_settings_that_the_log_tells(tmp_path):

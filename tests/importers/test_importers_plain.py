@@ -20,7 +20,8 @@ STEPS = range(10, 130, 10)
 # The line, and which columns it prints; `s`, `l`, `r` and `g` are step, loss, rate and norm.
 LINES = {
     "bars": ("step {s:05d}/21400 (1%) | loss: {l:.4f} | grad norm: {g:.4f} | lrm: 1.00\n", "lg"),
-    "dashes": ("step:{s} - actor/pg_loss:0.1 - actor/grad_norm:{g:.4f} - actor/lr:{r:.4e}\n", "gr"),
+    "dashes": ("step:{s} - actor/pg_loss:{l:.4f} - actor/grad_norm:{g:.4f} - actor/lr:{r:.4e}\n",
+               "lgr"),
     "words": ("12:00:01 - INFO - main - Step {s}: loss = {l:.4f}, lr = {r:.4e}\n", "lr"),
     "colour": ("\x1b[31mstep: {s:2}  \x1b[32mloss: {l:.4f}  \x1b[33mgnorm: {g:.4f}\x1b[0m\n", "lg"),
     "a bar's end": ("\rsteps:   5%|5    | {s}/3000 [00:30<09:30, 2.3it/s, avr_loss={l:.4f}]", "l"),

@@ -88,7 +88,8 @@ def is_about_dtypes(message: str) -> bool:
 def out_of_memory(case: Case) -> Iterator[Seen]:
     """A fatal error because the device ran out of memory."""
     for event in case.events.fatal:
-        if event.detail.get("out_of_memory") or "out of memory" in _message(event):
+        told = f"{event.exception} {_message(event)}"
+        if event.detail.get("out_of_memory") or "out of memory" in told or "OutOfMem" in told:
             seen = _ended_by(event, "Training ran out of memory")
             yield replace(seen, cause=" ".join((seen.cause, *_memory_then(event))))
 

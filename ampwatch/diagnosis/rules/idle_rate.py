@@ -8,8 +8,10 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.finiteness_history import DEAD_RATE
+from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
 from ampwatch.diagnosis.value_text import count_text
 
@@ -22,8 +24,8 @@ FIRST_SHARE = 0.01
 # ImageNet's).
 STUCK_STEPS, STUCK_RUNNING = 300, 10_000
 
-# No schedule means to end below a ten-thousandth of its highest rate for half of a training.
-VANISHED, VANISHED_SHARE, _VANISHED_ENTRIES = 1e-4, 0.5, 20
+# No schedule means to end below a hundredth of its highest rate for half of a training.
+VANISHED, VANISHED_SHARE, _VANISHED_ENTRIES, _FELL = 0.009, 0.5, 20, 0.05
 
 
 @rule(
@@ -39,7 +41,8 @@ VANISHED, VANISHED_SHARE, _VANISHED_ENTRIES = 1e-4, 0.5, 20
         "warm-up starts so slowly. Or the rate is the same in the whole record, from the "
         f"run's first step, and below {100 * FIRST_SHARE:g} % of its base rate: for at least "
         f"{STUCK_STEPS:,} steps, or {STUCK_RUNNING:,} while the run goes on. Or the rate fell "
-        f"below {VANISHED:g} of its highest and stayed there for half of the record.",
+        f"below {VANISHED:g} of its highest, stayed there for half of the record, and the loss "
+        "fell no further.",
         not_to_confuse="A warm-up that has just begun: its rate rises from line to line. A "
         "constant rate without a schedule, which is its own base rate. A group of parameters "
         "that has a small rate on purpose, beside others that do not; a resume late in a "
@@ -100,6 +103,8 @@ def _vanished(case: Case) -> Seen | None:
     since = int(alive[-1]) + 1 if len(alive) else 0
     if not since or since > (1 - VANISHED_SHARE) * len(rate):
         return None
+    if _falls_on(rows.of("loss")[known][since:]):
+        return None
     first = int(step[since])
     return Seen(
         first_step=first,
@@ -111,6 +116,12 @@ def _vanished(case: Case) -> Seen | None:
         action="Call scheduler.step() once an epoch, or give the schedule its lengths in steps.",
         evidence=(Evidence("lr", first, float(rate[since]), top, "highest"),),
     )
+
+
+def _falls_on(loss: Floats) -> bool:
+    """Whether the loss went on falling: then the rate is small, and not next to nothing."""
+    few = max(1, len(loss) // 10)
+    return median_of_known(loss[-few:]) < (1 - _FELL) * median_of_known(loss[:few])
 
 
 def _stuck(case: Case) -> Seen:

@@ -12,6 +12,7 @@ from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
 from ampwatch.importers.formats import (
     apex,
+    boxes,
     colossalai,
     deepspeed,
     dllogger,
@@ -37,6 +38,7 @@ from ampwatch.importers.formats import (
     parlai,
     plain,
     torchtitan,
+    ultralytics,
 )
 
 FORMATS: tuple[Format, ...] = (
@@ -49,6 +51,7 @@ FORMATS: tuple[Format, ...] = (
     fairseq2.FORMAT,
     metaseq.FORMAT,
     fairseq.FORMAT,
+    ultralytics.FORMAT,  # before those that take its bars for steps
     hf_trainer.FORMAT,
     meters.SWIN,
     meters.TIMM,
@@ -65,6 +68,7 @@ FORMATS: tuple[Format, ...] = (
     nanogpt.FORMAT,
     nemo.FORMAT,
     torchtitan.FORMAT,
+    boxes.FORMAT,
     low_precision_options.FORMAT,
     giving_up.FORMAT,
     evaluations.FORMAT,

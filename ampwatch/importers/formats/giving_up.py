@@ -106,10 +106,12 @@ _DEATHS = (
     (") received by PID", "SignalException"),
     ("Segmentation fault (core dumped)", "SegmentationFault"),
 )
+# What a shell says of a process that the kernel killed, mostly for the host's memory.
+_KILLED = re.compile(r"(?:\S+: line \d+: +\d+ )?Killed(?: +python.*)?\s*$")
 # What torch says of mixed precision, and a device without memory, is understood without a row.
 _SAYS_WHY = re.compile(
     r"(?i)attempting to unscale fp16|no inf checks were recorded|does not require grad and|"
-    r"out of memory|unsafe to autocast|expected scalar|"
+    r"out ?of ?memory|unsafe to autocast|expected scalar|"
     r"\bdtype\b.{0,80}\b(?:half|float16|bfloat16)\b"
 )
 
@@ -127,6 +129,8 @@ def read(line: str) -> Iterator[Statement]:
         yield GaveUp(raised[1], message, says_why=_SAYS_WHY.search(message) is not None)
         return
     died = next((exception for words, exception in _DEATHS if words in line), None)
+    if died is None and _KILLED.match(line):
+        died = "SIGKILL"
     if died is not None:
         yield GaveUp(died, line.strip()[:300])
 
@@ -145,7 +149,9 @@ def _gave_up(statement: _Saying, told: re.Match[str], line: str) -> GaveUp:
 FORMAT = Format(
     source="giving-up",
     anchors=tuple(
-        dict.fromkeys([*(one.anchor for one in _SAYINGS), *(words for words, _ in _DEATHS)])
+        dict.fromkeys(
+            [*(one.anchor for one in _SAYINGS), *(words for words, _ in _DEATHS), "Killed"]
+        )
     ),
     read=read,
     is_shared=True,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ampwatch.importers.format import NUMBER, Format
 from ampwatch.importers.statements import Amend, More, Place, Skip, Statement, Stats
 from ampwatch.importers.tables.column_names import column_in_text
-from ampwatch.metric_names import is_of_validation, metric_of
+from ampwatch.metric_names import Metric, is_of_validation, metric_of
 
 # Each part begins with a character that no other begins with, and takes all of it: a line is read
 # in one pass.
@@ -29,12 +29,16 @@ _BETWEEN = frozenset(":=[('\"{#")  # may stand between a name and its number
 _BAR = re.compile(r"\d%\|[^|]{0,400}\| *(\d{1,12})/(\d{1,12}) \[[^\],]{0,60}")
 _COUNTED = re.compile(r"\bProgress on:\S{1,40} +(\d+(?:\.\d+)?)(k?)it/")  # a bar in a log
 _LEADING = re.compile(r"\s*(\d{1,12})(?:/(\d{1,12}))?[ |]")
+_EPOCH_AND_BATCH = re.compile(r"\[ *(\d{1,9})/\d{1,9}\] *\[ *(\d{1,9})/(\d{1,9})\]")
 _BRACKETED = re.compile(r"(?:^|[\s\]])\[ *(\d{1,12})(?:/(\d{1,12}))?\](?= *[A-Za-z])")
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 _PLACE_ALONE = re.compile(
     r"(?i)\b(?:epoch|step|iteration|batch)\W{0,4}\d{1,12}(?:/\d{1,12})?\W{0,8}$"
 )
 _VALUE_ALONE = re.compile(rf"[\d\s:.,/\[\]-]*[A-Za-z][\w ./-]{{0,80}}[:= ] *{NUMBER}[ ,]*")
+_VALUES_ALONE = re.compile(
+    rf"[\W\d]*(?:(?:INFO|DEBUG)\W+)?(?:[A-Za-z][\w ./-]{{0,40}}[:=] *{NUMBER} ?%?[ ,;|]*){{1,8}}"
+)
 _TURNED = re.compile(rf"(?<![\w.])({NUMBER}) +([A-Za-z_]\w{{0,40}}) *(?=,|$)")
 # Characters around a name or a number that change neither.
 _AROUND = re.compile(r"\((?:train|training)\)|\b(?:tensor|array|Array|float\d{0,3})\(")
@@ -53,7 +57,8 @@ _NO_STEP_WORDS = frozenset({
 _LOSS_WORDS = frozenset({
     "train", "training", "batch", "current", "avg", "average", "running", "mean", "total",
 })  # fmt: skip
-_EPOCHS = frozenset({"epoch", "train"})
+_EPOCHS = frozenset({"epoch", "ep", "train"})
+_LOSSES = frozenset({Metric.LOSS, Metric.PER_UNIT})
 _LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "ERROR"})
 _SKIPPED = re.compile(r"(?i)\b(?:overflow|skipp(?:ed|ing))\b(?! *[:=]? *(?:\d|false|no))")
 _NOT_FINITE = re.compile(r"(?i)\b(?:nan|inf|non-?finite|not finite|overflow)\b")
@@ -84,6 +89,8 @@ def read(line: str) -> Iterator[Statement]:
         pairs = _pairs(_TURNED.sub(r"\2 \1", line))
         values = _values(pairs)
     place = _place(pairs, line, bar)
+    if place is not None and "loss" not in values:
+        values = {**_loss_by_its_words(pairs), **values}
     is_skipped = _SKIPPED.search(line) is not None
     if place is not None and values.keys() & {"loss", "grad_norm"}:
         more = {name: value for name, value in metrics(pairs).items() if name not in values}
@@ -92,10 +99,20 @@ def read(line: str) -> Iterator[Statement]:
             yield Amend(is_skip=True)
     elif place is not None and not values and _PLACE_ALONE.search(line):
         yield place
-    elif place is None and values and _VALUE_ALONE.fullmatch(line):
-        yield More(values)
+    elif place is None and values and (_VALUE_ALONE.fullmatch(line) or _is_list(values, line)):
+        yield More({**metrics(pairs), **values})
     elif not values and is_skipped and _NOT_FINITE.search(line) and _OF_STEP.search(line):
         yield Skip()
+
+
+def _loss_by_its_words(pairs: Sequence[_Pair]) -> dict[str, float]:
+    """The first number of a plain line that is a loss by its words, such as `mse` or `Loss_G`."""
+    named = {
+        name: value
+        for name, value in metrics(pairs).items()
+        if metric_of(name) in _LOSSES and not name.startswith("aux")
+    }
+    return dict(zip(("loss",), named.values(), strict=False))
 
 
 def metrics(pairs: Sequence[_Pair], *, of_validation: bool = False) -> dict[str, float]:
@@ -117,6 +134,11 @@ def metrics(pairs: Sequence[_Pair], *, of_validation: bool = False) -> dict[str,
 def pairs_of_measures(line: str) -> Sequence[_Pair]:
     """The named numbers of a plain line, whatever it is about."""
     return _pairs(_AROUND.sub("", line[:_MOST_CHARACTERS]), of_other_lines=True)
+
+
+def _is_list(values: Mapping[str, float], line: str) -> bool:
+    """Whether a plain line lists a loss and other numbers by name, and nothing else."""
+    return "loss" in values and _VALUES_ALONE.fullmatch(line) is not None
 
 
 def _pairs(line: str, *, of_other_lines: bool = False) -> Sequence[_Pair]:
@@ -161,6 +183,8 @@ def _place(pairs: Sequence[_Pair], line: str, bar: re.Match[str] | None) -> Plac
     if step is not None:
         is_of_epoch = epoch is not None or "atch" in step.words[-1:][0]
         return Place(_whole(step.number), epoch, _whole(step.of) if is_of_epoch else None)
+    if epoch is None and (both := _EPOCH_AND_BATCH.search(line)):  # `[0/25][150/1583]`
+        return Place(int(both[2]), int(both[1]), int(both[3]))
     if counted := _COUNTED.search(line):
         return Place(int(float(counted[1]) * (1000 if counted[2] else 1)), epoch)
     place = bar or _LEADING.match(line) or _BRACKETED.search(line)
@@ -218,6 +242,7 @@ FORMAT = Format(
     anchors=(
         "loss", "Loss", "LOSS", "xent", "grad_norm", "gnorm", "l2_norm/grad", "learning_rate",
         " lr-", "Epoch", "Step", "[batch=", "[step=", "skipping", "Skipping",
+        "bce", "BCE", "mse", "MSE", "mae", "MAE", "nll", "NLL", "Loss_", "errG", "Error",
     ),
     read=read,
     is_shared=True,
