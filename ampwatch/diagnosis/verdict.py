@@ -225,7 +225,7 @@ def conclude(case: Case) -> Diagnosis:
     verdict = verdict_of(case, findings, outcome)
     advice = _beside_outcome(case, advice_beside_findings(case, verdict, findings), outcome)
     return Diagnosis(
-        _facts(case), verdict, findings, advice, outcome, causes_of(case, findings),
+        _facts(case), verdict, findings, advice, outcome, causes_of(case, findings, outcome),
         little_seen(case),
         fails_by_rules=any(f.severity is Severity.ERROR for f in link_causes(found)),
         rate_by_rules=case.rate_advice,
