@@ -142,6 +142,12 @@ def is_of_validation(name: str) -> bool:
     return any(word.lower() in _VALIDATION for word in _WORDS.findall(name))
 
 
+def is_of_score(name: str) -> bool:
+    """Whether a metric that should rise is an accuracy or the like, and no reward."""
+    words = {word.lower() for word in _WORDS.findall(name)}
+    return not words & {"reward", "rewards", "rew", "return", "returns", "score", "success"}
+
+
 @cache
 def metric_of(name: str) -> Metric | None:
     """What a metric is by its name; None for a name that says nothing of the sort."""

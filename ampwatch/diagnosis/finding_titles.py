@@ -41,6 +41,7 @@ TITLES = {
     "AMP309": "The loss does not fall",
     "AMP310": "Overfitting: the validation loss rises while the training loss falls",
     "AMP311": "A reward or score has fallen far and is not back",
+    "AMP313": "The score does not move while the training loss falls",
     "AMP312": "The discriminator has won: the generator learns nothing any more",
     "AMP401": "Gradients are clipped or changed before they are unscaled",
     "AMP402": "scaler.update() is missing",

@@ -41,6 +41,7 @@ class State(str, enum.Enum):
     STANDS_STILL = "no progress from the start"
     HARDLY_FALLS = "hardly any progress from the start"
     OVERFITS = "better in training, worse on other data"
+    GOAL_STILL = "a goal stands still while the loss falls"
     GOAL_FALLS = "a goal falls back"
     GOAL_LOST = "a goal is lost"
     ADVERSARY_WON = "one of two adversaries has won"
@@ -56,11 +57,11 @@ class State(str, enum.Enum):
 
 _BAD = {
     State.STANDS_STILL, State.WORSE, State.NOT_FINITE, State.NO_STEPS, State.NOTHING_LEARNS,
-    State.GOAL_LOST, State.ADVERSARY_WON,
+    State.GOAL_LOST, State.ADVERSARY_WON, State.EXCEPTION,
 }  # fmt: skip
 _DOUBTFUL = {
-    State.ANOTHER_LEVEL, State.RATE_LEAPT, State.NOT_BACK, State.EXCEPTION, State.HARDLY_FALLS,
-    State.OVERFITS, State.GOAL_FALLS,
+    State.ANOTHER_LEVEL, State.RATE_LEAPT, State.NOT_BACK, State.HARDLY_FALLS,
+    State.OVERFITS, State.GOAL_FALLS, State.GOAL_STILL,
 }  # fmt: skip
 
 

@@ -20,8 +20,11 @@ from ampwatch.diagnosis.loss_outcome import LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_history import MetricCourse
 from ampwatch.diagnosis.value_text import two_digits
-from ampwatch.metric_names import Metric, is_of_validation
+from ampwatch.metric_names import Metric, is_of_score, is_of_validation
 
+# A score that is zero, or stands still: of its level, in so many evaluations, below what is good;
+# and how far the training loss must have come down.
+_ZERO, _STILL, _FEW_SCORES, _STILL_SCORES, _HIGH, _LEARNT = 5e-3, 0.1, 5, 8, 0.6, 0.7
 _RISEN = 1.1  # times its lowest: so much matters of a validation loss
 _LEAST, _PART = 12, 10  # values of a goal that show a course; a tenth of them is its end
 # Of what was won, so much is lost; and what was won is so many times the noise of its parts.
@@ -44,6 +47,8 @@ def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
     if course.end is LossEnd.LEARNING:
         for metric in case.metrics.of(Metric.VALIDATION):
             yield from _overfits(metric)
+        for metric in case.metrics.of(Metric.GOAL):
+            yield from _goal_stands_still(metric, course)
     for metric in case.metrics.of(Metric.GOAL):
         yield from _goal_lost(metric)
 
@@ -61,6 +66,33 @@ def _overfits(metric: MetricCourse) -> Iterator[Outcome]:
             "loss went on falling.",
             evidence=(Evidence("metric", step, course.last, course.best, f"lowest {metric.name}"),),
         )  # fmt: skip
+
+
+def _goal_stands_still(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
+    """A score on other data that is 0, or has not moved, while the training loss fell."""
+    values, few = metric.value, len(metric.value)
+    learnt = course.first > 0 and course.last <= _LEARNT * course.first
+    if not learnt or not is_of_score(metric.name) or few < _FEW_SCORES:
+        return
+    is_zero = np.abs(values).max() <= _ZERO
+    spread, level = float(np.ptp(values)), float(median(np.abs(values)))
+    is_still = few >= _STILL_SCORES and spread <= _STILL * level and not _is_high(level)
+    if is_zero or is_still:
+        low, high = (two_digits(float(one)) for one in (values.min(), values.max()))
+        said = "is 0" if is_zero else f"stays between {low} and {high}"
+        yield Outcome(
+            State.GOAL_STILL, int(metric.step[0]), ("loss", metric.name),
+            f"{metric.name} {said} in {few} evaluations, while the training loss falls.",
+            evidence=(
+                Evidence("metric", int(metric.step[-1]), float(values[-1]), float(values[0]),
+                         f"first {metric.name}"),
+            ),
+        )  # fmt: skip
+
+
+def _is_high(level: float) -> bool:
+    """Whether a score, as a share or in percent, may be as good as it can be."""
+    return level > _HIGH if level <= 1 else level > 100 * _HIGH
 
 
 def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:

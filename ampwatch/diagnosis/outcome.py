@@ -7,21 +7,25 @@ the rules found: silence of the rules is no evidence of health.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.findings import Evidence, Outcome, Severity, State
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation
-from ampwatch.diagnosis.learning_rate.rate_history import RateRows
 from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse, LossEnd, loss_course
+from ampwatch.diagnosis.loss_progress import (
+    LossSeries,
+    no_progress,
+    rate_leapt,
+    series_of,
+    series_of_case,
+)
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_outcome import LOST, explains_rise, is_goal_reached, metric_outcome
-from ampwatch.diagnosis.value_text import count_text, rate_text, two_digits
-from ampwatch.metric_names import Metric
+from ampwatch.diagnosis.value_text import two_digits
 
 # The last rows, and how many of them show how the numbers ended.
 _LAST, _MOST, _LINES = 20, 0.5, 2
@@ -31,51 +35,13 @@ _RAISED, _GREW = 1.5, 1.5  # times: a learning rate, micro-batches; gradients
 _LONG = 100  # losses: a climb that takes them is slow
 _FAR = 4.0  # times its best: no other data make a loss so much higher
 _FEW_SKIPS = 2  # of the last rows, of a training whose steps are taken
-# A loss that is the same, but for this share, in so many lines or single steps, from the start.
-SAME, SAME_LINES, SAME_STEPS, _GAIN, _BEGAN = 0.003, 8, 200, 0.04, 1.5
-# A loss that fell by no more than this, so surely: deviations of a median, entries that wander.
-HARDLY, HARDLY_STEPS, _HARDLY_ENTRIES, _BEGINNING, _VERY_FIRST = 0.04, 300, 15, 30, 5
-_SEEN, _TOGETHER = 4.0, 4
-# A schedule that was lost: times, over so many parts of the record, for so much of it at least.
-_LEAPT, _LEAP_PARTS, _LEAP_SHARE, _STILL_UP, _DECAYED = 3.0, 40, 0.1, 0.6, 2.0
-_LEAP_WORSE, _DEVIATIONS = 1.05, 3.0
 _ANNOUNCED, _RISING, _LEAP = 12, 1.2, 2.0  # entries before the loss rose; times: a rate
 _LEFT, _MORE = 0.1, 0.9  # of the first losses: what is left where all is learnt
 _RUNAWAY = 1000.0  # times the first loss, and finite: it grows from step to step
 _MOMENTS = 0.1  # of the record
+_AWAY, _MANY_PARTS = 100.0, 10  # times, of losses and of gradients
 _WORTH, _CALM = 0.15, 0.15  # of the first loss: a gain; of the gain: the noise where all is lost
 _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
-
-
-# What to do where no rule has found why.
-UNEXPLAINED = {
-    State.WORSE: "Lower the learning rate. If that does not help, look at the batches around the "
-    "step at which the loss rose. Record the gradient norm: it tells the two apart.",
-    State.NOT_BACK: "Wait: the loss may come back. If it does not, lower the learning rate, or "
-    "look at the batches around the step at which it rose.",
-    State.ANOTHER_LEVEL: "Check whether the data or the task changed at that step.",
-    State.NOT_FINITE: "Attach ampwatch to the training: it names the first layer whose numbers are "
-    "inf or NaN. Until then, try bf16 or a lower learning rate.",
-    State.NO_STEPS: "Stop: nothing is learnt. Attach ampwatch to the training: it names the layer "
-    "whose gradients overflow.",
-    State.STANDS_STILL: "Check that the optimizer has this model's parameters, that the loss "
-    "compares shapes that fit, and the labels. Then try a learning rate ten times lower, and ten "
-    "times higher.",
-    State.HARDLY_FALLS: "Check the labels, and that inputs and labels belong together. Then try a "
-    "learning rate ten times higher, and ten times lower. If this continues a trained model, it "
-    "may be all there is to learn.",
-    State.RATE_LEAPT: "Set the learning rate back to what it was before that step. If it came with "
-    "a resume, load the scheduler's state, and the optimizer's, from the checkpoint as well.",
-    State.OVERFITS: "Stop at the lowest validation loss and keep that checkpoint. More data, "
-    "augmentation, dropout or weight decay move it further down.",
-    State.GOAL_FALLS: "Keep the checkpoint of the best value. If it does not come back, go on from "
-    "there with a lower learning rate.",
-    State.GOAL_LOST: "Go back to the checkpoint of the best value. Go on with a lower learning "
-    "rate, or with smaller changes of the policy in each update.",
-    State.ADVERSARY_WON: "Go back to before that step. Give the discriminator a lower learning "
-    "rate, fewer steps or noisy labels: a generator learns nothing from one that is always right.",
-    State.NOTHING_LEARNS: "Check that the loss depends on the parameters that the optimizer has.",
-}
 
 
 def outcome_of(case: Case) -> Outcome:
@@ -113,7 +79,7 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
         good = np.flatnonzero(~bad[told])
         since = told[good[-1] + 1] if len(good) else told[0]
         step = int(tail.of("step")[since])
-        series = _series(case)
+        series = series_of_case(case)
         announced, at_once = _before(series, step)
         words = f"The loss is inf or NaN from step {step:,} on."
         evidence = Evidence("loss", step, "nan")
@@ -130,7 +96,7 @@ def _no_steps(case: Case) -> Iterator[Outcome]:
         step = int(case.rate.tail.of("step")[-streak])
         words = f"Every step is skipped from step {step:,} on."
         evidence = Evidence("skipped", case.scale.last_step, float(streak))
-        announced, at_once = _before(_series(case), step)
+        announced, at_once = _before(series_of_case(case), step)
         yield Outcome(State.NO_STEPS, step, ("skipped",), words, announced, (evidence,), at_once)
 
 
@@ -170,30 +136,9 @@ def _ended_by_exception(case: Case) -> Outcome | None:
 # --- the loss -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Series:
-    """The losses of a record in their order, each with its step: all of them, or points."""
-
-    step: Integers
-    loss: Floats
-    norm: Floats
-    lr: Floats
-
-
-def _series(case: Case) -> _Series:
-    """A short record's losses as they are; a long one's as medians of stretches."""
-    return _series_of(case.rate.head if case.rate.is_whole else case.rate.points.rows)
-
-
-def _series_of(rows: RateRows) -> _Series:
-    known = np.isfinite(rows.of("loss"))
-    columns = (rows.of(name)[known] for name in ("loss", "grad_norm", "lr"))
-    return _Series(rows.of("step")[known].astype(np.int64), *columns)
-
-
 def _of_loss(case: Case) -> Outcome:
     """What the loss says of a record whose numbers are finite and whose steps are taken."""
-    series = _series(case)
+    series = series_of_case(case)
     course = loss_course(series.loss)
     if not case.rate.is_whole and course.end in {LossEnd.LEARNING, LossEnd.FLAT}:
         series, course = _latest(case, series, course)
@@ -203,32 +148,60 @@ def _of_loss(case: Case) -> Outcome:
     shown = metric_outcome(case, course)
     if shown is None or shown.state is State.ADVERSARY_WON:
         return shown or by_loss
+    if by_loss.state is State.RATE_LEAPT:
+        return by_loss  # it says why
     return shown if shown.severity.weight > by_loss.severity.weight else by_loss
 
 
-def _by_loss(case: Case, series: _Series, course: LossCourse) -> Outcome:
+def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     if len(case.rises.series) > 1:
         return Outcome(State.FLAT, None, ("loss",))  # each has a loss of its own
     takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
     if takes_steps and course.end is not LossEnd.LEARNING and is_goal_reached(case):
         return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
-    if takes_steps and (leapt := _rate_leapt(case, series)) is not None:
+    if (gone := _runs_away(series)) is not None:
+        return gone
+    if takes_steps and (leapt := rate_leapt(case, series)) is not None:
         return leapt
+    ended_calm = course.end in {LossEnd.LEARNING, LossEnd.FLAT}
+    still = no_progress(case, series, course) if ended_calm else None
+    if still is not None:
+        return still
     if course.end is not LossEnd.WORSE and _is_lost(series, course):
         return _worse(case, series, replace(course, end=LossEnd.WORSE))
     if course.end is LossEnd.LEARNING and takes_steps and not _is_doubted(case, course):
         return Outcome(State.LEARNING, None, ("loss",))
     if course.end in {LossEnd.LEARNING, LossEnd.FLAT}:
-        return _flat(case, series, course)
+        return Outcome(State.FLAT, None, ("loss",))
     return _worse(case, series, course)
 
 
-def _latest(case: Case, series: _Series, course: LossCourse) -> tuple[_Series, LossCourse]:
+def _runs_away(series: LossSeries) -> Outcome | None:
+    """A loss that falls below zero without end while gradients grow by as much: no minimum."""
+    count = len(series.loss)
+    if count < LEAST * _MANY_PARTS:
+        return None
+    first, last = (
+        median(np.abs(part)) for part in (series.loss[: count // 10], series.loss[-LEAST:])
+    )
+    early, late = (
+        median_of_known(part) for part in (series.norm[: count // 10], series.norm[-LEAST:])
+    )
+    if series.loss[-1] >= 0 or last < _AWAY * max(first, 1.0) or not late >= _AWAY * early > 0:
+        return None
+    far = np.abs(series.loss) > _AWAY / 10 * max(first, 1.0)
+    step = int(series.step[int(far.argmax())])
+    words = f"The loss runs away below zero, to {two_digits(float(series.loss[-1]))}."
+    evidence = Evidence("loss", int(series.step[-1]), float(series.loss[-1]), first, "at first")
+    return Outcome(State.WORSE, step, ("loss", "grad_norm"), words, evidence=(evidence,))
+
+
+def _latest(case: Case, series: LossSeries, course: LossCourse) -> tuple[LossSeries, LossCourse]:
     """The last rows by themselves, if the loss left there all that it was for half of the run.
 
     The points of a long run do not show what began a moment ago.
     """
-    rows = _series_of(case.rate.tail)
+    rows = series_of(case.rate.tail)
     recent = loss_course(rows.loss)
     if recent.end not in {LossEnd.HIGHER, LossEnd.NOT_BACK, LossEnd.WORSE}:
         return series, course
@@ -238,104 +211,12 @@ def _latest(case: Case, series: _Series, course: LossCourse) -> tuple[_Series, L
     return rows, replace(recent, first=course.first)
 
 
-def _flat(case: Case, series: _Series, course: LossCourse) -> Outcome:
-    """A loss that ended where it began: no progress at all, if the record shows the beginning."""
-    loss, count = series.loss, len(series.loss)
-    half, early = loss[count // 2 :], loss[count // 8 + 1 : count // 2]
-    level, noise = median(half), robust_deviation(half)
-    is_loss = loss.min() > 0 and level > NOTHING
-    is_long = count >= (SAME_STEPS if case.observed.loop else SAME_LINES)
-    if not is_loss or not is_long or not _is_beginning(case, series) or _has_adversary(case):
-        return Outcome(State.FLAT, None, ("loss",))
-    near = SAME * abs(level)
-    is_same = noise <= near and abs(median(early) - level) <= near
-    stood_elsewhere = course.best < (1 - _GAIN) * level or course.first > _BEGAN * level
-    first = median(loss[: max(1, count // _BEGINNING)])
-    entries = count_text(count, "entry", "entries")
-    evidence = Evidence("loss", int(series.step[-1]), float(half[-1]), course.first, "at first")
-    begin = int(series.step[0])
-    if case.observed.loop and not _has_gradients(case, series):
-        return Outcome(State.FLAT, None, ("loss",))  # that has findings of its own
-    if is_same and not stood_elsewhere:
-        words = f"The loss does not fall: it is {two_digits(level)} in {entries}."
-        return Outcome(State.STANDS_STILL, begin, ("loss",), words, evidence=(evidence,))
-    error = _SEEN * noise / np.sqrt(count / _TOGETHER)
-    # A long record's beginning is soon over: its very first losses count as well.
-    began = median_of_known(case.rate.head.of("loss")[:_VERY_FIRST])
-    near = abs(first - level) <= HARDLY * level and began - level <= HARDLY * level + noise
-    is_long = count >= _HARDLY_ENTRIES and case.scale.steps >= HARDLY_STEPS
-    if is_long and near and error <= HARDLY * level:
-        words = f"The loss hardly falls: {two_digits(first)} at first, {two_digits(level)} in the "
-        words += f"later half of {entries}."
-        since = int(series.step[count // 2])
-        return Outcome(State.HARDLY_FALLS, since, ("loss",), words, evidence=(evidence,))
-    return Outcome(State.FLAT, None, ("loss",))
-
-
-def _rate_leapt(case: Case, series: _Series) -> Outcome | None:
-    """A loss that has stood higher since the learning rate, once decayed, leapt back up.
-
-    Restarts that are meant come again, or come down again: one that does neither is a schedule that
-    was lost, as by a resume.
-    """
-    known = np.isfinite(series.lr) & (series.lr > 0)
-    lr, loss, step = series.lr[known], series.loss[known], series.step[known]
-    wide = max(1, len(lr) // _LEAP_PARTS)
-    if len(lr) < _LONG or loss.min() <= 0:
-        return None
-    rose = np.flatnonzero(lr[wide:] >= _LEAPT * lr[:-wide])
-    decayed = np.maximum.accumulate(lr)[rose] >= _DECAYED * lr[rose]
-    rose = rose[decayed]
-    if not len(rose) or rose[-1] - rose[0] > 2 * wide:
-        return None
-    at = int(rose[0])
-    since = at + wide
-    after, few = len(lr) - since, max(LEAST, len(lr) // _LEAP_PARTS)
-    if after < _LEAP_SHARE * len(lr) or lr[-1] < _STILL_UP * lr[since:].max():
-        return None
-    if explains_rise(case, step, loss, since):
-        return None
-    before, late = loss[max(0, at - few) : at + 1], loss[-few:]
-    low, high = median(before), median(late)
-    noise = _DEVIATIONS * robust_deviation(loss[at - at // 2 : at + 1]) / np.sqrt(few)
-    if high < _LEAP_WORSE * low or high - low <= noise:
-        return None
-    first = int(step[since])
-    words = (
-        f"The loss rose from {two_digits(low)} to {two_digits(high)} when the learning rate leapt "
-        f"from {rate_text(lr[at])} to {rate_text(lr[since:].max())}, about step {first:,}, and is "
-        "not back."
-    )
-    evidence = Evidence("lr", first, float(lr[since]), float(lr[at]), "before")
-    return Outcome(State.RATE_LEAPT, first, ("loss", "lr"), words, evidence=(evidence,))
-
-
 def _is_doubted(case: Case, course: LossCourse) -> bool:
     """Whether a loss that fell little stands against a learning rate that looks too high."""
     return case.judgement.onset is not None and 0 < course.last > (1 - _WORTH) * course.first
 
 
-def _has_gradients(case: Case, series: _Series) -> bool:
-    """Whether gradients, or updates, are recorded, and are not zero."""
-    known = series.norm[np.isfinite(series.norm)]
-    if len(known) > _MOST * len(series.norm):
-        return median(known) > 0
-    return median_of_known(case.rate.tail.of("update_norm")) > 0
-
-
-def _has_adversary(case: Case) -> bool:
-    """Whether another network is trained against this one: then neither loss need fall."""
-    return case.rate.setup.several_optimizers or any(case.metrics.of(Metric.ADVERSARY))
-
-
-def _is_beginning(case: Case, series: _Series) -> bool:
-    """Whether the record begins where the training began, with random weights."""
-    apart = float(np.median(np.diff(series.step))) if len(series.step) > 1 else 1.0
-    begins = bool(series.step[0] <= 3 * apart + 1)
-    return begins and not (case.observed.loop and case.rate.setup.resumed)
-
-
-def _before(series: _Series, step: int) -> tuple[bool, bool]:
+def _before(series: LossSeries, step: int) -> tuple[bool, bool]:
     """Whether a trouble at this step was announced, or came while the loss was at its best."""
     since = int(np.searchsorted(series.step, step))
     announced = _is_announced(series, since)
@@ -343,7 +224,7 @@ def _before(series: _Series, step: int) -> tuple[bool, bool]:
     return announced, calm and not announced
 
 
-def _is_announced(series: _Series, since: int) -> bool:
+def _is_announced(series: LossSeries, since: int) -> bool:
     """Whether gradients or the learning rate rose for long before the loss did.
 
     Too high a learning rate announces itself so; other data come at once.
@@ -362,7 +243,7 @@ def _is_announced(series: _Series, since: int) -> bool:
     return bool(rises and not leapt and known[-1] >= _RISING * known[0] > 0)
 
 
-def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
+def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     """A loss that ended above its best, unless something that is recorded explains it."""
     since = course.since
     times = _norm_times(series, since)
@@ -404,7 +285,7 @@ def _worse(case: Case, series: _Series, course: LossCourse) -> Outcome:
     return Outcome(state, step, ("loss",), words, announced, (evidence,))
 
 
-def _is_lost(series: _Series, course: LossCourse) -> bool:
+def _is_lost(series: LossSeries, course: LossCourse) -> bool:
     """Whether the loss went back to where it began, or far up, and has stood there ever since."""
     count, gained, height = len(series.loss), course.first - course.best, course.last - course.best
     late = series.loss[-max(LEAST, count // 3) :]
@@ -416,14 +297,14 @@ def _is_lost(series: _Series, course: LossCourse) -> bool:
     return count >= _LONG and was_won and is_up and stands and not as_before
 
 
-def _norm_times(series: _Series, since: int) -> float | None:
+def _norm_times(series: LossSeries, since: int) -> float | None:
     """How many times higher the gradient norm is since the loss rose; None where it is unknown."""
     before = median_of_known(series.norm[:since][-len(series.norm) // 4 :])
     after = median_of_known(series.norm[since:])
     return after / before if before > 0 and np.isfinite(after) else None
 
 
-def _is_explained(case: Case, series: _Series, course: LossCourse) -> bool:
+def _is_explained(case: Case, series: LossSeries, course: LossCourse) -> bool:
     """Whether a restart of the schedule or larger batches explain a rise that is not worse."""
     since = course.since
     before, after = (median_of_known(part) for part in (series.lr[:since][-5:], series.lr[since:]))

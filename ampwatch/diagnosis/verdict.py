@@ -24,9 +24,10 @@ from ampwatch.diagnosis.findings import (
 )
 from ampwatch.diagnosis.learning_rate import Judgement
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.outcome import UNEXPLAINED, outcome_of
+from ampwatch.diagnosis.outcome import outcome_of
 from ampwatch.diagnosis.rule import RATE
 from ampwatch.diagnosis.rules import RULES
+from ampwatch.diagnosis.unexplained import UNEXPLAINED
 from ampwatch.diagnosis.value_text import rate_text
 from ampwatch.diagnosis.weighed_causes import causes_of
 
@@ -56,6 +57,7 @@ _TELL_OF = {
     State.STANDS_STILL: ("AMP309",),
     State.HARDLY_FALLS: ("AMP309",),
     State.OVERFITS: ("AMP310",),
+    State.GOAL_STILL: ("AMP313",),
     State.GOAL_FALLS: ("AMP311",),
     State.GOAL_LOST: ("AMP311",),
     State.ADVERSARY_WON: ("AMP312",),
@@ -199,6 +201,8 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
     elif codes == {"AMP303"}:
         action = Action.KEEP
         because = "The loss spiked and recovered by itself each time, at this same rate."
+    elif codes == {"AMP902"} and case.rate_advice.action is Action.KEEP:
+        return case.rate_advice
     elif not seen.sees_mechanism:
         because = f"{what} was found; without updates or gradients the rate cannot be judged."
     elif len(large):
@@ -250,9 +254,7 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
     if outcome.came_at_once and advice.action is Action.LOWER:
         because = f"{outcome.words} The loss was at its best until then, and nothing announced it."
         return Advice(Action.UNKNOWN, because, current=advice.current)
-    untold = advice.action is Action.NOT_THE_CAUSE and not case.judgement.is_judged
-    undecided = advice.action is Action.UNKNOWN or untold or advice.explained_by in _BY_NUMBERS
-    if outcome.is_announced and outcome.severity is Severity.ERROR and undecided:
+    if outcome.is_announced and outcome.severity is Severity.ERROR and _is_undecided(case, advice):
         base = case.rate.base_rate
         return Advice(
             Action.LOWER,
@@ -265,16 +267,22 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
             restart_from_step=outcome.since_step,
         )
     if outcome.state in _NO_PROGRESS and advice.explained_by in {None, "AMP309"}:
-        return _if_nothing_moves(case, outcome, advice.current)
+        return _if_nothing_moves(case, outcome, advice)
     left = {Action.KEEP, Action.RAISE}
     if outcome.state in {State.GOAL_LOST, State.GOAL_FALLS} and advice.explained_by is None:
         left.add(Action.NOT_THE_CAUSE)
     if outcome.severity is Severity.INFO or advice.action not in left:
         return advice
-    if outcome.state is State.OVERFITS:
+    if outcome.state in {State.OVERFITS, State.GOAL_STILL, State.EXCEPTION}:
         return advice
     because = f"{outcome.words} The record does not show whether the learning rate is the cause."
     return Advice(Action.UNKNOWN, because, current=advice.current)
+
+
+def _is_undecided(case: Case, advice: Advice) -> bool:
+    """Whether neither rules nor the table of evidence say if the learning rate is the cause."""
+    untold = advice.action is Action.NOT_THE_CAUSE and not case.judgement.is_judged
+    return advice.action is Action.UNKNOWN or untold or advice.explained_by in _BY_NUMBERS
 
 
 def _back_to_before(outcome: Outcome) -> Advice:
@@ -292,8 +300,10 @@ _NO_PROGRESS = frozenset((State.STANDS_STILL, State.HARDLY_FALLS))
 _HIGHER, _STILL_RISING = 10.0, 1.5  # times: to try, and from the middle of a warm-up to its end
 
 
-def _if_nothing_moves(case: Case, outcome: Outcome, current: float | None) -> Advice:
+def _if_nothing_moves(case: Case, outcome: Outcome, advice: Advice) -> Advice:
     """The advice if the loss stands where it began: a warm-up that is still on may be too slow."""
+    if advice.action is Action.RAISE:
+        return advice
     if outcome.state is State.HARDLY_FALLS and case.rate_advice.action is Action.RAISE:
         return case.rate_advice
     rows = case.rate.head if case.rate.is_whole else case.rate.points.rows
@@ -307,7 +317,7 @@ def _if_nothing_moves(case: Case, outcome: Outcome, current: float | None) -> Ad
             confidence=learning_rate.advice.UNCERTAIN,
         )  # fmt: skip
     because = f"{outcome.words} The record does not show whether the learning rate is the cause."
-    return Advice(Action.UNKNOWN, because, current=current)
+    return Advice(Action.UNKNOWN, because, current=advice.current)
 
 
 def _raised_again(finding: Finding) -> Advice | None:

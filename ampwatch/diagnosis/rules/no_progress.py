@@ -6,16 +6,17 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Severity, State
-from ampwatch.diagnosis.outcome import (
+from ampwatch.diagnosis.loss_progress import (
+    AT_FIRST,
     HARDLY,
     HARDLY_STEPS,
     SAME,
     SAME_LINES,
     SAME_STEPS,
-    UNEXPLAINED,
-    outcome_of,
 )
+from ampwatch.diagnosis.outcome import outcome_of
 from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
+from ampwatch.diagnosis.unexplained import UNEXPLAINED
 
 
 @rule(
@@ -27,8 +28,9 @@ from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
         "shown, and nothing is learnt.",
         looks="A record from the first step on whose loss is the same, within "
         f"{100 * SAME:g} %, in {SAME_LINES} lines or more of a log, or in {SAME_STEPS} steps. A "
-        f"warning: in {HARDLY_STEPS} steps or more it fell by no more than {100 * HARDLY:g} %, and "
-        "its noise would not hide more.",
+        f"warning: in {HARDLY_STEPS} steps or more it fell by no more than {100 * HARDLY:g} %, or "
+        f"by {100 * AT_FIRST:g} % in its first tenth and no further, and its noise would not hide "
+        "more.",
         not_to_confuse="AMP410, where no gradient arrives; AMP308, where the learning rate is next "
         "to zero; a fine-tuning that begins at a good loss; a loss of reinforcement learning or of "
         "an adversarial pair, which need not fall.",
@@ -48,7 +50,8 @@ def no_progress(case: Case) -> Iterator[Seen]:
         yield Seen(
             severity=outcome.severity,
             action=UNEXPLAINED[outcome.state],
-            first_step=outcome.since_step,
+            # A slow fall has no first step: whatever explains it may come later.
+            first_step=outcome.since_step if outcome.state is State.STANDS_STILL else None,
             last_step=case.scale.last_step,
             summary=outcome.words,
             cause="This record does not show why.",

@@ -1,4 +1,4 @@
-"""AMP310 to AMP312: what metrics beside the loss show."""
+"""AMP310 to AMP313: what metrics beside the loss show."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Severity, State
-from ampwatch.diagnosis.outcome import UNEXPLAINED, outcome_of
+from ampwatch.diagnosis.outcome import outcome_of
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.unexplained import UNEXPLAINED
 
 
 @rule(
@@ -71,6 +72,30 @@ def discriminator_won(case: Case) -> Iterator[Seen]:
     yield from _of(
         case, State.ADVERSARY_WON, cause="The discriminator tells every sample apart: it leaves "
         "the generator no gradient.",
+    )  # fmt: skip
+
+
+@rule(
+    "AMP313",
+    "score-stands-still",
+    Severity.WARNING,
+    Page(
+        meaning="An accuracy or another score is 0, or does not move, while the training loss "
+        "falls: what is measured is not what is trained.",
+        looks="A logged metric whose name says that it is a score: 0 in five evaluations or more, "
+        "or the same within a tenth in eight or more, and not a high one.",
+        not_to_confuse="AMP309, where the training loss stands still as well.",
+        do=UNEXPLAINED[State.GOAL_STILL],
+        example="bbox_mAP is 0.0000 in 20 epochs while the loss falls from 1.6 to 0.5: the classes "
+        "of the evaluation have other names.",
+    ),
+    Ties(excludes_rate=always),
+)
+def score_stands_still(case: Case) -> Iterator[Seen]:
+    """A score that does not move while the training loss falls."""
+    yield from _of(
+        case, State.GOAL_STILL, cause="What is measured is not what is trained, or the data are in "
+        "an order that teaches one thing at a time.",
     )  # fmt: skip
 
 

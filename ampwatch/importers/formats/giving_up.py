@@ -100,10 +100,12 @@ _EXCEPTION = re.compile(
     r"(?:\W{0,4}rank\W?\d{1,6}\W{0,4})?(?:[A-Za-z_]\w{0,60}\.){0,8}"
     r"([A-Z]\w{0,60}(?:Error|Exception)): +(\S.*)"
 )
+_STOPPED = re.compile(r"\b(?:signal: (?:2|15)|SIGTERM|SIGINT)\b")  # by a person or a scheduler
 # How a process dies that raises nothing itself.
 _DEATHS = (
     ("collective operation timeout", "DistBackendError"),
-    (") received by PID", "SignalException"),
+    ("(SIGKILL) received by PID", "SignalException"),
+    ("(SIGSEGV) received by PID", "SignalException"),
     ("Segmentation fault (core dumped)", "SegmentationFault"),
 )
 # What a shell says of a process that the kernel killed, mostly for the host's memory.
@@ -124,7 +126,7 @@ def read(line: str) -> Iterator[Statement]:
                 yield _gave_up(statement, told, line)
             return
     raised = _EXCEPTION.match(line)
-    if raised is not None:
+    if raised is not None and not _STOPPED.search(raised[2]):
         message = raised[2].strip()[:300]
         yield GaveUp(raised[1], message, says_why=_SAYS_WHY.search(message) is not None)
         return
