@@ -355,7 +355,7 @@ def test_a_run_that_an_exception_ended_is_told_so_with_its_layer_and_line():
     detail = {"fatal": True, "exception": "KeyError", "message": "'x'", "layer": "head"}
     events = event_table([(29, "exception", detail | {"user_frame": "/home/me/train.py:7, in f"})])
     told = diagnose(scaled_run([False] * 30, events=events))
-    assert told.verdict.value == "warning"
+    assert told.verdict.value == "failing"
     assert told.outcome.state is State.EXCEPTION
     assert (told.headline.code, told.headline.layer) == ("AMP902", "head")
     assert "KeyError in layer head at train.py:7, in f" in told.headline.summary

@@ -153,6 +153,11 @@ def test_the_exception_that_ends_a_log_ends_its_run(line, code, tmp_path):
     assert found.headline.code == (code or "AMP902")
 
 
+def test_who_stops_a_run_by_a_signal_ends_it_without_trouble(tmp_path):
+    line = "torch.distributed.SignalException: Process 12 got signal: 15"
+    assert diagnose(imported(f"{lines(40)}{line}\n", tmp_path)).verdict.value == "healthy"
+
+
 def test_an_exception_after_which_the_run_goes_on_was_caught(tmp_path):
     run = imported(f"{lines(40)}ConnectionError: wandb is away\n{lines(40, 41)}", tmp_path)
     assert endings(run) == ["started"]
