@@ -147,9 +147,7 @@ RAISED = [
 @pytest.mark.parametrize(("line", "code"), RAISED)
 def test_the_exception_that_ends_a_log_ends_its_run(line, code, tmp_path):
     found = diagnose(imported(f"{lines(40)}Traceback (most recent call last):\n{line}\n", tmp_path))
-    assert found.verdict.value == (
-        "failing" if code in {"AMP506", "AMP406", "AMP410"} else "warning"
-    )
+    assert found.verdict.value == "failing"
     assert found.headline.code == (code or "AMP902")
 
 
