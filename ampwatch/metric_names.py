@@ -154,8 +154,8 @@ def metric_of(name: str) -> Metric | None:
     words = [word.lower() for word in _WORDS.findall(name)]
     said, joined = set(words), "".join(words)
     glued = {a + b for a, b in pairwise(words)}
-    if said & _GOALS or glued & _GOALS:
-        return None if said & {"loss", "scale", "model", "std", "var"} else Metric.GOAL
+    if (said & _GOALS or glued & _GOALS) and "loss" not in said:
+        return None if said & {"scale", "model", "std", "var"} else Metric.GOAL
     is_loss = bool(said & _LOSSES or glued & _LOSSES or joined.startswith(("err", "loss")))
     if is_loss and said & _VALIDATION:
         return Metric.VALIDATION

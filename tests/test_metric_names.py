@@ -8,7 +8,7 @@ from ampwatch.metric_names import Metric, metric_of
 
 
 @pytest.mark.parametrize(("names", "kind"), [
-    ("val_loss eval_loss test/l2 eval_wer valid_ppl val.nll_loss valLoss", Metric.VALIDATION),
+    ("val_loss eval_loss val_dice_loss test/l2 eval_wer valid_ppl valLoss", Metric.VALIDATION),
     ("errG loss_G g_loss mse_train policy_loss nll total_loss", Metric.LOSS),
     ("errD D_loss loss_disc", Metric.ADVERSARY),
     ("loss_per_token nll_per_step", Metric.PER_UNIT),

@@ -80,10 +80,10 @@ def no_progress(case: Case, series: LossSeries, course: LossCourse) -> Outcome |
         return Outcome(State.STANDS_STILL, begin, ("loss",), words, evidence=(evidence,))
     after, late = median(loss[count // 10 : 3 * count // 10]), median(loss[-count // 5 :])
     began = median_of_known(case.rate.head.of("loss")[:LEAST])
-    if not case.observed.every_step:  # its first line stands for the beginning
+    averaged = "averaged" in case.record.marks.get("loss", ())
+    if averaged:  # the first mean of many steps has left the beginning behind
         began = max(began, float(loss[0]))
-    # The first mean of many steps has left the beginning behind.
-    least = HARDLY if "averaged" in case.record.marks.get("loss", ()) else AT_FIRST
+    least = HARDLY if averaged else AT_FIRST
     error = noise / np.sqrt(count / 10)
     if not _is_long(case) or not _hardly_falls(began, after, late, error, least):
         return None

@@ -31,6 +31,7 @@ _LEAST, _PART = 12, 10  # values of a goal that show a course; a tenth of them i
 LOST, _WON = 0.7, 6.0
 _STOOD = 0.15  # of the record, near its best
 _LONG_LOST = 1 / 4  # of the record: it does not come back
+_LOSES = 0.2  # of its first losses: a discriminator that has so much left has not won
 _NOTHING_LEFT, _ENDS = 0.01, 5  # of a discriminator's first losses; a fifth of them at either end
 _GREW = 1.2  # times: a length, a number of frames
 _NEAR = 3  # entries from a change of a size to the rise that it explains
@@ -115,7 +116,9 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
         return
     since = min(int(stood[-1]) + size - size // 2, count - 1)
     step = int(metric.step[since])
-    is_final = count - since >= _LONG_LOST * count and not is_of_validation(metric.name)
+    # What is measured apart wanders: of that, a fall is final if it is large as well.
+    is_large = not is_of_validation(metric.name) or last <= LOST * best
+    is_final = count - since >= _LONG_LOST * count and is_large
     state = State.GOAL_LOST if is_final else State.GOAL_FALLS
     yield Outcome(
         state, step, (metric.name,),
@@ -151,6 +154,16 @@ def _adversary_won(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome
 
 
 # --- what explains a rise -------------------------------------------------------------------------
+
+
+def is_in_balance(case: Case) -> bool:
+    """Whether another network is trained against this one, and none has won."""
+    return any(
+        median(metric.value[-max(1, len(metric.value) // _ENDS) :])
+        > _LOSES * median(metric.value[: max(1, len(metric.value) // _ENDS)])
+        for metric in case.metrics.of(Metric.ADVERSARY)
+        if "critic" not in metric.name.lower()
+    )
 
 
 def is_goal_reached(case: Case) -> bool:

@@ -24,7 +24,13 @@ from ampwatch.diagnosis.loss_progress import (
     series_of_case,
 )
 from ampwatch.diagnosis.medians import median, median_of_known
-from ampwatch.diagnosis.metric_outcome import LOST, explains_rise, is_goal_reached, metric_outcome
+from ampwatch.diagnosis.metric_outcome import (
+    LOST,
+    explains_rise,
+    is_goal_reached,
+    is_in_balance,
+    metric_outcome,
+)
 from ampwatch.diagnosis.value_text import two_digits
 
 # The last rows, and how many of them show how the numbers ended.
@@ -157,7 +163,9 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     if len(case.rises.series) > 1:
         return Outcome(State.FLAT, None, ("loss",))  # each has a loss of its own
     takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
-    if takes_steps and course.end is not LossEnd.LEARNING and is_goal_reached(case):
+    not_best = course.end is not LossEnd.LEARNING
+    balanced = is_in_balance(case) and course.last < _FAR * max(course.first, course.best)
+    if takes_steps and (balanced or (not_best and is_goal_reached(case))):
         return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
     if (gone := _runs_away(series)) is not None:
         return gone

@@ -16,6 +16,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "step": (
         "step", "train_global_step", "trainer_global_step", "global_step", "_step", "iteration",
         "iter", "num_updates", "train_step", "current_steps", "current_step", "training_step",
+        "steps", "it", "update",
     ),
     "loss": (
         "loss", "train_loss", "training_loss", "train_loss_step", "loss_step", "train_batch_loss",
