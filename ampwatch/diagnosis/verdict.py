@@ -66,7 +66,7 @@ _TELL_OF = {
 _SYMPTOMS = frozenset(
     ("AMP103", "AMP105", "AMP202", "AMP203", "AMP206", "AMP208", "AMP209", "AMP306", "AMP307")
 )
-_RISE, _SPIKES = "AMP307", "AMP303"
+_RISE = "AMP307"
 _OF_THE_LOSS = frozenset(("AMP206", "AMP303", "AMP304", "AMP307"))  # what stands out in it alone
 # So are losses and gradients that are not finite now and then.
 _NUMBERS, _RARE = frozenset(("AMP204", "AMP211")), 0.1
@@ -87,13 +87,6 @@ def _are_rare(case: Case) -> bool:
 
 def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome) -> list[Finding]:
     """The findings as grave as the outcome is: one that nothing tells of is told, in its words."""
-    # Spikes that healed cost nothing any more, unless something was loaded or lost before them.
-    calm = outcome.is_good and not case.scale.resets.count and not case.rate.setup.restarts
-    if calm:
-        findings = [
-            replace(finding, severity=Severity.INFO) if finding.code == _SPIKES else finding
-            for finding in findings
-        ]
     if outcome.is_explained:
         findings = [
             replace(finding, severity=Severity.INFO) if finding.code in _OF_THE_LOSS else finding
