@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis
 from ampwatch.diagnosis.column_arrays import integers, known, numbers
-from ampwatch.diagnosis.findings import Verdict
+from ampwatch.diagnosis.findings import State, Verdict
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import Follower, follow
 from ampwatch.recovery.change import (
@@ -234,8 +234,9 @@ def _judged(path: str, diagnosis: Diagnosis, record: Record, code: int | None, a
 
 
 def _fails(diagnosis: Diagnosis) -> bool:
-    """Whether anything speaks against a rerun, be its loss ever so good."""
-    return diagnosis.verdict is Verdict.FAILING or diagnosis.fails_by_rules
+    """Whether anything speaks against a rerun, be its loss ever so good; a crash alone does not."""
+    crashed = diagnosis.outcome.state is State.EXCEPTION
+    return (diagnosis.verdict is Verdict.FAILING and not crashed) or diagnosis.fails_by_rules
 
 
 def _lowers(diagnosis: Diagnosis) -> list[Advice]:
@@ -349,7 +350,7 @@ class NotChangedError(AmpwatchError):
 def _refuse_other_death(diagnosis: Diagnosis, code: int | None, asked: Asked, folder: Path) -> None:
     """A rerun that died of something else says nothing about what was changed."""
     steps, raised = diagnosis.run.steps, diagnosis.run.exception
-    if code is None or code == 0 or steps >= asked.steps or diagnosis.verdict is Verdict.FAILING:
+    if code is None or code == 0 or steps >= asked.steps or _fails(diagnosis):
         return
     if raised and asked.died_by and raised.partition(":")[0] == asked.died_by.partition(":")[0]:
         return
