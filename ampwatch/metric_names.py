@@ -111,7 +111,7 @@ _GOALS = frozenset(
         "prec1",
     ]
 )
-_ADVERSARIES = frozenset(["d", "disc", "discriminator", "dis", "critic"])
+_ADVERSARIES = frozenset({"d", "disc", "discriminator", "dis"})
 _SIZES = frozenset(
     [
         "len",
@@ -142,7 +142,7 @@ def is_of_validation(name: str) -> bool:
     return any(word.lower() in _VALIDATION for word in _WORDS.findall(name))
 
 
-def is_of_score(name: str) -> bool:
+def is_score(name: str) -> bool:
     """Whether a metric that should rise is an accuracy or the like, and no reward."""
     words = {word.lower() for word in _WORDS.findall(name)}
     return not words & {"reward", "rewards", "rew", "return", "returns", "score", "success"}

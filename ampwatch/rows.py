@@ -299,10 +299,10 @@ COLUMNS: Mapping[Table, tuple[Column, ...]] = {
         Column("kind", _text, "one of the kinds below"),
         Column("detail", _text, "what belongs to the kind, as JSON"),
     ),
-    # The user's own scalars, long form: a new name needs no new schema.
+    # Scalars that have no column, long form: a new name needs no new schema.
     Table.EXTRAS: (
         Column("step", _i64, "number of the step", "step", format=",d"),
-        Column("name", _text, "the name given to `watch.log`"),
+        Column("name", _text, "the name given to `watch.log`, or the log's own"),
         Column("value", _f64, "the value"),
     ),
 }  # fmt: skip
@@ -393,7 +393,7 @@ _ABOUT = {
     "and twenty after a skipped step.",
     Table.DEVICES: "About one row a second and device.",
     Table.EVENTS: "One row an event.",
-    Table.EXTRAS: "Scalars that `watch.log` was given, as they are stored.",
+    Table.EXTRAS: "Scalars that `watch.log` was given, or that a log measured beside its steps.",
 }
 _STORED_AS_NUMBER = frozenset({"layer", "max_update_layer"})
 

@@ -19,7 +19,7 @@ from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.episodes import ScaleFall, SkipSpan
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.event_history import EventHistory
-from ampwatch.diagnosis.findings import FindingStatus
+from ampwatch.diagnosis.findings import FindingStatus, Outcome
 from ampwatch.diagnosis.finiteness_history import (
     FinitenessHistory,
     bad_input,
@@ -105,6 +105,7 @@ class Case:
     )
     metrics: MetricHistory = field(default_factory=MetricHistory, metadata=_OWN)
     guard: GuardHistory = field(default_factory=GuardHistory, metadata=_OWN)
+    outcome: Outcome | None = field(default=None, init=False)  # once `outcome_of` was asked
 
     # --- folding ---------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from ampwatch.diagnosis.loss_outcome import LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_history import MetricCourse
 from ampwatch.diagnosis.value_text import two_digits
-from ampwatch.metric_names import Metric, is_of_score, is_of_validation
+from ampwatch.metric_names import Metric, is_of_validation, is_score
 
 # A score that is zero, or stands still: of its level, in so many evaluations, below what is good;
 # and how far the training loss must have come down.
@@ -70,20 +70,20 @@ def _overfits(metric: MetricCourse) -> Iterator[Outcome]:
 
 
 def _goal_stands_still(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
-    """A score on other data that is 0, or has not moved, while the training loss fell."""
-    values, few = metric.value, len(metric.value)
+    """A score that is 0, or has not moved, while the training loss fell."""
+    values, count = metric.value, len(metric.value)
     learnt = course.first > 0 and course.last <= _LEARNT * course.first
-    if not learnt or not is_of_score(metric.name) or few < _FEW_SCORES:
+    if not learnt or not is_score(metric.name) or count < _FEW_SCORES:
         return
     is_zero = np.abs(values).max() <= _ZERO
     spread, level = float(np.ptp(values)), float(median(np.abs(values)))
-    is_still = few >= _STILL_SCORES and spread <= _STILL * level and not _is_high(level)
+    is_still = count >= _STILL_SCORES and spread <= _STILL * level and not _is_high(level)
     if is_zero or is_still:
         low, high = (two_digits(float(one)) for one in (values.min(), values.max()))
-        said = "is 0" if is_zero else f"stays between {low} and {high}"
+        said = "stays at 0" if is_zero else f"stays between {low} and {high}"
         yield Outcome(
             State.GOAL_STILL, int(metric.step[0]), ("loss", metric.name),
-            f"{metric.name} {said} in {few} evaluations, while the training loss falls.",
+            f"{metric.name} {said} while the training loss falls.",
             evidence=(
                 Evidence("metric", int(metric.step[-1]), float(values[-1]), float(values[0]),
                          f"first {metric.name}"),
@@ -137,10 +137,9 @@ def _noise(values: Floats, size: int) -> float:
 
 def _adversary_won(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
     """A discriminator whose loss is nothing to the end, while the generator's has risen."""
-    part = len(metric.value) // _ENDS
-    if part < 1 or not course.last > max(course.first, course.best):
+    if len(metric.value) < _ENDS or not course.last > max(course.first, course.best):
         return
-    first, last = median(metric.value[:part]), median(metric.value[-part:])
+    first, last = _first_and_last(metric.value)
     if 0 <= last <= _NOTHING_LEFT * first:
         alive = np.flatnonzero(metric.value > _NOTHING_LEFT * first)
         step = int(metric.step[min(int(alive[-1]) + 1, len(metric.value) - 1)])
@@ -153,17 +152,19 @@ def _adversary_won(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome
         )  # fmt: skip
 
 
+def _first_and_last(values: Floats) -> tuple[float, float]:
+    """The levels of a metric at its beginning and at its end."""
+    part = max(1, len(values) // _ENDS)
+    return median(values[:part]), median(values[-part:])
+
+
 # --- what explains a rise -------------------------------------------------------------------------
 
 
 def is_in_balance(case: Case) -> bool:
     """Whether another network is trained against this one, and none has won."""
-    return any(
-        median(metric.value[-max(1, len(metric.value) // _ENDS) :])
-        > _LOSES * median(metric.value[: max(1, len(metric.value) // _ENDS)])
-        for metric in case.metrics.of(Metric.ADVERSARY)
-        if "critic" not in metric.name.lower()
-    )
+    ends = [_first_and_last(metric.value) for metric in case.metrics.of(Metric.ADVERSARY)]
+    return any(last > _LOSES * first for first, last in ends)
 
 
 def is_goal_reached(case: Case) -> bool:

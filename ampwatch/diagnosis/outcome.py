@@ -23,7 +23,7 @@ from ampwatch.diagnosis.loss_progress import (
     series_of,
     series_of_case,
 )
-from ampwatch.diagnosis.medians import median, median_of_known
+from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.metric_outcome import (
     LOST,
     explains_rise,
@@ -45,15 +45,17 @@ _ANNOUNCED, _RISING, _LEAP = 12, 1.2, 2.0  # entries before the loss rose; times
 _LEFT, _MORE = 0.1, 0.9  # of the first losses: what is left where all is learnt
 _RUNAWAY = 1000.0  # times the first loss, and finite: it grows from step to step
 _MOMENTS = 0.1  # of the record
-_AWAY, _MANY_PARTS = 100.0, 10  # times, of losses and of gradients
 _WORTH, _CALM = 0.15, 0.15  # of the first loss: a gain; of the gain: the noise where all is lost
 _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
 
 
 def outcome_of(case: Case) -> Outcome:
-    """The outcome of a case: the worst state that its rows show."""
-    found = next(_bad_states(case), None) or _of_loss(case)
-    return _ended_by_exception(case) or found if found.severity is Severity.INFO else found
+    """The outcome of a finished case, computed once: the worst state that its rows show."""
+    if case.outcome is None:
+        found = next(_bad_states(case), None) or _of_loss(case)
+        calm = found.severity is Severity.INFO
+        case.outcome = (_ended_by_exception(case) or found) if calm else found
+    return case.outcome
 
 
 def _bad_states(case: Case) -> Iterator[Outcome]:
@@ -167,8 +169,6 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     balanced = is_in_balance(case) and course.last < _FAR * max(course.first, course.best)
     if takes_steps and (balanced or (not_best and is_goal_reached(case))):
         return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
-    if (gone := _runs_away(series)) is not None:
-        return gone
     if takes_steps and (leapt := rate_leapt(case, series)) is not None:
         return leapt
     ended_calm = course.end in {LossEnd.LEARNING, LossEnd.FLAT}
@@ -182,26 +182,6 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     if course.end in {LossEnd.LEARNING, LossEnd.FLAT}:
         return Outcome(State.FLAT, None, ("loss",))
     return _worse(case, series, course)
-
-
-def _runs_away(series: LossSeries) -> Outcome | None:
-    """A loss that falls below zero without end while gradients grow by as much: no minimum."""
-    count = len(series.loss)
-    if count < LEAST * _MANY_PARTS:
-        return None
-    first, last = (
-        median(np.abs(part)) for part in (series.loss[: count // 10], series.loss[-LEAST:])
-    )
-    early, late = (
-        median_of_known(part) for part in (series.norm[: count // 10], series.norm[-LEAST:])
-    )
-    if series.loss[-1] >= 0 or last < _AWAY * max(first, 1.0) or not late >= _AWAY * early > 0:
-        return None
-    far = np.abs(series.loss) > _AWAY / 10 * max(first, 1.0)
-    step = int(series.step[int(far.argmax())])
-    words = f"The loss runs away below zero, to {two_digits(float(series.loss[-1]))}."
-    evidence = Evidence("loss", int(series.step[-1]), float(series.loss[-1]), first, "at first")
-    return Outcome(State.WORSE, step, ("loss", "grad_norm"), words, evidence=(evidence,))
 
 
 def _latest(case: Case, series: LossSeries, course: LossCourse) -> tuple[LossSeries, LossCourse]:

@@ -25,9 +25,9 @@ from ampwatch.diagnosis.findings import (
 from ampwatch.diagnosis.learning_rate import Judgement
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.outcome import outcome_of
+from ampwatch.diagnosis.outcome_remedies import REMEDIES
 from ampwatch.diagnosis.rule import RATE
 from ampwatch.diagnosis.rules import RULES
-from ampwatch.diagnosis.unexplained import UNEXPLAINED
 from ampwatch.diagnosis.value_text import rate_text
 from ampwatch.diagnosis.weighed_causes import causes_of
 
@@ -135,7 +135,7 @@ def _told(case: Case, outcome: Outcome, code: str) -> Finding:
         layer=None,
         summary=outcome.words,
         cause="This record does not show why.",
-        action=UNEXPLAINED[outcome.state],
+        action=REMEDIES[outcome.state],
         evidence=outcome.evidence,
     )
 
@@ -148,7 +148,8 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
     seen = case.judgement
     advice = case.rate_advice
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
-    low = next((f for f in causes if f.code == _TOO_LOW), None)
+    several = case.rate.setup.several_optimizers  # each has a learning rate of its own
+    low = next((f for f in causes if f.code == _TOO_LOW and not several), None)
     if low is not None and (raised := _raised_again(low)) is not None:
         return raised
     named = next((f for f in causes if TIES[f.code].excludes_rate(case, f)), None)
@@ -228,9 +229,9 @@ def conclude(case: Case) -> Diagnosis:
     findings = link_causes(weighed_by_outcome(case, found, outcome))
     verdict = verdict_of(case, findings, outcome)
     advice = _beside_outcome(case, advice_beside_findings(case, verdict, findings), outcome)
+    causes = causes_of(case, findings, outcome, advice)
     return Diagnosis(
-        _facts(case), verdict, findings, advice, outcome, causes_of(case, findings, outcome),
-        little_seen(case),
+        _facts(case), verdict, findings, advice, outcome, causes, little_seen(case),
         fails_by_rules=any(f.severity is Severity.ERROR for f in link_causes(found)),
         rate_by_rules=case.rate_advice,
     )  # fmt: skip

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -198,7 +197,8 @@ class RunBuilder:
         step = np.where(rows.is_numbered, rows.step, placed)
         for name, cells in rows.metrics.items():
             self._state.writer.add_metric(step[cells.present], name, cells.values[cells.present])
-        return replace(rows if of_steps.all() else rows.at(np.flatnonzero(of_steps)), metrics={})
+        kept = rows if of_steps.all() else rows.at(np.flatnonzero(of_steps))
+        return dataclasses.replace(kept, metrics={})
 
     # --- what is known so far --------------------------------------------------------------------
 

@@ -34,8 +34,7 @@ _UNMOVED = "AMP417"  # with a layer: no optimizer has its weights
 # What went wrong, and not why.
 _SYMPTOMS = codes(
     "AMP103 AMP104 AMP105 AMP106 AMP202 AMP204 AMP207 AMP211 AMP304 AMP307 AMP309 AMP311 "
-    "AMP410 "
-    "AMP417 AMP503 AMP602 AMP603"
+    "AMP410 AMP417 AMP503 AMP602 AMP603"
 )
 
 

@@ -15,8 +15,8 @@ from ampwatch.diagnosis.loss_progress import (
     SAME_STEPS,
 )
 from ampwatch.diagnosis.outcome import outcome_of
+from ampwatch.diagnosis.outcome_remedies import REMEDIES
 from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
-from ampwatch.diagnosis.unexplained import UNEXPLAINED
 
 
 @rule(
@@ -34,7 +34,7 @@ from ampwatch.diagnosis.unexplained import UNEXPLAINED
         not_to_confuse="AMP410, where no gradient arrives; AMP308, where the learning rate is next "
         "to zero; a fine-tuning that begins at a good loss; a loss of reinforcement learning or of "
         "an adversarial pair, which need not fall.",
-        do=UNEXPLAINED[State.STANDS_STILL],
+        do=REMEDIES[State.STANDS_STILL],
         example="a cross-entropy of 2.303, the logarithm of 10, in ten epochs with ten classes: "
         "each answer is a guess.",
     ),
@@ -49,7 +49,7 @@ def no_progress(case: Case) -> Iterator[Seen]:
     if outcome.state in {State.STANDS_STILL, State.HARDLY_FALLS}:
         yield Seen(
             severity=outcome.severity,
-            action=UNEXPLAINED[outcome.state],
+            action=REMEDIES[outcome.state],
             # A slow fall has no first step: whatever explains it may come later.
             first_step=outcome.since_step if outcome.state is State.STANDS_STILL else None,
             last_step=case.scale.last_step,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Severity, State
 from ampwatch.diagnosis.outcome import outcome_of
+from ampwatch.diagnosis.outcome_remedies import REMEDIES
 from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.unexplained import UNEXPLAINED
 
 
 @rule(
@@ -22,7 +22,7 @@ from ampwatch.diagnosis.unexplained import UNEXPLAINED
         "value, further than its noise, and has not come back.",
         not_to_confuse="A training loss that rises as well (AMP307): then training itself is in "
         "trouble. Validation data that are harder from some step on.",
-        do=UNEXPLAINED[State.OVERFITS],
+        do=REMEDIES[State.OVERFITS],
         example="val_loss is lowest after 5 of 40 epochs and three times as high at the end.",
     ),
     Ties(excludes_rate=always),
@@ -43,7 +43,7 @@ def overfitting(case: Case) -> Iterator[Seen]:
         "values around its best. A warning while that is recent.",
         not_to_confuse="A loss around zero in reinforcement learning, which says little; a reward "
         "that is noisy and was never clearly better.",
-        do=UNEXPLAINED[State.GOAL_LOST],
+        do=REMEDIES[State.GOAL_LOST],
         example="the return of PPO goes from 320 to 20 within ten updates and stays there.",
     ),
     Ties(explained_by=("AMP301", "AMP302", "AMP204", "AMP207", "AMP209")),
@@ -63,7 +63,7 @@ def goal_lost(case: Case) -> Iterator[Seen]:
         looks="The loss of a discriminator falls to nothing and stays there, while the generator's "
         "rises above all it was.",
         not_to_confuse="Two losses that swing around a balance: neither has to fall.",
-        do=UNEXPLAINED[State.ADVERSARY_WON],
+        do=REMEDIES[State.ADVERSARY_WON],
         example="errD is 0.00002 from iteration 6,200 on and errG climbs to 35.",
     ),
 )
@@ -85,7 +85,7 @@ def discriminator_won(case: Case) -> Iterator[Seen]:
         looks="A logged metric whose name says that it is a score: 0 in five evaluations or more, "
         "or the same within a tenth in eight or more, and not a high one.",
         not_to_confuse="AMP309, where the training loss stands still as well.",
-        do=UNEXPLAINED[State.GOAL_STILL],
+        do=REMEDIES[State.GOAL_STILL],
         example="bbox_mAP is 0.0000 in 20 epochs while the loss falls from 1.6 to 0.5: the classes "
         "of the evaluation have other names.",
     ),
@@ -108,6 +108,6 @@ def _of(case: Case, *states: State, cause: str) -> Iterator[Seen]:
             last_step=case.scale.last_step,
             summary=outcome.words,
             cause=cause,
-            action=UNEXPLAINED[outcome.state],
+            action=REMEDIES[outcome.state],
             evidence=outcome.evidence,
         )

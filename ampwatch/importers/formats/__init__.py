@@ -12,7 +12,6 @@ from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
 from ampwatch.importers.formats import (
     apex,
-    boxes,
     colossalai,
     deepspeed,
     dllogger,
@@ -37,6 +36,7 @@ from ampwatch.importers.formats import (
     paddle,
     parlai,
     plain,
+    stable_baselines3,
     torchtitan,
     ultralytics,
 )
@@ -68,7 +68,7 @@ FORMATS: tuple[Format, ...] = (
     nanogpt.FORMAT,
     nemo.FORMAT,
     torchtitan.FORMAT,
-    boxes.FORMAT,
+    stable_baselines3.FORMAT,
     low_precision_options.FORMAT,
     giving_up.FORMAT,
     evaluations.FORMAT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampwatch.diagnosis.findings import State
 
-UNEXPLAINED = {
+REMEDIES = {
     State.WORSE: "Lower the learning rate. If that does not help, look at the batches around the "
     "step at which the loss rose. Record the gradient norm: it tells the two apart.",
     State.NOT_BACK: "Wait: the loss may come back. If it does not, lower the learning rate, or "
