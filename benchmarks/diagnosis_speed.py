@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.diagnosis import Engine, diagnose
-from ampwatch.rows import Table
+from ampwatch.rows import SCHEMAS, Table
 
 INTERVAL = 2000
 
@@ -96,6 +96,7 @@ def made_up(steps: int, layers: int, layer_every: int = 50) -> MadeUpRun:
         "detail": ['{"direction": "backward", "layer": "blocks.0.linear"}'] * int(skipped.sum()),
     })  # fmt: skip
     return MadeUpRun({Table.STEPS: table, Table.LAYERS: layer, Table.EVENTS: events,
+                      Table.EXTRAS: SCHEMAS[Table.EXTRAS].empty_table(),
                       Table.DEVICES: pa.table({"time_ns": pa.array([], pa.int64()),
                                                "step": pa.array([], pa.int64())})})  # fmt: skip
 

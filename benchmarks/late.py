@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ampwatch.diagnosis import Diagnosis, Engine, diagnose  # noqa: E402
-from ampwatch.rows import Table  # noqa: E402
+from ampwatch.rows import SCHEMAS, Table  # noqa: E402
 from examples.gallery.courses import Course, Stream, columns_of  # noqa: E402
 from examples.gallery.late import LateFault, healthy_records, late_faults  # noqa: E402
 from examples.gallery.vocabulary import Label  # noqa: E402
@@ -35,6 +35,7 @@ LOOKS = 40
 _EMPTY = {
     Table.LAYERS: pa.table({"step": pa.array([], pa.int64()), "weight_shape": pa.array([])}),
     Table.DEVICES: pa.table({"time_ns": pa.array([], pa.int64())}),
+    Table.EXTRAS: SCHEMAS[Table.EXTRAS].empty_table(),
 }
 
 

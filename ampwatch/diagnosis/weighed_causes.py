@@ -32,12 +32,14 @@ def causes_of(
 ) -> tuple[WeighedCause, ...]:
     """The causes of what is wrong, the likeliest first; none for a run without trouble."""
     roots = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
-    sure = [f for f in roots if TIES[f.code].excludes_rate(case, f)]
+    # What is certain beside a learning rate that is to be lowered is another trouble.
+    is_rate = advice.action is Action.LOWER
+    sure = [f for f in roots if TIES[f.code].excludes_rate(case, f) and not is_rate]
     found = [_certain(finding) for finding in sure]
     if roots and not sure:
         attribution = case.judgement.attribution
         # What announced a bad outcome decides where the table of evidence does not.
-        by_outcome = advice.action is Action.LOWER and advice.probability is None
+        by_outcome = is_rate and advice.probability is None
         if by_outcome and outcome.is_announced:
             found.append(WeighedCause(Cause.RATE.value, None, ANNOUNCED, (_ANNOUNCEMENT,)))
         elif attribution is not None:
