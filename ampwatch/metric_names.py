@@ -148,9 +148,17 @@ def is_score(name: str) -> bool:
     return not words & {"reward", "rewards", "rew", "return", "returns", "score", "success"}
 
 
+_NO_LOSSES = frozenset(["scale", "kl", "entropy", "norm", "grad", "gradient"])
+# As CycleGAN, pix2pix and their descendants print their losses.
+_OF_GENERATOR = re.compile(r"(?i)g(?:_[ab]|_gan|_l1|_vgg|_feat|_id)|(?:cycle|idt)_[ab]")
+_OF_DISCRIMINATOR = re.compile(r"(?i)d_(?:[ab]|real|fake)")
+
+
 @cache
 def metric_of(name: str) -> Metric | None:
     """What a metric is by its name; None for a name that says nothing of the sort."""
+    if _OF_GENERATOR.fullmatch(name) or _OF_DISCRIMINATOR.fullmatch(name):
+        return Metric.LOSS if _OF_GENERATOR.fullmatch(name) else Metric.ADVERSARY
     words = [word.lower() for word in _WORDS.findall(name)]
     said, joined = set(words), "".join(words)
     glued = {a + b for a, b in pairwise(words)}
@@ -159,7 +167,7 @@ def metric_of(name: str) -> Metric | None:
     is_loss = bool(said & _LOSSES or glued & _LOSSES or joined.startswith(("err", "loss")))
     if is_loss and said & _VALIDATION:
         return Metric.VALIDATION
-    if is_loss and not said & {"scale", "kl", "entropy"}:
+    if is_loss and (not said & _NO_LOSSES or "crossentropy" in glued):
         return _training_loss(said, joined)
     return Metric.SIZE if (said | glued) & _SIZES and not said & _NO_SIZES else None
 

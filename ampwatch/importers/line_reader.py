@@ -184,6 +184,8 @@ class LineReader:
             self.builder.passed(1)
             self._note_unknown(text)
             return
+        if all(isinstance(statement, Place) for statement in said):
+            self.builder.passed(1)
         self._used = max(self._used, used)
         bar = None if form.is_last_resort or form.counts_epochs else self._bar(text)
         if bar is not None:
@@ -210,8 +212,10 @@ class LineReader:
         if self._is_series:
             return said
         self._held += said
-        told = [one for one in self._held if isinstance(one, Stats | Place)]
-        if len({(one.epoch, one.step) for one in told}) < _LEAST_PLACES:
+        told = [held for held in self._held if isinstance(held, Stats | Place)]
+        places = [(statement.epoch, statement.step) for statement in told]
+        unnumbered = places.count((None, None))
+        if unnumbered < _LEAST_PLACES and len({*places}) - bool(unnumbered) < _LEAST_PLACES:
             return []
         held, self._held, self._is_series = self._held, [], True
         return held

@@ -7,7 +7,7 @@ anchor of any format; only those are read again. Of a line of 50 MB the first 64
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,12 +98,12 @@ def _plain(data: bytes) -> bytes:
     return data
 
 
+def plain_lines(data: bytes) -> list[str]:
+    """All lines of some bytes, as text."""
+    return _plain(data).decode("utf-8", "replace").split("\n")
+
+
 def _true_at(flags: pa.BooleanArray) -> list[int]:
     bits = np.unpackbits(np.frombuffer(flags.buffers()[1], np.uint8), bitorder="little")
     at: list[int] = np.flatnonzero(bits[flags.offset : flags.offset + len(flags)]).tolist()
     return at
-
-
-def all_lines(lines: Lines) -> Iterator[bytes]:
-    """Every line of a chunk, for formats that need all of them."""
-    return (lines.line(at) for at in range(len(lines)))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ampwatch.errors import LogError
+from ampwatch.importers.wrappings import MOST_BYTES, may_be_wrapped, unwrapped
 
 CHUNK_BYTES = 4 << 20
 SNIFF_BYTES = 64 << 10
@@ -42,6 +43,8 @@ class LogFile:
         self.is_compressed = self._stream is not self._raw
         self._held = b""
         self._is_over = False
+        if may_be_wrapped(self.head_text):
+            self._unwrap()
 
     def __enter__(self) -> LogFile:
         return self
@@ -103,6 +106,14 @@ class LogFile:
                 if decoder is None:
                     refuse_binary(data, self.path)
             yield data if decoder is None else decoder.decode(data).encode("utf-8", "replace")
+
+    def _unwrap(self) -> None:
+        """Take a pasted log out of the notebook, the quotes or the line numbers around it."""
+        whole = self.read(MOST_BYTES)
+        decoder = _decoder_of(whole)
+        text = whole.decode("utf-8", "replace") if decoder is None else decoder.decode(whole)
+        inner = unwrapped(text.lstrip("\ufeff").replace("\r\n", "\n")) if self._is_over else None
+        self._held = (whole + self._held) if inner is None else inner.encode("utf-8", "replace")
 
     def _next(self, size: int) -> bytes:
         data = self._read(size)

@@ -50,6 +50,7 @@ class RunBuilder:
         self._layers = LoggedLayers(writer)
         self.config: dict[str, Any] = {}
         self._place: Place | None = None  # later values may belong to it
+        self._early: More | None = None  # of a step whose own line has not come yet
         self.started_ns: int | None = None  # the time of the first line that counts
 
     def take(self, statement: Statement) -> None:
@@ -91,15 +92,30 @@ class RunBuilder:
         self._layers.take(statement)
 
     def _at_its_place(self, statement: More | Stats) -> Stats | None:
-        """The statistics with the step or epoch that an earlier line printed for them."""
-        place = self._place
+        """The statistics with the step or epoch, and the values, that an earlier line printed."""
         if isinstance(statement, More):
-            if place is None:
-                return None
-            return Stats(place.step, statement.values, place.epoch, place.per_epoch)
+            return self._placed(statement)
+        place, early = self._place, self._early
+        if early is not None and statement.step == early.step:
+            statement = dataclasses.replace(statement, values={**early.values, **statement.values})
+        self._early = None
         if place is not None and statement.step is not None and statement.epoch is None:
             return dataclasses.replace(statement, epoch=place.epoch)
         return statement
+
+    def _placed(self, more: More) -> Stats | None:
+        """Values alone as statistics; those of a step that has no row yet wait for its line."""
+        place = self._place
+        if more.step is not None:
+            if more.step == self._state.now.counter:
+                return Stats(more.step, more.values)
+            early = self._early
+            told = early.values if early is not None and early.step == more.step else {}
+            self._early = More({**told, **more.values}, more.step)
+            return None
+        if place is None:
+            return None
+        return Stats(place.step, more.values, place.epoch, place.per_epoch)
 
     def _take_settled(self, statement: Statement) -> None:
         if isinstance(statement, Stats):

@@ -70,6 +70,7 @@ class Attempt:
     total_skips: int | None = None
     accepted_since_skip: bool = True
     is_numbered: bool = False
+    counts_epochs: bool = False  # nothing finer is printed: an epoch is a step
     is_unnumbered: bool = False  # the open row: a later bar may give its step
     bar_total: int | None = None
     bar_is_full: bool = False

@@ -13,7 +13,7 @@ from ampwatch.importers.implied_rows import (
     show_accepted,
     show_growth,
 )
-from ampwatch.importers.row_writer import Row
+from ampwatch.importers.row_writer import STEP_COLUMNS, Row
 from ampwatch.importers.run_state import REMEMBERED_STEPS, RunState
 from ampwatch.importers.scale_arithmetic import halvings, is_same, octaves_between
 from ampwatch.importers.statements import Amend, Progress, Scale, Skip, Stats
@@ -22,6 +22,9 @@ from ampwatch.rows import EventKind, Mark
 
 def take_stats(state: RunState, stats: Stats) -> None:
     """Add the row of a statement of statistics, after the rows that it implies."""
+    if _is_of_epoch(state, stats):
+        state.measured({n: v for n, v in stats.values.items() if n not in STEP_COLUMNS})
+        return
     values = _usable(state, stats)
     step = _step_of(state, stats)
     if step is not None and _is_repeat(state, step, values):
@@ -45,6 +48,13 @@ def take_stats(state: RunState, stats: Stats) -> None:
     _after_stats(state, stats, row)
 
 
+def _is_of_epoch(state: RunState, stats: Stats) -> bool:
+    """Whether statistics sum up an epoch whose steps have been printed one by one."""
+    now = state.now
+    has_steps = now.is_numbered and now.has_fine_losses and not now.counts_epochs
+    return stats.step is None and stats.epoch is not None and has_steps
+
+
 def _since(state: RunState, step: int | None) -> int:
     """The step of the line before; a first line covers everything from the beginning."""
     if state.now.counter is not None:
@@ -66,7 +76,9 @@ def _usable(state: RunState, stats: Stats) -> dict[str, float]:
 
 
 def _step_of(state: RunState, stats: Stats) -> int | None:
-    if stats.step is None or (stats.epoch is None and stats.per_epoch is None):
+    if stats.step is None:
+        return _epoch_as_step(state, stats)
+    if stats.epoch is None and stats.per_epoch is None:
         return stats.step
     before = state.epochs.before
     recent, last = state.now.recent, state.now.counter
@@ -75,6 +87,16 @@ def _step_of(state: RunState, stats: Stats) -> int | None:
     if state.epochs.before != before:
         state.mark("step", Mark.PLACED)
     return step
+
+
+def _epoch_as_step(state: RunState, stats: Stats) -> int | None:
+    """The epoch as a step, in a log in which nothing finer counts."""
+    now, epoch = state.now, stats.epoch
+    if epoch is None or (now.is_numbered and not now.counts_epochs):
+        return None
+    has_other = epoch == now.counter and "loss" in stats.values and "loss" in (now.open or {})
+    now.counts_epochs = not has_other
+    return None if has_other else epoch
 
 
 def _is_repeat(state: RunState, step: int, values: Mapping[str, float]) -> bool:

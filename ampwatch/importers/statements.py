@@ -50,9 +50,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class More:
-    """A statement of values alone: they belong to the last place, if there was one."""
+    """A statement of values alone: they belong to the last place, or to this step's own line."""
 
     values: Mapping[str, float]
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

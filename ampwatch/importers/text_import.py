@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
-from ampwatch.importers.formats import BY_SOURCE, formats_for
+from ampwatch.importers.formats import BY_SOURCE, formats_for, formats_learned
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.line_reader import LineReader, Unknown
 from ampwatch.importers.line_splitter import LineSplitter
@@ -19,6 +19,8 @@ from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.table_import import SOURCES
 from ampwatch.rows import Mark
 from ampwatch.store import RunInfo, create_run, describe_run
+
+_MOST_UNREAD_BYTES = 8 << 20
 
 
 class TextImport:
@@ -30,13 +32,33 @@ class TextImport:
         self.folder = folder
         self._info = info
         self._sink = StoreSink(folder, rank)
+        self._formats = formats
+        self._unread = b""
+        self._begin(formats)
+
+    def _begin(self, formats: Sequence[Format]) -> None:
         self.builder = RunBuilder(RowWriter(self._sink))
         self.reader = LineReader(formats, self.builder)
         self._cutter = LineSplitter(self.reader.anchors)
 
+    @property
+    def knows_training(self) -> bool:
+        """Whether a line of a training has been found."""
+        return self.builder.attempts > 0
+
     def feed(self, chunk: bytes) -> None:
-        """Import the next bytes of the text log."""
-        self.reader.feed(self._cutter.feed(chunk))
+        """Import the next bytes of the text log.
+
+        Until a training is found in it, all its text is read anew by what it teaches.
+        """
+        if self.knows_training:
+            self.reader.feed(self._cutter.feed(chunk))
+            return
+        self._unread = (self._unread + chunk)[-_MOST_UNREAD_BYTES:]
+        self._begin(formats_learned(self._formats, self._unread))
+        self.reader.feed(self._cutter.feed(self._unread))
+        if self.knows_training:
+            self._unread = b""
 
     def finish(self) -> None:
         """Import the last line of the text log, and write what is left."""

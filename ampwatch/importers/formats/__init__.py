@@ -6,6 +6,7 @@ in `FORMATS`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from ampwatch.errors import LogError
@@ -40,6 +41,10 @@ from ampwatch.importers.formats import (
     torchtitan,
     ultralytics,
 )
+from ampwatch.importers.line_splitter import plain_lines
+from ampwatch.importers.statements import Stats
+
+_MOST_LEARNED_LINES = 4000
 
 FORMATS: tuple[Format, ...] = (
     nvidia_inspector.FORMAT,  # the only one with a line for each figure: most lines by far
@@ -86,3 +91,27 @@ def formats_for(source: str | None) -> Sequence[Format]:
             f"There is no format {source!r}. Known formats: {', '.join(sorted(BY_SOURCE))}."
         )
     return (BY_SOURCE[source],)
+
+
+def formats_learned(formats: Sequence[Format], data: bytes) -> Sequence[Format]:
+    """The formats for a log that has this text: the last resort knows the log's own shapes."""
+    last = next((form for form in formats if form.is_last_resort), None)
+    if last is None:
+        return formats
+    lines = plain_lines(data)[:_MOST_LEARNED_LINES]
+    known = [form for form in formats if not form.is_shared]
+    if any(_tells_loss(known, line) for line in lines):
+        return formats
+    read = plain.learned(lines).read
+    own = dataclasses.replace(last, anchors=(*"0123456789", *last.anchors), read=read)
+    return [own if form is last else form for form in formats]
+
+
+def _tells_loss(formats: Sequence[Format], line: str) -> bool:
+    """Whether a framework's format reads a loss in a line."""
+    return any(
+        isinstance(told, Stats) and "loss" in told.values
+        for form in formats
+        if any(anchor in line for anchor in form.anchors)
+        for told in form.read(line)
+    )

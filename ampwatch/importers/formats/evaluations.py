@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import Format
-from ampwatch.importers.formats.plain import metrics, pairs_of_measures
+from ampwatch.importers.named_numbers import metrics_of, numbers_in
 from ampwatch.importers.statements import Metrics, Statement
 
 # After a time, a level, a place: a word that says what the line is about.
@@ -25,7 +25,7 @@ def read(line: str) -> Iterator[Statement]:
     """Yield the metrics of an evaluation's line."""
     if _BEGINS.match(line[:400]) is None:
         return
-    found = metrics(pairs_of_measures(line), of_validation=True)
+    found = metrics_of(numbers_in(line[:4096], of_other_lines=True), of_validation=True)
     if found:
         yield Metrics(found)
 

@@ -14,7 +14,10 @@ from ampwatch.importers.tables.column_names import column_in_text
 from ampwatch.metric_names import metric_of
 from ampwatch.rows import Mark
 
-_DICT = re.compile(r"\{'loss': [^{}]{0,2000}\}")
+# A paste may begin or end within one.
+_DICT = re.compile(
+    r"\{'loss': [^{}]{0,2000}(?:\}|$)|^[^{}]{0,2000}'learning_rate': [^{}]{0,2000}\}"
+)
 _BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)")
 # What a trainer adds, as a reward.
 _KEYED = re.compile(rf"'([A-Za-z][\w/@.-]{{0,60}})': '?({NUMBER})")
@@ -47,7 +50,7 @@ def _stats(text: str) -> Stats:
 
 FORMAT = Format(
     source="hf-trainer",
-    anchors=("{'loss': ", "it/s]", "s/it]", "it/s, ", "s/it, "),
+    anchors=("{'loss': ", "'learning_rate': ", "it/s]", "s/it]", "it/s, ", "s/it, "),
     read=read,
     marks={"loss": (Mark.AVERAGED.value,)},
 )

@@ -1,0 +1,181 @@
+"""Learns what each kind of line of a log is for, where its words alone do not say it.
+
+Lines that name the same numbers are of one kind. Within a kind a step is the whole number that
+climbs, whatever it is called; a number that is called step and stands still is none. Values without
+a step belong to the last line that only counts; where no line counts, each is a step.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from ampwatch.importers.named_numbers import NamedNumber
+
+Kind = tuple[tuple[tuple[str, ...], bool], ...]
+_LEAST_LINES = 3  # to know how a number behaves
+_CLIMBS = 0.6  # share of the pairs of lines between which a step climbs
+_FALLS = 0.25  # ... and at most falls: a new epoch, a restart
+
+
+class Duty(enum.Enum):
+    """What a kind of line is for."""
+
+    STEP = "its step and its values"
+    PLACE = "a step or an epoch, whose values are on other lines"
+    MORE = "values of the place before"
+    UNNUMBERED = "values of a step that nothing numbers"
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A number that counts, by its place in the line; `of` if it is the one after a slash."""
+
+    at: int
+    of: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a kind of line is for, and which of its numbers is the step if words do not say it."""
+
+    duty: Duty | None = None
+    step: Counter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the words of a line say of it by themselves."""
+
+    counts: bool  # names a step or an epoch
+    place: Hashable  # ... or what stands in a bar, in brackets, at its beginning; None without one
+    step_at: int | None
+    has_loss: bool
+    has_values: bool
+    is_bare: bool  # nothing but counters
+
+
+def kind_of(numbers: Sequence[NamedNumber]) -> Kind:
+    """What lines of one kind have in common: the names of their numbers."""
+    return tuple((number.words, number.of is not None) for number in numbers)
+
+
+class Line(Protocol):
+    """A line with its named numbers."""
+
+    @property
+    def numbers(self) -> Sequence[NamedNumber]:
+        """The line's numbers, each with the words before it."""
+
+
+_Line = TypeVar("_Line", bound=Line)
+
+
+def learn_roles(
+    lines: Iterable[_Line],
+    words_of: Callable[[_Line], Words],
+    is_no_counter: Callable[[NamedNumber], bool],
+) -> Mapping[Kind, Role]:
+    """The role of each kind of line in a log that words alone would read wrongly, or not at all."""
+    kinds: dict[Kind, list[_Line]] = {}
+    for line in lines:
+        if line.numbers:
+            kinds.setdefault(kind_of(line.numbers), []).append(line)
+    said = {kind: words_of(members[0]) for kind, members in kinds.items()}
+    numbers = {kind: [line.numbers for line in members] for kind, members in kinds.items()}
+    steps = {kind: _learned_step(numbers[kind], said[kind], is_no_counter) for kind in kinds}
+    places = {
+        kind for kind, words in said.items()
+        if words.counts and words.is_bare and _moves(numbers[kind])
+    }  # fmt: skip
+    placed = {
+        kind for kind, members in kinds.items()
+        if said[kind].place is not None and (places or _changes(map(words_of, members)))
+    }  # fmt: skip
+    is_numbered = any(
+        words.has_loss and (kind in placed or steps[kind]) for kind, words in said.items()
+    )
+    roles: dict[Kind, Role] = {}
+    for kind, words in said.items():
+        duty = Duty.PLACE if kind in places else None
+        if duty is None and words.has_values:
+            if steps[kind]:
+                duty = Duty.STEP
+            elif kind not in placed and _moves(numbers[kind]):
+                duty = _duty_without_place(
+                    words, len(kinds[kind]), has_places=bool(places), is_numbered=is_numbered
+                )
+        if duty is not None:
+            roles[kind] = Role(duty, steps[kind])
+    return roles
+
+
+def _duty_without_place(
+    words: Words, lines: int, *, has_places: bool, is_numbered: bool
+) -> Duty | None:
+    """What values without a step are, by what the log's other lines are."""
+    if has_places:
+        return Duty.MORE
+    is_step = words.has_loss and not is_numbered and lines >= _LEAST_LINES
+    return Duty.UNNUMBERED if is_step else None
+
+
+def _changes(said: Iterable[Words]) -> bool:
+    """Whether the places of lines of one kind change; of a few lines nobody knows."""
+    places = [words.place for words in said]
+    return len(places) < _LEAST_LINES or len(set(places)) > 1
+
+
+def _moves(lines: Sequence[Sequence[NamedNumber]]) -> bool:
+    """Whether some number changes from line to line."""
+    return len({tuple(number.text for number in line) for line in lines}) > 1
+
+
+def _learned_step(
+    lines: Sequence[Sequence[NamedNumber]],
+    words: Words,
+    is_no_counter: Callable[[NamedNumber], bool],
+) -> Counter | None:
+    """The number that climbs, where the one that words name does not, or they name none."""
+    if len(lines) < _LEAST_LINES:
+        return None
+    if words.step_at is not None:
+        named = _values(lines, Counter(words.step_at))
+        if named is None or (named != named[0]).any():
+            return None
+        end = Counter(words.step_at, of=True)
+        if _climbs(_values(lines, end)):  # `Batch 0/4100`: an epoch and its batch
+            return end
+    climbing = [
+        Counter(at)
+        for at, number in enumerate(lines[0])
+        if not is_no_counter(number) and _climbs(_values(lines, Counter(at)))
+    ]
+    return min(
+        climbing, key=lambda counter: (lines[0][counter.at].of is None, counter.at), default=None
+    )
+
+
+def _values(lines: Sequence[Sequence[NamedNumber]], counter: Counter) -> np.ndarray | None:
+    """A number of each line, if it is whole in all of them."""
+    texts = [text_of(line, counter) for line in lines]
+    if not all(text.isdecimal() and len(text) <= 12 for text in texts):
+        return None
+    return np.array([int(text) for text in texts], np.int64)
+
+
+def text_of(numbers: Sequence[NamedNumber], counter: Counter) -> str:
+    """A line's number at a place, or the one after its slash."""
+    number = numbers[counter.at]
+    return (number.of or "") if counter.of else number.text
+
+
+def _climbs(values: np.ndarray | None) -> bool:
+    if values is None:
+        return False
+    steps = np.diff(values)
+    return bool((steps > 0).mean() >= _CLIMBS and (steps < 0).mean() <= _FALLS)

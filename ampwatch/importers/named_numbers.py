@@ -1,0 +1,156 @@
+"""The numbers of a line of text, each with the words before it, and what those words mean.
+
+    `step 10 | loss 2.31 | lr: 1e-4, grad_norm=0.8`
+
+A number's name decides its column, with the same words as in tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampwatch.importers.tables.column_names import column_in_text
+from ampwatch.metric_names import Metric, is_of_validation, metric_of
+
+# Each part begins with a character that no other begins with, and takes all of it: a line is read
+# in number pass.
+_TOKEN = re.compile(
+    r"(?P<number>[-+]?(?:\d+(?:,\d+)*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|"
+    r"(?:[Nn][Aa][Nn]|[Ii]nf(?:inity)?)))(?:(?:st|nd|rd|th)\b|(?!\w|\.\d))"
+    r"|(?P<glued>[-+]?\.?\d[\w.]*)"
+    r"|(?P<word>[A-Za-z_][\w./%-]*)"
+    r"|(?P<mark>[^\s\w])"
+)
+_BETWEEN = frozenset(":=[('\"{#")  # may stand between a name and its number
+_WIDE = re.compile(r"\t| {2}")  # begins another name
+_GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
+# A line that begins with number of these is not about a training step.
+_OTHER_LINES = frozenset({
+    "val", "valid", "validation", "eval", "evaluation", "evaluating", "test", "testing", "dev",
+    "best", "saved", "saving", "save", "loaded", "loading", "resuming", "resumed", "checkpoint",
+    "config", "args", "namespace",
+})  # fmt: skip
+# Words before `step` that make it a setting, and before `loss` that leave it the loss.
+_NO_STEP_WORDS = frozenset({
+    "warmup", "max", "total", "num", "number", "every", "save", "eval", "val", "logging", "log",
+    "decay", "start", "end", "first", "of", "until", "per", "accumulation", "grad", "gradient",
+    "remaining", "resume", "env", "time", "sec", "seconds",
+})  # fmt: skip
+_LOSS_WORDS = frozenset({
+    "train", "training", "batch", "current", "avg", "average", "running", "mean", "total",
+})  # fmt: skip
+_LOSSES = frozenset({Metric.LOSS, Metric.PER_UNIT})
+_LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "ERROR"})
+_MOST_WORDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class NamedNumber:
+    """A number in a line and the words before it; `of` is the number after a slash."""
+
+    words: tuple[str, ...]
+    text: str
+    of: str | None = None
+
+
+def loss_by_words(numbers: Sequence[NamedNumber]) -> dict[str, float]:
+    """The first number of a plain line that is a loss by its words, such as `mse` or `Loss_G`."""
+    named = {
+        name: value
+        for name, value in metrics_of(numbers).items()
+        if metric_of(name) in _LOSSES and not name.startswith("aux")
+    }
+    return dict(zip(("loss",), named.values(), strict=False))
+
+
+def metrics_of(numbers: Sequence[NamedNumber], *, of_validation: bool = False) -> dict[str, float]:
+    """A plain line's numbers whose names say what they measure, and are none of our columns."""
+    found: dict[str, float] = {}
+    for number in numbers:
+        name = "_".join(number.words)  # `SmoothL1` is two words, `ACC` is one
+        name = name if metric_of(name.lower()) is None else name.lower()
+        if of_validation and not is_of_validation(name):
+            name = f"val_{name}"
+        counts = not number.words or number.of is not None or step_named(number.words) is not None
+        if counts or column_in_text(name) is not None or metric_of(name) is None:
+            continue
+        value = _value(number.text, has_comma=False)
+        if value is not None:
+            found.setdefault(name, value)
+    return found
+
+
+def numbers_in(line: str, *, of_other_lines: bool = False) -> Sequence[NamedNumber]:
+    """The named numbers of a plain line; none if the line is not about a step."""
+    found: list[NamedNumber] = []
+    words: list[str] = []
+    slash, last, end = False, "", 0
+    for token in _TOKEN.finditer(line):
+        kind = token.lastgroup or ""
+        text = token[kind]
+        if kind == "word":
+            is_other = text.lower() in _OTHER_LINES and not any(number.words for number in found)
+            if is_other and not of_other_lines:
+                return ()
+            goes_on = last == "word" and _WIDE.search(line, end, token.start()) is None
+            before = words[1 - _MOST_WORDS :] if goes_on else []
+            words = before if slash or text in _LEVELS else [*before, text]
+        elif kind == "number" and slash and found and found[-1].of is None:
+            found[-1] = NamedNumber(found[-1].words, found[-1].text, text)
+            words = []
+        elif kind == "number":
+            found.append(NamedNumber(tuple(words), text))
+            words = []
+        elif text not in _BETWEEN:
+            words = []
+        end = token.end()
+        slash, last = text == "/", "" if slash else kind  # after a slash: a unit
+    return found
+
+
+def values_of(numbers: Sequence[NamedNumber]) -> dict[str, float]:
+    """A plain line's numbers by our column; of two names for a column, the surer one."""
+    texts: dict[str, tuple[int, str]] = {}
+    for number in numbers:
+        told = column_named(number.words)
+        if told and told[0] not in ("step", "(skips)") and number.of is None:
+            column, distance = told
+            if column not in texts or distance < texts[column][0]:
+                texts[column] = distance, number.text
+    has_comma = any("," in text and not _GROUPED.fullmatch(text) for _, text in texts.values())
+    read = {column: _value(text, has_comma=has_comma) for column, (_, text) in texts.items()}
+    return {column: value for column, value in read.items() if value is not None}
+
+
+def column_named(words: Sequence[str]) -> tuple[str, int] | None:
+    """The column that the last words before a number mean; the longest name counts."""
+    for count in range(len(words), 0, -1):
+        told = column_in_text("_".join(words[-count:]))
+        if told is not None:
+            return told if {word.lower() for word in words[:-count]} <= _LOSS_WORDS else None
+    return None
+
+
+def step_named(words: Sequence[str]) -> tuple[str, int] | None:
+    """The step that the words before a number mean; None if they make it a setting."""
+    told = column_in_text(words[-1]) if words else None
+    parts = {part.lower() for word in words for part in word.split("/")}
+    if told is None or told[0] != "step" or parts & _NO_STEP_WORDS:
+        return None
+    return told
+
+
+def _value(text: str, *, has_comma: bool) -> float | None:
+    """A plain line's number, whose comma is read as in the line's other numbers."""
+    text = text.replace(",", "." if has_comma else "")
+    return float(text) if text.count(".") < 2 else None
+
+
+def whole(text: str | None) -> int | None:
+    """A count in a plain line: `10`, `00010` or `9.000`."""
+    if text is None or "," in text:
+        return None
+    value = float(text)
+    return int(value) if value.is_integer() and 0 <= value < 1e12 else None
