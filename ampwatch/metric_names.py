@@ -150,8 +150,10 @@ def is_score(name: str) -> bool:
 
 _NO_LOSSES = frozenset(["scale", "kl", "entropy", "norm", "grad", "gradient"])
 # As CycleGAN, pix2pix and their descendants print their losses.
-_OF_GENERATOR = re.compile(r"(?i)g(?:_[ab]|_gan|_l1|_vgg|_feat|_id)|(?:cycle|idt)_[ab]")
-_OF_DISCRIMINATOR = re.compile(r"(?i)d_(?:[ab]|real|fake)")
+_OF_GENERATOR = re.compile(
+    r"(?i)g_(?!norm|grad|lr|step|iter)\w+|(?:cycle|idt)_[ab]|l_(?!d_)[a-z]\w+"
+)
+_OF_DISCRIMINATOR = re.compile(r"(?i)d_(?:[ab]|real|fake)|l_d_\w+")
 
 
 @cache

@@ -27,11 +27,28 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
         r"step \2 gen_loss \1 lr \3",
     ),
 )
+# What a message's place in a program looks like, before the message.
+_SOURCE = re.compile(
+    r"^\s*[IWEF]\d{4} [\d:.]+ +\d+ \S{1,80}:\d+\] |\b[\w./-]{1,80}\.(?:py|cpp|cc|cu):\d+\b\]?"
+)
+_MARKS = re.compile(r"\*\*|`")  # of markdown
+_WORDS = {
+    "学习率": " lr", "損失": " loss", "损失": " loss", "步数": " step", "迭代次数": " iteration",
+    "迭代": " iteration", "训练": " train ", "验证": " val ", "测试": " test ", "轮次": " epoch ",
+    "回合": " epoch ", "準確率": " accuracy", "准确率": " accuracy", "梯度范数": " grad_norm",
+    "学習率": " lr", "エポック": " epoch ", "ステップ": " step ",
+    "：": ":", "，": ", ", "【": "[",  # noqa: RUF001
+    "】": "]", "（": "(", "）": ")", "＝": "=",  # noqa: RUF001
+}  # fmt: skip
 _COMPILED = tuple((anchor, re.compile(wording), plain) for anchor, wording, plain in _PHRASES)
 
 
 def in_plain_words(line: str) -> str:
     """A line with what is known to mean a step and a loss said in plain words."""
+    line = _MARKS.sub("", _SOURCE.sub(" ", line))
+    if not line.isascii():
+        for word, english in _WORDS.items():
+            line = line.replace(word, english)
     for anchor, wording, plain in _COMPILED:
         if anchor in line:
             line = wording.sub(plain, line)

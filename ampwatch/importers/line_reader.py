@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ampwatch.importers import line_templates
+from ampwatch.importers.boxes import box_around
 from ampwatch.importers.format import NUMBER, Format, fields
 from ampwatch.importers.line_splitter import Lines
 from ampwatch.importers.line_templates import LineTemplate
@@ -178,7 +179,12 @@ class LineReader:
 
     def _read_line(self, lines: Lines, at: int, line: bytes) -> None:
         text = line.decode("utf-8", "replace")
-        form, said, used = self._read_joined(lines, at, text)
+        box = box_around(lines, at, self._used) if "|" in text else None
+        if box is None:
+            form, said, used = self._read_joined(lines, at, text)
+        else:
+            text, used = box
+            form, said = self._read_by_formats(text)
         said = [_with_true_scale(statement, form) for statement in said]
         if form is None:
             self.builder.passed(1)

@@ -18,6 +18,7 @@ from ampwatch.importers.named_numbers import NamedNumber
 
 Kind = tuple[tuple[tuple[str, ...], bool], ...]
 _LEAST_LINES = 3  # to know how a number behaves
+_LEAST_TO_DOUBT = 6  # lines, to doubt a name
 _CLIMBS = 0.6  # share of the pairs of lines between which a step climbs
 _FALLS = 0.25  # ... and at most falls: a new epoch, a restart
 
@@ -56,7 +57,12 @@ class Words:
     step_at: int | None
     has_loss: bool
     has_values: bool
-    is_bare: bool  # nothing but counters
+    has_metrics: bool
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether a line tells nothing but where the training is."""
+        return not (self.has_values or self.has_metrics)
 
 
 def kind_of(numbers: Sequence[NamedNumber]) -> Kind:
@@ -102,13 +108,12 @@ def learn_roles(
     roles: dict[Kind, Role] = {}
     for kind, words in said.items():
         duty = Duty.PLACE if kind in places else None
-        if duty is None and words.has_values:
-            if steps[kind]:
-                duty = Duty.STEP
-            elif kind not in placed and _moves(numbers[kind]):
-                duty = _duty_without_place(
-                    words, len(kinds[kind]), has_places=bool(places), is_numbered=is_numbered
-                )
+        if duty is None and steps[kind] and (words.has_values or words.has_metrics):
+            duty = Duty.STEP
+        elif duty is None and words.has_values and kind not in placed and _moves(numbers[kind]):
+            duty = _duty_without_place(
+                words, len(kinds[kind]), has_places=bool(places), is_numbered=is_numbered
+            )
         if duty is not None:
             roles[kind] = Role(duty, steps[kind])
     return roles
@@ -145,7 +150,7 @@ def _learned_step(
         return None
     if words.step_at is not None:
         named = _values(lines, Counter(words.step_at))
-        if named is None or (named != named[0]).any():
+        if named is None or _is_sure(named):
             return None
         end = Counter(words.step_at, of=True)
         if _climbs(_values(lines, end)):  # `Batch 0/4100`: an epoch and its batch
@@ -158,6 +163,12 @@ def _learned_step(
     return min(
         climbing, key=lambda counter: (lines[0][counter.at].of is None, counter.at), default=None
     )
+
+
+def _is_sure(named: np.ndarray) -> bool:
+    """Whether a number that is called a step behaves like one, or nobody knows."""
+    changes = bool((named != named[0]).any())
+    return changes and (_climbs(named) or len(named) < _LEAST_TO_DOUBT)
 
 
 def _values(lines: Sequence[Sequence[NamedNumber]], counter: Counter) -> np.ndarray | None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MAX_LINE_BYTES = 64 << 10
+_CURSOR = re.compile(rb"\x1b\[\d*[ABEF]")  # what follows is drawn on another line
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -94,7 +95,7 @@ def _plain(data: bytes) -> bytes:
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\x1b" in data:
-        data = _COLOUR.sub(b"", data)
+        data = _COLOUR.sub(b"", _CURSOR.sub(b"\n", data))
     return data
 
 

@@ -20,7 +20,7 @@ _TOKEN = re.compile(
     r"(?P<number>[-+]?(?:\d+(?:,\d+)*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|"
     r"(?:[Nn][Aa][Nn]|[Ii]nf(?:inity)?)))(?:(?:st|nd|rd|th)\b|(?!\w|\.\d))"
     r"|(?P<glued>[-+]?\.?\d[\w.]*)"
-    r"|(?P<word>[A-Za-z_][\w./%-]*)"
+    r"|(?P<word>[^\W\d][\w./%-]*)"
     r"|(?P<mark>[^\s\w])"
 )
 _BETWEEN = frozenset(":=[('\"{#")  # may stand between a name and its number
@@ -130,7 +130,8 @@ def column_named(words: Sequence[str]) -> tuple[str, int] | None:
         told = column_in_text("_".join(words[-count:]))
         if told is not None:
             return told if {word.lower() for word in words[:-count]} <= _LOSS_WORDS else None
-    return None
+    first = column_in_text("_".join(words[:-1])) if words else None  # `learning rate backbone`
+    return first if first is not None and first[0] == "lr" else None
 
 
 def step_named(words: Sequence[str]) -> tuple[str, int] | None:
@@ -139,7 +140,7 @@ def step_named(words: Sequence[str]) -> tuple[str, int] | None:
     parts = {part.lower() for word in words for part in word.split("/")}
     if told is None or told[0] != "step" or parts & _NO_STEP_WORDS:
         return None
-    return told
+    return told if "global" not in words[-1].lower() else ("step", -1)
 
 
 def _value(text: str, *, has_comma: bool) -> float | None:
@@ -150,7 +151,7 @@ def _value(text: str, *, has_comma: bool) -> float | None:
 
 def whole(text: str | None) -> int | None:
     """A count in a plain line: `10`, `00010` or `9.000`."""
-    if text is None or "," in text:
+    if text is None or ("," in text and not _GROUPED.fullmatch(text)):
         return None
-    value = float(text)
+    value = float(text.replace(",", ""))
     return int(value) if value.is_integer() and 0 <= value < 1e12 else None

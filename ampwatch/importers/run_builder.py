@@ -50,6 +50,7 @@ class RunBuilder:
         self._layers = LoggedLayers(writer)
         self.config: dict[str, Any] = {}
         self._place: Place | None = None  # later values may belong to it
+        self._evaluation: Metrics | None = None  # the last one of an epoch without losses
         self._early: More | None = None  # of a step whose own line has not come yet
         self.started_ns: int | None = None  # the time of the first line that counts
 
@@ -100,7 +101,9 @@ class RunBuilder:
             statement = dataclasses.replace(statement, values={**early.values, **statement.values})
         self._early = None
         if place is not None and statement.step is not None and statement.epoch is None:
-            return dataclasses.replace(statement, epoch=place.epoch)
+            statement = dataclasses.replace(statement, epoch=place.epoch)
+        if statement.step is not None:  # what follows belongs to it
+            self._place = Place(statement.step, statement.epoch, statement.per_epoch)
         return statement
 
     def _placed(self, more: More) -> Stats | None:
@@ -114,7 +117,8 @@ class RunBuilder:
             self._early = More({**told, **more.values}, more.step)
             return None
         if place is None:
-            return None
+            is_first = self._state.now.is_empty and "loss" in more.values
+            return Stats(values=more.values) if is_first else None
         return Stats(place.step, more.values, place.epoch, place.per_epoch)
 
     def _take_settled(self, statement: Statement) -> None:
@@ -129,14 +133,31 @@ class RunBuilder:
         elif isinstance(statement, Setup):
             self._take_setup(statement)
         elif isinstance(statement, Metrics):
-            self._state.measured(statement.values)
-        elif isinstance(statement, GaveUp):
+            self._take_metrics(statement)
+        elif isinstance(statement, GaveUp | Fatal):
+            self._take_end(statement)
+
+    def _take_metrics(self, metrics: Metrics) -> None:
+        """Add metrics to the run; a log of nothing but evaluations has a row for each epoch."""
+        if metrics.epoch is not None and self._state.has_no_losses:
+            held, self._evaluation = self._evaluation, metrics
+            is_first = held is None or held.epoch == metrics.epoch
+            if is_first and not self._state.now.started:
+                return
+            if held is not None and not self._state.now.started:
+                take_stats(self._state, Stats(epoch=held.epoch))
+                self._state.measured(held.values)
+            take_stats(self._state, Stats(epoch=metrics.epoch))
+        self._state.measured(metrics.values)
+
+    def _take_end(self, statement: GaveUp | Fatal) -> None:
+        if isinstance(statement, GaveUp):
             self._state.give_up(statement)
-        elif isinstance(statement, Fatal):
-            if not self._state.now.is_empty:
-                show_accepted(self._state, None, None)  # the steps before the end
-            detail = {"exception": statement.exception, "message": statement.message, "fatal": True}
-            self._state.event(EventKind.EXCEPTION, detail)
+            return
+        if not self._state.now.is_empty:
+            show_accepted(self._state, None, None)  # the steps before the end
+        detail = {"exception": statement.exception, "message": statement.message, "fatal": True}
+        self._state.event(EventKind.EXCEPTION, detail)
 
     def tell_time(self, at_ns: int | None) -> None:
         """Note when the current line was printed; the first time is the start of the run."""
@@ -161,6 +182,9 @@ class RunBuilder:
 
     def finish(self) -> None:
         """Write the run's last rows: the log has ended."""
+        early, self._early = self._early, None
+        if early is not None and self._state.now.started:
+            self._take_settled(Stats(early.step, early.values))
         self.settle()
         self._layers.settle()
         if not self._state.now.is_empty:
@@ -179,6 +203,7 @@ class RunBuilder:
         """Add plain lines of statistics to the run at once; return how many were plain."""
         self.settle()
         self._state.go_on(int(step[0]), len(step))
+        self._place, self._early = Place(int(step[-1])), None
         return add_plain_statistics(self._state, step, columns)
 
     def take_table(self, rows: TableRows) -> None:

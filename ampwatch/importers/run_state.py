@@ -46,7 +46,7 @@ class Epochs:
         length, passed = stats.per_epoch, 0
         if stats.epoch is not None and self.epoch is not None:
             passed = stats.epoch - self.epoch
-        elif length and batch < last and last + stride > length:
+        elif length and last + stride > length and (batch < last or batch == length):
             passed = 1
         if passed > 0:
             self.before += length * passed if length else last + 1
@@ -157,6 +157,12 @@ class RunState:
         for name in extras:
             self.writer.add_metric(np.array([step]), name, np.array([row.pop(name)], np.float64))
         self.writer.add(row)
+
+    @property
+    def has_no_losses(self) -> bool:
+        """Whether the attempt has no row but those of evaluations after an epoch."""
+        now = self.now
+        return now.is_empty or (now.counts_epochs and not now.has_fine_losses)
 
     def measured(self, values: Mapping[str, float]) -> None:
         """Add metrics of their own line to the run, at the last row's step."""

@@ -44,6 +44,7 @@ def take_stats(state: RunState, stats: Stats) -> None:
         state.now.is_unnumbered = step is None
     if step is not None:
         state.now.counter, state.now.is_numbered = step, True
+        state.now.counts_epochs &= stats.step is None
         state.now.recent.append(step)
     _after_stats(state, stats, row)
 
@@ -94,9 +95,9 @@ def _epoch_as_step(state: RunState, stats: Stats) -> int | None:
     now, epoch = state.now, stats.epoch
     if epoch is None or (now.is_numbered and not now.counts_epochs):
         return None
-    has_other = epoch == now.counter and "loss" in stats.values and "loss" in (now.open or {})
-    now.counts_epochs = not has_other
-    return None if has_other else epoch
+    now.counts_epochs = True
+    is_another = epoch == now.counter and stats.values.keys() & (now.open or {}).keys() & {"loss"}
+    return None if is_another else epoch
 
 
 def _is_repeat(state: RunState, step: int, values: Mapping[str, float]) -> bool:

@@ -61,6 +61,7 @@ class Metrics:
     """A statement of metrics alone, such as of an evaluation, after the last step."""
 
     values: Mapping[str, float]  # by names that say what they are
+    epoch: int | None = None  # a log may have nothing but an evaluation after each epoch
 
 
 @dataclass(frozen=True, slots=True)

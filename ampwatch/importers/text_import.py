@@ -55,7 +55,7 @@ class TextImport:
             self.reader.feed(self._cutter.feed(chunk))
             return
         self._unread = (self._unread + chunk)[-_MOST_UNREAD_BYTES:]
-        self._begin(formats_learned(self._formats, self._unread))
+        self._begin(formats_learned(self._formats, self._unread, self._info.name))
         self.reader.feed(self._cutter.feed(self._unread))
         if self.knows_training:
             self._unread = b""

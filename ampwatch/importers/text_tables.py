@@ -23,7 +23,7 @@ _CELL = re.compile(
 _VALUE = re.compile(NUMBER)
 _NAME = re.compile(r"[A-Za-z][\w .:/()@%-]{0,40}")
 _ROWS_LOOKED_AT = 6
-_LEAST_ROWS, _MOST_NAMES = 2, 40
+_LEAST_ROWS, _MOST_NAMES, _LEAST_BARE = 2, 40, 5
 _LOSSES = frozenset({Metric.LOSS, Metric.PER_UNIT, Metric.VALIDATION})
 
 
@@ -56,6 +56,23 @@ def tables_in(lines: Sequence[str]) -> list[TextTable]:
                 found.setdefault(table.names, table)
                 break
     return list(found.values())
+
+
+def bare_columns(lines: Sequence[str]) -> list[TextTable]:
+    """The columns of a log of losses without any name: a step, if one counts, a loss, others."""
+    filled = [line for line in lines if _is_filled(line)]
+    for separator in map(re.compile, (r"\s*[,;]\s*", r"\s+")):
+        rows = [_cells(line, separator) for line in filled]
+        count = len(rows[0]) if rows else 0
+        if len(rows) < _LEAST_BARE or not 1 <= count <= 8 or {*map(len, rows)} != {count}:
+            continue
+        if not all(_VALUE.fullmatch(cell) for row in rows for cell in row):
+            continue
+        has_step = count > 1 and all(row[0].isdecimal() for row in rows)
+        others = tuple(f"loss_{at}" for at in range(1, count - has_step))
+        names = ("step", "loss", *others) if has_step else ("loss", *others)
+        return [TextTable(names, separator)]
+    return []
 
 
 def _readings(line: str) -> Iterator[TextTable]:

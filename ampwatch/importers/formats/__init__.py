@@ -93,8 +93,8 @@ def formats_for(source: str | None) -> Sequence[Format]:
     return (BY_SOURCE[source],)
 
 
-def formats_learned(formats: Sequence[Format], data: bytes) -> Sequence[Format]:
-    """The formats for a log that has this text: the last resort knows the log's own shapes."""
+def formats_learned(formats: Sequence[Format], data: bytes, name: str) -> Sequence[Format]:
+    """The formats for a log that has this text and name: the last resort knows its own kinds."""
     last = next((form for form in formats if form.is_last_resort), None)
     if last is None:
         return formats
@@ -102,7 +102,7 @@ def formats_learned(formats: Sequence[Format], data: bytes) -> Sequence[Format]:
     known = [form for form in formats if not form.is_shared]
     if any(_tells_loss(known, line) for line in lines):
         return formats
-    read = plain.learned(lines).read
+    read = plain.learned(lines, name).read
     own = dataclasses.replace(last, anchors=(*"0123456789", *last.anchors), read=read)
     return [own if form is last else form for form in formats]
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import Format
+from ampwatch.importers.known_phrases import in_plain_words
 from ampwatch.importers.named_numbers import metrics_of, numbers_in
 from ampwatch.importers.statements import Metrics, Statement
 
@@ -18,16 +19,20 @@ _BEGINS = re.compile(
     r"(?i)^(?:[\W\d_]|\b(?:info|debug|epoch|ep|step|iter|iteration|rank)\b){0,120}"
     r"(?:val|valid|validation|eval|evaluation|test|testing|dev)(?:[ :_|>\])=-]|$)"
 )
+_EPOCH = re.compile(r"(?i)\bepoch\W{0,4}(\d{1,9})")
 _WORDS = ("val", "Val", "VAL", "eval", "Eval", "EVAL", "test", "Test", "TEST", "dev ", "Dev ")
 
 
 def read(line: str) -> Iterator[Statement]:
     """Yield the metrics of an evaluation's line."""
-    if _BEGINS.match(line[:400]) is None:
+    line = in_plain_words(line[:4096])
+    begin = _BEGINS.match(line[:400])
+    if begin is None:
         return
-    found = metrics_of(numbers_in(line[:4096], of_other_lines=True), of_validation=True)
+    found = metrics_of(numbers_in(line, of_other_lines=True), of_validation=True)
     if found:
-        yield Metrics(found)
+        epoch = _EPOCH.search(begin[0])
+        yield Metrics(found, None if epoch is None else int(epoch[1]))
 
 
 FORMAT = Format(source="evaluations", anchors=_WORDS, read=read, is_shared=True)

@@ -110,10 +110,10 @@ _DEATHS = (
 )
 # What a shell says of a process that the kernel killed, mostly for the host's memory.
 _KILLED = re.compile(r"(?:\S+: line \d+: +\d+ )?Killed(?: +python.*)?\s*$")
-# What torch says of mixed precision, and a device without memory, is understood without a row.
+# What torch says of mixed precision and of a device, as of its memory, is understood without a row.
 _SAYS_WHY = re.compile(
     r"(?i)attempting to unscale fp16|no inf checks were recorded|does not require grad and|"
-    r"out ?of ?memory|unsafe to autocast|expected scalar|"
+    r"out ?of ?memory|unsafe to autocast|expected scalar|\bCUDA error\b|\bNCCL error\b|cuDNN error|"
     r"\bdtype\b.{0,80}\b(?:half|float16|bfloat16)\b"
 )
 

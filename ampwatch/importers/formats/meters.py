@@ -53,7 +53,9 @@ def _read_beit(line: str) -> Iterator[Statement]:
 def _read_mae(line: str) -> Iterator[Statement]:
     place = _METRIC_LOGGER.search(line)
     if place and "loss_scale" not in line and "min_lr" not in line and "loss" in line:
-        yield _stats(place, line)
+        told = _stats(place, line)
+        if "loss" in told.values:  # else its parts have names of their own
+            yield told
 
 
 _SMOOTHED = dict.fromkeys(("loss", "grad_norm"), (Mark.AVERAGED.value,))

@@ -34,9 +34,9 @@ from ampwatch.importers.named_numbers import (
     whole,
 )
 from ampwatch.importers.statements import Amend, More, Place, Skip, Statement, Stats
-from ampwatch.importers.text_tables import TextTable, tables_in
+from ampwatch.importers.text_tables import TextTable, bare_columns, tables_in
 from ampwatch.importers.timestamps import PATTERN as TIMESTAMP
-from ampwatch.metric_names import metric_of
+from ampwatch.metric_names import Metric, metric_of
 
 _BAR = re.compile(r"\d%\|[^|]{0,400}\| *(\d{1,12})/(\d{1,12}) \[[^\],]{0,60}")
 _COUNTED = re.compile(r"\bProgress on:\S{1,40} +(\d+(?:\.\d+)?)(k?)it/")  # a bar in a log
@@ -58,6 +58,7 @@ _CLOCK = re.compile(rf"{TIMESTAMP}|(?<![\d:])\d+:\d\d:\d\d(?:[.,]\d+)?")
 _NO_COUNTER = re.compile(
     r"(?i)time|eta|elapsed|remain|second|\bs\b|\bms\b|mem|speed|/s|seed|version|epoch|rank|size|gpu"
 )
+_OF_TRAINING = re.compile(r"(?i)\b(?:train|epsilon|lr|learning|entropy|optimi[sz]er|epoch)")
 _EPOCHS = frozenset({"epoch", "ep", "train"})
 _SKIPPED = re.compile(r"(?i)\b(?:overflow|skipp(?:ed|ing))\b(?! *[:=]? *(?:\d|false|no))")
 _NOT_FINITE = re.compile(r"(?i)\b(?:nan|inf|non-?finite|not finite|overflow)\b")
@@ -83,44 +84,77 @@ class PlainLines:
     tables: Sequence[TextTable] = ()
     roles: Mapping[Kind, Role] = field(default_factory=dict)
     names_steps: bool = False  # by words: a number at a line's beginning is then no step
+    has_loss: bool = False  # by that name: other losses are then its parts
+    has_goals_alone: bool = False  # no loss at all, but scores or rewards of a training
 
     def read(self, text: str) -> Iterator[Statement]:
         """Yield what a plain line of names and numbers states."""
         line = _line(text, self.tables)
-        values = values_of(line.numbers)
         role = self.roles.get(kind_of(line.numbers), Role()) if self.roles else Role()
-        place = (
-            None
-            if role.duty in _WITHOUT_PLACE
-            else _place(line, role.step, by_words=self.names_steps)
-        )
-        if "loss" not in values and (place is not None or role.duty is Duty.MORE):
+        place = None
+        if role.duty not in _WITHOUT_PLACE:
+            place = _place(line, role.step, by_words=self.names_steps)
+        values = values_of(line.numbers)
+        if "loss" not in values and not self.has_loss and (place or role.duty is Duty.MORE):
             values = {**loss_by_words(line.numbers), **values}
-        is_skipped = _SKIPPED.search(line.text) is not None
-        if place is not None and values.keys() & {"loss", "grad_norm"}:
-            yield Stats(place.step, _with_metrics(line, values), place.epoch, place.per_epoch)
-            if is_skipped:
+        if place is None:
+            yield from self._read_without_place(line, values, role)
+        else:
+            yield from self._read_at(place, line, values, role)
+
+    def _read_at(
+        self, place: Place, line: _Line, values: dict[str, float], role: Role
+    ) -> Iterator[Statement]:
+        """Yield what a plain line states that tells its step or epoch."""
+        told = _with_metrics(line, values)
+        is_step = bool(values.keys() & {"loss", "grad_norm"})
+        is_goal = self.has_goals_alone and any(metric_of(name) is Metric.GOAL for name in told)
+        if is_step or is_goal:
+            yield Stats(place.step, told, place.epoch, place.per_epoch)
+            if is_step and _SKIPPED.search(line.text):
                 yield Amend(is_skip=True)
-        elif place is not None and not values and _is_place(line, role):
+        elif not values and _is_place(line, role):
             yield place
-        elif place is not None and place.step is not None and (values or self.names_steps):
-            values = _with_metrics(line, values)
-            if values:
-                yield More(values, place.step)
-        elif place is None and values and (role.duty is not None or _is_list(line, values)):
-            values = _with_metrics(line, values)
-            yield Stats(values=values) if role.duty is Duty.UNNUMBERED else More(values)
-        elif not values and is_skipped and _is_skip(line.text):
+        elif told and place.step is not None and (values or self.names_steps):
+            yield More(told, place.step)
+        elif not values and _is_skip(line.text):
             yield Skip()
 
+    def _read_without_place(
+        self, line: _Line, values: dict[str, float], role: Role
+    ) -> Iterator[Statement]:
+        """Yield what a plain line states whose step is on another line, or nowhere."""
+        if not values:
+            yield from (Skip(),) if _is_skip(line.text) else ()
+        elif role.duty is Duty.UNNUMBERED:
+            yield Stats(values=_with_metrics(line, values))
+        elif role.duty is Duty.MORE or _is_list(line, values):
+            yield More(_with_metrics(line, values))
 
-def learned(texts: Sequence[str]) -> PlainLines:
-    """What some lines of a log teach of its tables and of the kinds of its lines."""
-    tables = tables_in(texts)
+
+def learned(texts: Sequence[str], name: str = "") -> PlainLines:
+    """What some lines of a log teach of its tables and of the kinds of its lines.
+
+    Numbers without any name are losses if the log is called so.
+    """
+    tables = [*tables_in(texts), *(bare_columns(texts) if "loss" in name.lower() else ())]
     lines = [_line(text, tables) for text in texts]
-    placed = [words for line in lines if (words := _words_of(line)).has_loss and words.place]
-    names_steps = sum(words.counts for words in placed) > len(placed) / 2
-    return PlainLines(tables, learn_roles(lines, _words_of, _is_no_counter), names_steps)
+    of_loss = [line for line in lines if "loss" in values_of(line.numbers)]
+    has_loss = len(of_loss) > 1 or any(_place(line) is not None for line in of_loss)
+
+    def words_of(line: _Line) -> Words:
+        return _words_of(line, has_loss=has_loss)
+
+    said = [words_of(line) for line in lines]
+    placed = [words for words in said if words.has_loss and words.place]
+    is_training = any(map(_OF_TRAINING.search, texts))
+    return PlainLines(
+        tables,
+        learn_roles(lines, words_of, _is_no_counter),
+        names_steps=sum(words.counts for words in placed) > len(placed) / 2,
+        has_loss=has_loss,
+        has_goals_alone=is_training and not any(words.has_loss for words in said),
+    )
 
 
 _WITHOUT_PLACE = frozenset({Duty.MORE, Duty.UNNUMBERED})
@@ -159,7 +193,8 @@ def _is_place(line: _Line, role: Role) -> bool:
 
 
 def _is_skip(text: str) -> bool:
-    return _NOT_FINITE.search(text) is not None and _OF_STEP.search(text) is not None
+    """Whether a line's words say that a step was left out for what was not finite."""
+    return all(words.search(text) for words in (_SKIPPED, _NOT_FINITE, _OF_STEP))
 
 
 def _place(
@@ -209,19 +244,19 @@ def _counters_by_words(numbers: Sequence[NamedNumber]) -> tuple[int | None, int 
     return epoch_at, step_at
 
 
-def _words_of(line: _Line) -> Words:
-    """What the words before a line's numbers say of it."""
+def _words_of(line: _Line, *, has_loss: bool) -> Words:
+    """What a line's words say of it; if the log has a loss by that name, others are its parts."""
     numbers = line.numbers
     epoch_at, step_at = _counters_by_words(numbers)
     values = values_of(numbers)
-    has_loss = "loss" in values or bool(loss_by_words(numbers))
+    has_loss = "loss" in values or (not has_loss and bool(loss_by_words(numbers)))
     return Words(
         counts=epoch_at is not None or step_at is not None,
         place=_place(line),
         step_at=step_at,
         has_loss=has_loss,
         has_values=has_loss or bool(values),
-        is_bare=not (has_loss or values or metrics_of(numbers)),
+        has_metrics=bool(metrics_of(numbers)),
     )
 
 

@@ -12,27 +12,22 @@ from ampwatch.importers.format import NUMBER, Format, number
 from ampwatch.importers.statements import Metrics, More, Place, Statement
 from ampwatch.metric_names import metric_of
 
-_ROW = re.compile(rf"\| +([a-z][\w/]{{0,40}}) *\| *({NUMBER}) *\|\s*$")
+_ROW = re.compile(rf"\| +([a-z][\w/]{{0,40}}) *\| *({NUMBER}) *\|")
 _COLUMNS = {"loss": "loss", "learning_rate": "lr"}
 
 
 def read(line: str) -> Iterator[Statement]:
-    """Yield what a row of a box states."""
-    row = _ROW.match(line)
-    if row is None:
+    """Yield what a box states."""
+    if "total_timesteps" not in line:
         return
-    name, value = row[1].rpartition("/")[2], number(row[2])
-    if name == "total_timesteps":
-        yield Place(int(value))
-    elif name in _COLUMNS:
-        yield More({_COLUMNS[name]: value})
-    elif metric_of(name) is not None:
-        yield Metrics({name: value})
+    rows = [(name.rpartition("/")[2], number(value)) for name, value in _ROW.findall(line)]
+    yield from (Place(int(value)) for name, value in rows if name == "total_timesteps")
+    values = {_COLUMNS[name]: value for name, value in rows if name in _COLUMNS}
+    if values:
+        yield More(values)
+    metrics = {n: v for n, v in rows if n not in _COLUMNS and metric_of(n) is not None}
+    if metrics:
+        yield Metrics(metrics)
 
 
-FORMAT = Format(
-    source="stable-baselines3",
-    anchors=("| total_timesteps", "_loss  ", "   loss  ", "_rew_mean", "| learning_rate",
-             "   learning_rate", "total_timesteps "),
-    read=read,
-)  # fmt: skip
+FORMAT = Format(source="stable-baselines3", anchors=("total_timesteps ",), read=read)

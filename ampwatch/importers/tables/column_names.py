@@ -16,7 +16,8 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "step": (
         "step", "train_global_step", "trainer_global_step", "global_step", "_step", "iteration",
         "iter", "num_updates", "train_step", "current_steps", "current_step", "training_step",
-        "steps", "it", "update",
+        "steps", "it", "update", "iterations", "iters", "time_total_timesteps", "total_timesteps",
+        "num_timesteps", "timesteps", "progress_kimg", "kimg", "updates",
     ),
     "loss": (
         "loss", "train_loss", "training_loss", "train_loss_step", "loss_step", "train_batch_loss",
@@ -117,7 +118,8 @@ def _by_its_end(names: Iterable[str], usual: Iterable[str]) -> str | None:
     ends: dict[str, list[str]] = {}
     for name in names:
         if "/" in name and not _OF_VALIDATION.search(name):
-            ends.setdefault(_plain(name.rpartition("/")[2]), []).append(name)
+            end = name.removesuffix("/mean").rpartition("/")[2]
+            ends.setdefault(_plain(end), []).append(name)
     return next((ends[one][0] for one in usual if len(ends.get(one, ())) == 1), None)
 
 
@@ -138,13 +140,26 @@ def tells_training(names: Names) -> bool:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[/\-. ]", "_", _RUN_PREFIX.sub("", name).strip()).lower()
+    name = _RUN_PREFIX.sub("", name).strip().removesuffix("/mean")
+    return re.sub(r"[/\-. ]", "_", name).lower()
 
 
 # Shorter names in lines of text.
 _IN_TEXT: Mapping[str, tuple[str, ...]] = {
-    "step": ("it", "itr", "update", "batch", "batch_idx", "steps"),
-    "grad_norm": ("norm",),
+    "step": (
+        "it",
+        "itr",
+        "update",
+        "batch",
+        "batch_idx",
+        "steps",
+        "minibatch",
+        "batches",
+        "episode",
+        "episodes",
+    ),
+    "grad_norm": ("norm", "grad"),
+    "lr": ("l_r_",),
     "scale_after": ("scale",),
 }
 

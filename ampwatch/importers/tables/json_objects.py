@@ -53,11 +53,25 @@ def history_of(text: str) -> list[dict[str, Any]] | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        found = {"log_history": list(_objects_of(text[text.index('"log_history"') :])) or None}
     history = found.get("log_history") if isinstance(found, dict) else None
     if not isinstance(history, list):
         return None
     return [entry for entry in history if isinstance(entry, dict) and "loss" in entry]
+
+
+def _objects_of(text: str) -> Iterator[dict[str, Any]]:
+    """The whole objects of a history that was cut off or damaged."""
+    decoder = json.JSONDecoder()
+    at = text.find("{")
+    while at >= 0:
+        try:
+            found, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            found, end = None, at + 1
+        if isinstance(found, dict):
+            yield found
+        at = text.find("{", end)
 
 
 def looks_listed(text: str) -> bool:

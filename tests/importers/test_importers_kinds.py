@@ -1,0 +1,161 @@
+"""What a log's own lines teach: which number counts, what is a table, what belongs together.
+
+Each log is worded as some program words it, around a course of our own, which is the truth.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ampwatch import open_run
+from ampwatch.errors import LogError
+from ampwatch.importers import import_log
+from ampwatch.rows import Table
+
+LOSSES = [2 + math.exp(-n / 4) for n in range(12)]
+
+
+def imported(text: str, folder, name: str = "train.log"):
+    path = folder / name
+    path.write_text(text, "utf-8")
+    return open_run(import_log(path, folder / "runs"))
+
+
+def steps_of(run) -> dict[str, list[float]]:
+    return run.read(Table.STEPS, columns=("step", "loss", "lr", "grad_norm")).to_pydict()
+
+
+def lines_of(line: str, losses=LOSSES) -> str:
+    return "".join(line.format(n=n, m=n + 1, l=loss, t=100 * n) for n, loss in enumerate(losses))
+
+
+COUNTED = {
+    "step stands still": ("iter {n} step 1: loss {l:.4f}\n", range(12)),
+    "a word nobody knows": ("nupdates: {t} | lr: 0.1000 | train-loss: {l:.4f}\n", "hundreds"),
+    "the number after the slash": ("TRAIN Batch 0/{t} loss {l:.4f} lr 0.001 rank 0\n", "hundreds"),
+    "an ordinal": ("current step: {n}th step\nbatch loss:{l:.4f}\n", range(12)),
+    "the epoch alone": ("Epoch: {m:03d}, Loss: {l:.4f}, Train: 0.8, Val: 0.7\n", range(1, 13)),
+    "a place with other words": ((
+        "--> STEP: {m}/50 -- GLOBAL_STEP: {t}\n     | > loss_a: 0.1  (0.2)\n"
+        "     | > loss: {l:.4f}  (2.01)\n"), "hundreds"),
+    "score": ("10:00:01 [main] Score at iteration {t} is {l:.4f}\n", "hundreds"),
+    "darknet": ("Region 82 Avg IOU: 0.3\n {m}: {l:.4f}, 2.2 avg loss, 0.001 rate, 3 seconds\n",
+                range(1, 13)),
+    "chinese": ("步数：{n}，损失：{l:.4f}，学习率：0.001\n", range(12)),  # noqa: RUF001
+    "a source before": (
+        "I0821 09:21:09.345474  5405 solver.cpp:222] Iteration {t}, loss = {l:.4f}\n", "hundreds"),
+    "thousands": ("[epoch: 19, iter: 120,{n:03d}, lr:(1.729e-04,)] l_pix: {l:.4f}\n", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "expected"), COUNTED.values(), ids=COUNTED)
+def test_the_number_that_climbs_is_the_step(line, expected, tmp_path):
+    found = steps_of(imported(lines_of(line), tmp_path))
+    if expected == "hundreds":
+        expected = range(0, 1200, 100)
+    if expected is not None:
+        assert found["step"] == list(expected)
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+TABLES = {
+    "fastai": ("epoch     train_loss  valid_loss  accuracy  time    \n",
+               "{n}         {l:.6f}    0.98        0.6       00:12\n"),
+    "chainer": ("epoch       iteration   main/loss   main/acc    elapsed_time\n",
+                "1           {n}           {l:.6f}    0.9         12.5\n"),
+    "markdown": ("| Step | Training Loss | Validation Loss |\n|---|---|---|\n",
+                 "| {n} | {l:.6f} | 1.2 |\n"),
+    "tabs": ("Step\tTraining Loss\n", "{n}\t{l:.6f}\n"),
+    "lists": ("Step      Train loss              Test loss               Test metric\n",
+              "{n}         [{l:.6f}, 0.00e+00]    [1.00e-02, 2.00e-02]    []\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("header", "row"), TABLES.values(), ids=TABLES)
+def test_a_table_in_a_log_is_read_by_the_names_above_it(header, row, tmp_path):
+    found = steps_of(imported("some words before\n\n" + header + lines_of(row), tmp_path))
+    assert found["step"] == list(range(12))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+def test_a_box_is_read_as_a_whole_wherever_its_step_stands(tmp_path):
+    rule = "-" * 24 + "\n"
+    rows = "| grad_norm | {t}.5     |\n| loss      | {l:.4f}     |\n| step      | {n}        |\n"
+    found = steps_of(imported(lines_of(rule + rows + rule), tmp_path))
+    assert found["step"] == list(range(12))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    assert found["grad_norm"] == [100 * n + 0.5 for n in range(12)]
+
+
+def test_losses_without_any_number_of_a_step_are_steps_in_their_order(tmp_path):
+    found = steps_of(imported(lines_of("Loss: {l:.6e}, l1: 0.9, l2: 1.0\n"), tmp_path))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+def test_lines_of_one_step_are_one_row_and_an_evaluation_is_none(tmp_path):
+    line = (
+        "solver.cpp:310] Iteration {t}, Testing net (#0)\n"
+        "solver.cpp:359]     Test net output #0: loss = 9.5 (* 1 = 9.5 loss)\n"
+        "solver.cpp:222] Iteration {t}, loss = {l:.4f}\n"
+        "solver.cpp:238]     Train net output #0: loss = {l:.4f} (* 1 = {l:.4f} loss)\n"
+        "sgd_solver.cpp:105] Iteration {t}, lr = 0.003\n"
+    )
+    found = steps_of(imported(lines_of(line), tmp_path))
+    assert found["step"] == list(range(0, 1200, 100))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    assert found["lr"] == pytest.approx([0.003] * 12)
+
+
+def test_a_line_that_sums_up_an_epoch_is_no_step_after_its_steps(tmp_path):
+    steps = lines_of("Epoch 1/2 | batch {n}/12 | loss {l:.4f}\n")
+    run = imported(steps + "Epoch 01/2 | loss=7.7 | CER=0.1786\n", tmp_path)
+    assert steps_of(run)["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    assert run.read(Table.EXTRAS).to_pydict()["value"] == pytest.approx([0.1786])
+
+
+def test_parts_of_a_loss_never_stand_in_for_it(tmp_path):
+    text = lines_of("step {n} loss_cls: 0.4, acc: 91.5, loss: {l:.4f}\n")
+    run = imported(text + "step 12 loss_cls: 0.3351, acc: 91.6, loss_b", tmp_path)
+    assert steps_of(run)["loss"][:12] == pytest.approx(LOSSES, abs=1e-4)
+    assert steps_of(run)["loss"][12:] in ([], [None])
+
+
+def test_columns_without_names_are_losses_if_the_file_says_so(tmp_path):
+    found = steps_of(imported(lines_of("{t} {l:.4f}\n"), tmp_path, "loss.log"))
+    assert found["step"] == list(range(0, 1200, 100))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    with pytest.raises(LogError):
+        imported(lines_of("{t} {l:.4f}\n"), tmp_path, "temperatures.log")
+
+
+def test_an_agents_log_without_a_loss_is_a_training_of_its_reward(tmp_path):
+    line = "Episode {}/50 | Score: 8 | Reward: {}.5 | Epsilon: 0.04 | Steps: {}\n"
+    text = "".join(line.format(n + 1, 100 * n, 40 + 37 * n % 23) for n in range(12))
+    run = imported(text, tmp_path)
+    assert steps_of(run)["step"] == list(range(1, 13))
+    assert 1100.5 in run.read(Table.EXTRAS).to_pydict()["value"]
+
+
+def test_evaluations_after_every_epoch_alone_are_a_run_and_a_single_one_is_none(tmp_path):
+    line = "Epoch {m}/50, Validation Loss: {l:.4f}, Validation Acc: 0.7\n"
+    run = imported(lines_of(line), tmp_path)
+    assert steps_of(run)["step"] == list(range(1, 13))
+    with pytest.raises(LogError):
+        imported(line.format(m=3, l=2.0), tmp_path, "other.log")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lines_of("GET /epoch/{n} 200 in {l:.3f} ms\n"),
+        lines_of("[{n}/12] downloading part {n}: {l:.2f} MB/s\n"),
+        lines_of("Val Step[{t}/3125], Avg Loss: {l:.4f}, Avg Acc: 0.67\n"),
+        lines_of("node {n} | depth {m} | primal bound {l:.4f} | gap 4.1%\n"),
+        "name,score\n" + lines_of("player{n},{l:.3f}\n"),
+    ],
+)
+def test_what_is_no_training_is_refused(text, tmp_path):
+    with pytest.raises(LogError):
+        imported(text, tmp_path)

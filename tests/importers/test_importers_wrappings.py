@@ -1,0 +1,85 @@
+"""A log is read whatever it arrived in; the same log without its wrapping is the truth."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from ampwatch import open_run
+from ampwatch.importers import import_log
+from ampwatch.importers.wrappings import unwrapped
+from ampwatch.rows import Table
+
+LINES = [
+    "loading the data",
+    *(
+        line
+        for n in range(1, 9)
+        for line in (f"Epoch {n}/8", f"  loss: {2 + math.exp(-n):.4f}  lr: {1e-4 * n:.2e}")
+    ),
+    "done, the best is saved",
+]
+TEXT = "\n".join(LINES) + "\n"
+
+
+def columns_of(content: bytes, folder, name: str):
+    path = folder / name
+    path.write_bytes(content)
+    run = open_run(import_log(path, folder / f"runs-{name}"))
+    return run.read(Table.STEPS, columns=("step", "loss", "lr")).to_pydict()
+
+
+def notebook(text: str, kind: str) -> str:
+    outputs = {
+        "stream": {"output_type": "stream", "name": "stdout", "text": text.splitlines(True)},
+        "result": {"output_type": "display_data", "data": {"text/plain": [text]}},
+    }
+    cell = {"cell_type": "code", "source": ["train()"], "outputs": [outputs[kind]]}
+    return json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4}, indent=1)
+
+
+WRAPPED = {
+    "mail": "".join(f"> {line}\n" for line in LINES),
+    "mail in a mail": "".join(f"> > {line}\n" for line in LINES),
+    "line numbers": "".join(f"{at:4d}  {line}\n" for at, line in enumerate(LINES, 1)),
+    "numbers from the middle": "".join(f"{at}: {line}\n" for at, line in enumerate(LINES, 207)),
+    "notebook": notebook(TEXT, "stream"),
+    "notebook's result": notebook(TEXT, "result"),
+    "a notebook's lines": "".join(f"    {json.dumps(line + chr(10))},\n" for line in LINES),
+    "markdown": f"```\n{TEXT}```\n",
+    "windows": TEXT.replace("\n", "\r\n"),
+}
+
+
+@pytest.mark.parametrize("text", WRAPPED.values(), ids=WRAPPED)
+def test_a_wrapped_log_is_the_log(text, tmp_path):
+    plain = columns_of(TEXT.encode(), tmp_path, "plain.log")
+    assert plain["step"] == list(range(1, 9))
+    assert columns_of(text.encode(), tmp_path, "wrapped.log") == plain
+
+
+def test_a_notebooks_table_is_read_by_its_header(tmp_path):
+    rows = "".join(f"<tr><td>{100 * n}</td><td>{2.5 - n / 8}</td></tr>\n" for n in range(1, 6))
+    head = "<thead><tr><th>Step</th><th>Training Loss</th></tr></thead>"
+    data = {"text/html": [f"<table>{head}<tbody>{rows}</tbody></table>"], "text/plain": ["<HTML>"]}
+    cell = {"cell_type": "code", "outputs": [{"output_type": "display_data", "data": data}]}
+    text = json.dumps({"cells": [cell], "nbformat": 4})
+    found = columns_of(text.encode(), tmp_path, "train.ipynb")
+    assert found["step"] == [100, 200, 300, 400, 500]
+    assert found["loss"] == pytest.approx([2.5 - n / 8 for n in range(1, 6)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        "".join(f"{n} {2.5 - n / 99:.3f}\n" for n in range(1, 30)),  # its own numbers count
+        "".join(f"{n}: loss {2.5 - n / 99:.3f}, lr 0.1\n" for n in range(1, 30)),
+        '{"step": 1, "loss": 2.5}\n' * 9,
+        "a > b\nstep 1 loss 2.0\n> quoted once\nstep 2 loss 1.9\n",
+    ],
+)
+def test_a_log_without_a_wrapping_stays_as_it_is(text):
+    assert unwrapped(text) is None
