@@ -86,7 +86,8 @@ class Judged:
         wanted, said = self.label.get(_LABELS[what]), getattr(self.answer, what)
         if not wanted or (what == "first_finding" and self.is_healthy):
             return None
-        return said in (wanted if isinstance(wanted, list) else [wanted])
+        accepted = wanted if isinstance(wanted, list) else [wanted]
+        return said in (*accepted, *(str(answer).replace(" ", "_") for answer in accepted))
 
 
 _LABELS = {

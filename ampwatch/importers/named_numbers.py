@@ -24,7 +24,9 @@ _TOKEN = re.compile(
     r"|(?P<mark>[^\s\w])"
 )
 _BETWEEN = frozenset(":=[('\"{#")  # may stand between a name and its number
+_VERBS = frozenset({"is", "was", "are", "equals", "so", "far"})  # say nothing of a number
 _WIDE = re.compile(r"\t| {2}")  # begins another name
+_LOSS = re.compile(r"(?i)\bloss\b.*[:=] *[-+]?[\d.nN]")
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 # A line that begins with number of these is not about a training step.
 _OTHER_LINES = frozenset({
@@ -32,11 +34,12 @@ _OTHER_LINES = frozenset({
     "best", "saved", "saving", "save", "loaded", "loading", "resuming", "resumed", "checkpoint",
     "config", "args", "namespace",
 })  # fmt: skip
+_TIMES = ("time", "sec", "seconds")
 # Words before `step` that make it a setting, and before `loss` that leave it the loss.
 _NO_STEP_WORDS = frozenset({
     "warmup", "max", "total", "num", "number", "every", "save", "eval", "val", "logging", "log",
     "decay", "start", "end", "first", "of", "until", "per", "accumulation", "grad", "gradient",
-    "remaining", "resume", "env", "time", "sec", "seconds",
+    "remaining", "resume", "env", *_TIMES,
 })  # fmt: skip
 _LOSS_WORDS = frozenset({
     "train", "training", "batch", "current", "avg", "average", "running", "mean", "total",
@@ -94,6 +97,8 @@ def numbers_in(line: str, *, of_other_lines: bool = False) -> Sequence[NamedNumb
             is_other = text.lower() in _OTHER_LINES and not any(number.words for number in found)
             if is_other and not of_other_lines:
                 return ()
+            if text.lower() in _VERBS:
+                continue
             goes_on = last == "word" and _WIDE.search(line, end, token.start()) is None
             before = words[1 - _MOST_WORDS :] if goes_on else []
             words = before if slash or text in _LEVELS else [*before, text]
@@ -107,6 +112,8 @@ def numbers_in(line: str, *, of_other_lines: bool = False) -> Sequence[NamedNumb
             words = []
         end = token.end()
         slash, last = text == "/", "" if slash else kind  # after a slash: a unit
+    if len(found) == 1 and not found[0].words and _LOSS.search(line):  # `loss (): 0.27`
+        return [NamedNumber(("loss",), found[0].text)]
     return found
 
 
@@ -137,8 +144,9 @@ def column_named(words: Sequence[str]) -> tuple[str, int] | None:
 def step_named(words: Sequence[str]) -> tuple[str, int] | None:
     """The step that the words before a number mean; None if they make it a setting."""
     told = column_in_text(words[-1]) if words else None
-    parts = {part.lower() for word in words for part in word.split("/")}
-    if told is None or told[0] != "step" or parts & _NO_STEP_WORDS:
+    said = {word.lower() for word in words}
+    said.update(*(word.lower().split("/")[:-1] for word in words[-1:] if _TIMES[0] in word))
+    if told is None or told[0] != "step" or said & _NO_STEP_WORDS:
         return None
     return told if "global" not in words[-1].lower() else ("step", -1)
 

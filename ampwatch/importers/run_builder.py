@@ -97,24 +97,25 @@ class RunBuilder:
         if isinstance(statement, More):
             return self._placed(statement)
         place, early = self._place, self._early
-        if early is not None and statement.step == early.step:
-            statement = dataclasses.replace(statement, values={**early.values, **statement.values})
-        self._early = None
         if place is not None and statement.step is not None and statement.epoch is None:
             statement = dataclasses.replace(statement, epoch=place.epoch)
         if statement.step is not None:  # what follows belongs to it
             self._place = Place(statement.step, statement.epoch, statement.per_epoch)
+        if early is not None and _is_meant(early, statement):
+            statement = dataclasses.replace(statement, values={**early.values, **statement.values})
+        self._early = None
         return statement
 
     def _placed(self, more: More) -> Stats | None:
         """Values alone as statistics; those of a step that has no row yet wait for its line."""
         place = self._place
-        if more.step is not None:
-            if more.step == self._state.now.counter:
-                return Stats(more.step, more.values)
+        if more.step is not None and more.step == self._state.now.counter:
+            return Stats(more.step, more.values)
+        if more.step is not None or more.epoch is not None:
             early = self._early
-            told = early.values if early is not None and early.step == more.step else {}
-            self._early = More({**told, **more.values}, more.step)
+            is_same = early is not None and (early.step, early.epoch) == (more.step, more.epoch)
+            told = early.values if early is not None and is_same else {}
+            self._early = dataclasses.replace(more, values={**told, **more.values})
             return None
         if place is None:
             is_first = self._state.now.is_empty and "loss" in more.values
@@ -183,7 +184,7 @@ class RunBuilder:
     def finish(self) -> None:
         """Write the run's last rows: the log has ended."""
         early, self._early = self._early, None
-        if early is not None and self._state.now.started:
+        if early is not None and early.step is not None and self._state.now.started:
             self._take_settled(Stats(early.step, early.values))
         self.settle()
         self._layers.settle()
@@ -317,6 +318,13 @@ class RunBuilder:
 
     def _starts_over(self, setup: Setup) -> bool:
         return all(self.config.get(name) is not None for name in setup.config)
+
+
+def _is_meant(early: More, stats: Stats) -> bool:
+    """Whether values that came before their step or epoch are of these statistics."""
+    if early.step is not None:
+        return early.step == stats.step
+    return early.epoch == stats.epoch
 
 
 def _is_sane(statement: Statement) -> bool:

@@ -22,7 +22,8 @@ from ampwatch.rows import EventKind, Mark
 # The same counter value in two lines of one file is the same step. A few lines back it still
 # belongs to this attempt, printed late by another rank.
 REMEMBERED_STEPS = 64
-LATE_LINES = 16  # printed by other ranks after one has given up
+# Printed by other ranks after one has given up; they cannot go on for many steps.
+LATE_LINES, LATE_STEPS = 16, 4
 MOST_STEPS = 1 << 42  # the largest step that the store accepts
 
 
@@ -81,6 +82,7 @@ class Attempt:
     burst: OverflowBurst = field(default_factory=OverflowBurst)
     ending: GaveUp | None = None
     lines_since_ending: int = 0
+    steps_since_ending: int = 0
     has_ended: bool = False
     credit: int = 0  # skips from a counter whose own lines may follow
     credit_scale: float | None = None  # the scale on the counter's line
@@ -189,13 +191,15 @@ class RunState:
         """Note that the log says the run ends; every rank may say so."""
         if self.now.ending is None and not self.now.has_ended:
             self.now.ending, self.now.lines_since_ending = statement, 0
+            self.now.steps_since_ending = 0
 
     def go_on(self, step: int | None, lines: int) -> None:
         """Note that the log goes on: after more lines than ranks print late, no end was meant."""
         falls = step is not None and self.now.counter is not None and step <= self.now.counter
         if self.now.ending is not None and not falls:
             self.now.lines_since_ending += lines
-            if self.now.lines_since_ending > LATE_LINES:
+            self.now.steps_since_ending += step is not None and step != self.now.counter
+            if self.now.lines_since_ending > LATE_LINES or self.now.steps_since_ending > LATE_STEPS:
                 self.now.ending = None
 
     def end(self) -> None:

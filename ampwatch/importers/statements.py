@@ -54,6 +54,7 @@ class More:
 
     values: Mapping[str, float]
     step: int | None = None
+    epoch: int | None = None  # or to the first step of this epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ def tables_in(lines: Sequence[str]) -> list[TextTable]:
         following = [row for row in lines[at + 1 : at + 1 + _ROWS_LOOKED_AT] if _is_filled(row)]
         for table in _readings(line):
             rows = sum(1 for row in following if table.line_of(row))
-            if rows >= min(_LEAST_ROWS, len(following)) and rows:
+            least = _LEAST_ROWS if _tells_step(table.names) else _ROWS_LOOKED_AT
+            if rows and rows >= min(least, max(len(following), least - _LEAST_ROWS)):
                 found.setdefault(table.names, table)
                 break
     return list(found.values())
@@ -79,22 +80,25 @@ def _readings(line: str) -> Iterator[TextTable]:
     """The tables whose header a line may be, by what may stand between its cells."""
     for separator in map(re.compile, _SEPARATORS):
         names = _cells(line.strip(), separator)
-        if 2 <= len(names) <= _MOST_NAMES and all(map(_NAME.fullmatch, names)):
+        if 1 <= len(names) <= _MOST_NAMES and all(map(_NAME.fullmatch, names)):
             plain = tuple(re.sub(r"[^\w/@.-]+", "_", name).strip("_") for name in names)
-            if _tells_training(plain):
+            if _tells_loss(plain):
                 yield TextTable(plain, separator)
 
 
-def _tells_training(names: Sequence[str]) -> bool:
+def _tells_loss(names: Sequence[str]) -> bool:
     """Whether a table with these columns is of a training."""
-    known = [column_in_text(name) for name in names]
-    has_loss = any(told and told[0] == "loss" for told in known) or any(
-        metric_of(name) in _LOSSES for name in names
+    return any(
+        (column_in_text(name) or ("",))[0] == "loss" or metric_of(name) in _LOSSES for name in names
     )
-    counts = any(told and told[0] == "step" for told in known) or any(
-        name.lower() in {"epoch", "epochs", "ep"} for name in names
+
+
+def _tells_step(names: Sequence[str]) -> bool:
+    """Whether one of these columns counts."""
+    return any(
+        (column_in_text(name) or ("",))[0] == "step" or name.lower() in {"epoch", "epochs", "ep"}
+        for name in names
     )
-    return has_loss and counts
 
 
 def _is_filled(line: str) -> bool:
@@ -103,7 +107,7 @@ def _is_filled(line: str) -> bool:
 
 def _cells(line: str, separator: re.Pattern[str]) -> list[str]:
     """A line's cells; bars at its ends are no cells, an empty cell between tabs is one."""
-    return [cell.strip() for cell in separator.split(line.strip(" |\r\n"))]
+    return [cell.strip() for cell in separator.split(line.strip(" |\t\r\n"))]
 
 
 def _is_row(cells: Sequence[str]) -> bool:

@@ -19,6 +19,7 @@ _LEAST_LINES = 3
 _QUOTE = re.compile(r"(?m)^(?:> ?)+")
 _NUMBERED = re.compile(r"[ \t]*(\d{1,7})(?:[.:|)]| ?\||[ \t])[ \t]?")
 _STRING = re.compile(r'\s*(?:"text": \[\s*)?"((?:[^"\\]|\\.)*)"\s*,?\s*\]?\s*')
+_OF_CELL = '"output_type": "'
 _ROW, _CELL = re.compile(r"(?is)<tr\b.*?</tr>"), re.compile(r"(?is)<t[hd]\b[^>]*>(.*?)</t[hd]>")
 _TAG = re.compile(r"<[^>]{0,200}>")
 
@@ -38,7 +39,12 @@ def may_be_wrapped(head: str) -> bool:
     """Whether a log's first lines look as if something were around them."""
     lines = _first_lines(head)
     is_notebook = head.lstrip().startswith("{") and '"cells"' in head
-    found = is_notebook or _shares(lines, _STRING.fullmatch) or _shares(lines, _QUOTE.match)
+    found = (
+        is_notebook
+        or _OF_CELL in head
+        or _shares(lines, _STRING.fullmatch)
+        or _shares(lines, _QUOTE.match)
+    )
     return bool(found or _offset_of_numbers(lines) is not None or "<td" in head)
 
 
@@ -74,7 +80,7 @@ def _outputs_of(cell: Any) -> Iterator[str]:
 def _without_strings(text: str) -> str:
     """A piece of a notebook's file: each line is a string with its line end."""
     lines = text.split("\n")
-    if not _shares(lines[:_MOST_LINES], _STRING.fullmatch):
+    if _OF_CELL not in text and not _shares(lines[:_MOST_LINES], _STRING.fullmatch):
         return text
     found = [match[1] for line in lines if (match := _STRING.fullmatch(line))]
     return "".join(map(_unescaped, found))

@@ -59,7 +59,7 @@ _NO_COUNTER = re.compile(
     r"(?i)time|eta|elapsed|remain|second|\bs\b|\bms\b|mem|speed|/s|seed|version|epoch|rank|size|gpu"
 )
 _OF_TRAINING = re.compile(r"(?i)\b(?:train|epsilon|lr|learning|entropy|optimi[sz]er|epoch)")
-_EPOCHS = frozenset({"epoch", "ep", "train"})
+_EPOCHS = frozenset({"epoch", "epochs", "ep", "train"})
 _SKIPPED = re.compile(r"(?i)\b(?:overflow|skipp(?:ed|ing))\b(?! *[:=]? *(?:\d|false|no))")
 _NOT_FINITE = re.compile(r"(?i)\b(?:nan|inf|non-?finite|not finite|overflow)\b")
 _OF_STEP = re.compile(
@@ -95,7 +95,7 @@ class PlainLines:
         if role.duty not in _WITHOUT_PLACE:
             place = _place(line, role.step, by_words=self.names_steps)
         values = values_of(line.numbers)
-        if "loss" not in values and not self.has_loss and (place or role.duty is Duty.MORE):
+        if "loss" not in values and not self.has_loss and (place or role.duty in _WITHOUT_PLACE):
             values = {**loss_by_words(line.numbers), **values}
         if place is None:
             yield from self._read_without_place(line, values, role)
@@ -115,8 +115,10 @@ class PlainLines:
                 yield Amend(is_skip=True)
         elif not values and _is_place(line, role):
             yield place
-        elif told and place.step is not None and (values or self.names_steps):
-            yield More(told, place.step)
+        elif told and (values or self.names_steps):
+            if place.step is None:
+                yield place
+            yield More(told, place.step, place.epoch)
         elif not values and _is_skip(line.text):
             yield Skip()
 
@@ -124,8 +126,10 @@ class PlainLines:
         self, line: _Line, values: dict[str, float], role: Role
     ) -> Iterator[Statement]:
         """Yield what a plain line states whose step is on another line, or nowhere."""
-        if not values:
-            yield from (Skip(),) if _is_skip(line.text) else ()
+        if _is_skip(line.text) and not any(map(math.isfinite, values.values())):
+            yield Skip()
+        elif not values:
+            return
         elif role.duty is Duty.UNNUMBERED:
             yield Stats(values=_with_metrics(line, values))
         elif role.duty is Duty.MORE or _is_list(line, values):
@@ -234,7 +238,7 @@ def _counters_by_words(numbers: Sequence[NamedNumber]) -> tuple[int | None, int 
     surest: float = math.inf
     for at, number in enumerate(numbers):
         told = step_named(number.words)
-        if epoch_at is None and number.words and number.words[-1].lower() in _EPOCHS:
+        if epoch_at is None and _names_epoch(number):
             epoch_at = at
             following = numbers[at + 1] if at + 1 < len(numbers) else number
             if step_at is None and following.of is not None and not following.words:
@@ -242,6 +246,11 @@ def _counters_by_words(numbers: Sequence[NamedNumber]) -> tuple[int | None, int 
         elif told and told[1] < surest and whole(number.text) is not None:
             step_at, surest = at, told[1]
     return epoch_at, step_at
+
+
+def _names_epoch(number: NamedNumber) -> bool:
+    words = [word.lower() for word in number.words]
+    return bool(words) and words[-1] in _EPOCHS and not {"max", "total", "num"} & {*words}
 
 
 def _words_of(line: _Line, *, has_loss: bool) -> Words:

@@ -25,7 +25,8 @@ USUAL: Mapping[str, tuple[str, ...]] = {
         "train_total_loss", "reduced_train_loss", "loss_train_total", "loss_train", "step_loss",
         "current_loss", "global_avg_loss", "avg_loss", "average_loss", "avr_loss", "mean_loss",
         "running_loss", "train_loss_epoch", "epoch_loss", "cross_entropy_loss",
-        "train_crossentropyloss", "train_cross_entropy", "xent",
+        "train_crossentropyloss", "train_cross_entropy", "xent", "loss_total", "loss_all",
+        "loss_sum", "avr_total_loss",
     ),
     "lr": (
         "lr", "learning_rate", "train_learning_rate", "train_lr", "lr_0", "lr_group_0",
