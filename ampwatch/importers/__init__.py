@@ -15,6 +15,7 @@ from ampwatch.errors import LogError
 from ampwatch.importers.formats import FORMATS
 from ampwatch.importers.import_options import ImportOptions, OnProgress
 from ampwatch.importers.log_file import LogFile
+from ampwatch.importers.named_numbers import TEXT_COLUMNS
 from ampwatch.importers.rank_logs_import import import_ranks, rank_logs
 from ampwatch.importers.table_import import SOURCES, import_table, open_table
 from ampwatch.importers.text_import import TextImport, import_text, known_sources
@@ -60,6 +61,9 @@ def import_log(
             return import_table(log, table, out, options, on_progress)
         if options.source in SOURCES:
             raise LogError(f"{path} is not a {options.source} file.", path=path)
-        if options.columns:
-            raise LogError(f"{path} is text: --map is for CSV, JSON lines and other tables.")
+        if odd := options.columns.keys() - TEXT_COLUMNS:
+            raise LogError(
+                f"--map {min(odd)}={options.columns[min(odd)]}: of a text log, "
+                f"{', '.join(TEXT_COLUMNS)} can be named."
+            )
         return import_text(log, out, options, on_progress)

@@ -7,8 +7,9 @@ A number's name decides its column, with the same words as in tables.
 
 from __future__ import annotations
 
+import collections
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ampwatch.importers.tables.column_names import column_in_text
@@ -44,9 +45,10 @@ _NO_STEP_WORDS = frozenset({
 _LOSS_WORDS = frozenset({
     "train", "training", "batch", "current", "avg", "average", "running", "mean", "total",
 })  # fmt: skip
+TEXT_COLUMNS = ("step", "loss", "lr", "grad_norm", "scale_after")  # that a user can name
 _LOSSES = frozenset({Metric.LOSS, Metric.PER_UNIT})
 _LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "ERROR"})
-_MOST_WORDS = 3
+_MOST_WORDS, _LEAST_LINES = 3, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,47 @@ class NamedNumber:
 
 def loss_by_words(numbers: Sequence[NamedNumber]) -> dict[str, float]:
     """The first number of a plain line that is a loss by its words, such as `mse` or `Loss_G`."""
-    named = {
+    return dict(zip(("loss",), named_losses(numbers).values(), strict=False))
+
+
+def named_losses(numbers: Sequence[NamedNumber]) -> dict[str, float]:
+    """A plain line's numbers that are losses by their words, and by no usual name."""
+    return {
         name: value
         for name, value in metrics_of(numbers).items()
         if metric_of(name) in _LOSSES and not name.startswith("aux")
     }
-    return dict(zip(("loss",), named.values(), strict=False))
+
+
+def names_of(lines: Iterable[Sequence[NamedNumber]], most: int = 6) -> list[str]:
+    """What the numbers on several lines are called, the most frequent ones."""
+    names = collections.Counter(
+        _plain_name("_".join(number.words)) for numbers in lines for number in numbers
+    )
+    return [name for name, count in names.most_common() if name and count >= _LEAST_LINES][:most]
+
+
+def renamed(numbers: Sequence[NamedNumber], mapped: Mapping[str, str]) -> Sequence[NamedNumber]:
+    """A line's numbers, those that the user has named for one of our columns called so."""
+    wanted = {_plain_name(name): column for name, column in mapped.items()}
+    found = []
+    for number in numbers:
+        name = _plain_name("_".join(number.words))
+        column = wanted.get(name) or next(
+            (ours for theirs, ours in wanted.items() if name.endswith(f"_{theirs}")), None
+        )
+        known = column_named(number.words)
+        words = number.words
+        if column is not None:
+            words = (column.removesuffix("_after"),)
+        elif known is not None and known[0] in wanted.values():
+            words = (f"other {name}",)
+        found.append(NamedNumber(words, number.text, number.of))
+    return found
+
+
+def _plain_name(name: str) -> str:
+    return re.sub(r"[\W_]+", "_", name).strip("_").lower()
 
 
 def metrics_of(numbers: Sequence[NamedNumber], *, of_validation: bool = False) -> dict[str, float]:

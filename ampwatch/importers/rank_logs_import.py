@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ampwatch.diagnosis.value_text import count_text
 from ampwatch.errors import LogError
-from ampwatch.importers.formats import formats_for
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.log_file import LogFile
 from ampwatch.importers.text_import import TextImport
@@ -76,7 +75,7 @@ def _import_rank(
     is_first: bool,
 ) -> bool:
     """Import one rank's logs; whether they hold a training. The first one describes the run."""
-    text = TextImport(folder, info, formats_for(options.source), rank)
+    text = TextImport(folder, info, options, rank)
     try:
         for path in paths:
             with LogFile(path) as log:

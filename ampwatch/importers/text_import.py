@@ -12,29 +12,28 @@ from ampwatch.importers.format import Format
 from ampwatch.importers.formats import BY_SOURCE, formats_for, formats_learned
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.line_reader import LineReader, Unknown
-from ampwatch.importers.line_splitter import LineSplitter
+from ampwatch.importers.line_splitter import LineSplitter, plain_lines
 from ampwatch.importers.log_file import LogFile
+from ampwatch.importers.named_numbers import names_of, numbers_in
 from ampwatch.importers.row_writer import RowWriter, StoreSink
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.table_import import SOURCES
 from ampwatch.rows import Mark
 from ampwatch.store import RunInfo, create_run, describe_run
 
-_MOST_UNREAD_BYTES = 8 << 20
+_MOST_UNREAD_BYTES, _MOST_NAMED_LINES = 8 << 20, 2000
 
 
 class TextImport:
     """Imports a text log into a run's folder; it is fed with the log's bytes."""
 
-    def __init__(
-        self, folder: Path, info: RunInfo, formats: Sequence[Format], rank: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, info: RunInfo, options: ImportOptions, rank: int = 0) -> None:
         self.folder = folder
         self._info = info
         self._sink = StoreSink(folder, rank)
-        self._formats = formats
+        self._formats, self._columns = formats_for(options.source), options.columns
         self._unread = b""
-        self._begin(formats)
+        self._begin(self._formats)
 
     def _begin(self, formats: Sequence[Format]) -> None:
         self.builder = RunBuilder(RowWriter(self._sink))
@@ -46,6 +45,12 @@ class TextImport:
         """Whether a line of a training has been found."""
         return self.builder.attempts > 0
 
+    @property
+    def names(self) -> list[str]:
+        """What the numbers are called in a text log without a training."""
+        lines = plain_lines(self._unread)[:_MOST_NAMED_LINES]
+        return names_of(numbers_in(line) for line in lines)
+
     def feed(self, chunk: bytes) -> None:
         """Import the next bytes of the text log.
 
@@ -55,7 +60,7 @@ class TextImport:
             self.reader.feed(self._cutter.feed(chunk))
             return
         self._unread = (self._unread + chunk)[-_MOST_UNREAD_BYTES:]
-        self._begin(formats_learned(self._formats, self._unread, self._info.name))
+        self._begin(formats_learned(self._formats, self._unread, self._info.name, self._columns))
         self.reader.feed(self._cutter.feed(self._unread))
         if self.knows_training:
             self._unread = b""
@@ -72,9 +77,15 @@ class TextImport:
     def describe(self, notes: Sequence[str] = ()) -> RunInfo:
         """Write the imported run's description, as far as the text log has been read."""
         form = self.reader.source()
-        info = described(self._info, self.builder, form, [*notes, *_unknown(self.reader.unknown)])
+        told = [*notes, *self._guesses(), *_unknown(self.reader.unknown)]
+        info = described(self._info, self.builder, form, told)
         describe_run(self.folder, info)
         return info
+
+    def _guesses(self) -> Sequence[str]:
+        """What the last-resort format took for the step and the loss, if it read anything."""
+        last = [form for form in self.reader.formats if form.is_last_resort]
+        return [note for form in last if form.source in self.reader.tallies for note in form.notes]
 
 
 def described(
@@ -137,7 +148,7 @@ def import_text(
     """Import a whole text log into the folder `out`; raises LogError if it holds no training."""
     info = fresh_info(log.path, options)
     folder = create_run(out, info)
-    text = TextImport(folder, info, formats_for(options.source))
+    text = TextImport(folder, info, options)
     try:
         size = 0
         for chunk in log.chunks():
@@ -154,20 +165,30 @@ def import_text(
     text.close()
     if not text.builder.attempts:
         shutil.rmtree(folder, ignore_errors=True)
-        raise LogError(_nothing_in(log, size, text.reader.unknown), path=log.path)
+        raise LogError(_nothing_in(log, size, text, options), path=log.path)
     return folder
 
 
-def _nothing_in(log: LogFile, size: int, unknown: Unknown) -> str:
+def _nothing_in(log: LogFile, size: int, text: TextImport, options: ImportOptions) -> str:
     if not size:
         return (
             f"{log.path} is empty."
             if log.damage is None
             else (f"{log.path} holds nothing readable: {log.damage}")
         )
-    told = "".join(f" {sentence}" for sentence in _unknown(unknown))
+    told = "".join(f" {sentence}" for sentence in _unknown(text.reader.unknown))
     broken = f" {log.damage}" if log.damage else ""
-    return f"No training log found in {log.path} {nothing_on_its_lines()}{told}{broken}"
+    found = f"No training log found in {log.path} {nothing_on_its_lines()}"
+    if options.columns:
+        named = ", ".join(options.columns.values())
+        found = f"No training log found in {log.path}: no lines with the numbers {named}."
+    return f"{found}{told}{broken}{_names(text.names)}"
+
+
+def _names(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f" Its numbers are called {', '.join(names)}; say which is the loss: --map loss=NAME."
 
 
 def nothing_on_its_lines() -> str:

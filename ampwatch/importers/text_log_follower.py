@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ampwatch.errors import AmpwatchError, LogError
-from ampwatch.importers.formats import formats_for
 from ampwatch.importers.import_options import ImportOptions, fresh_info
 from ampwatch.importers.log_file import STANDARD_INPUT, opened, refuse_binary
 from ampwatch.importers.text_import import TextImport, nothing_on_its_lines
@@ -31,12 +30,11 @@ class TextLogFollower:
     """Follows a growing text log, a file or a pipe, until `stop()`; its run is in `folder`."""
 
     def __init__(self, path: str, out: Path, options: ImportOptions) -> None:
-        formats = formats_for(options.source)
         self.path = path
         self._raw = opened(path)  # raises here, where the caller can report it
         info = fresh_info(path, options)
         self.folder = create_run(out, info)
-        self._text = TextImport(self.folder, info, formats)
+        self._text = TextImport(self.folder, info, options)
         self._stop = threading.Event()
         self._known = threading.Event()
         self._over = threading.Event()

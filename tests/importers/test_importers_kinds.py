@@ -11,7 +11,7 @@ import pytest
 
 from ampwatch import open_run
 from ampwatch.errors import LogError
-from ampwatch.importers import import_log
+from ampwatch.importers import ImportOptions, import_log
 from ampwatch.rows import Table
 
 LOSSES = [2 + math.exp(-n / 4) for n in range(12)]
@@ -159,3 +159,30 @@ def test_evaluations_after_every_epoch_alone_are_a_run_and_a_single_one_is_none(
 def test_what_is_no_training_is_refused(text, tmp_path):
     with pytest.raises(LogError):
         imported(text, tmp_path)
+
+
+def test_what_was_guessed_is_said_and_can_be_named(tmp_path):
+    line = "round {m}: koleo_loss {l:.4f} dino_loss {t}.5\n"
+    run = imported(lines_of(line), tmp_path)
+    assert steps_of(run)["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    assert steps_of(run)["step"] == list(range(1, 13))
+    note = next(note for note in run.info.notes if "--map" in note)
+    assert "step = `round`, loss = `koleo_loss`" in note
+
+    path = tmp_path / "train.log"
+    chosen = ImportOptions(columns={"loss": "dino_loss", "step": "round"})
+    named = open_run(import_log(path, tmp_path / "named", chosen))
+    assert steps_of(named)["loss"] == [100 * n + 0.5 for n in range(12)]
+    assert not [note for note in named.info.notes if "--map" in note]
+
+
+def test_an_unknown_log_says_what_its_numbers_are_called(tmp_path):
+    with pytest.raises(LogError, match="called koleo, dino; say which is the loss"):
+        imported(lines_of("koleo {l:.4f} dino {t}.5\n"), tmp_path)
+    chosen = ImportOptions(columns={"loss": "koleo"})
+    run = open_run(import_log(tmp_path / "train.log", tmp_path / "named", chosen))
+    assert steps_of(run)["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    with pytest.raises(LogError, match="no lines with the numbers koala"):
+        import_log(tmp_path / "train.log", tmp_path, ImportOptions(columns={"loss": "koala"}))
+    with pytest.raises(LogError, match="of a text log, step, loss"):
+        import_log(tmp_path / "train.log", tmp_path, ImportOptions(columns={"rank": "dino"}))

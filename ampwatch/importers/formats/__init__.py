@@ -7,7 +7,7 @@ in `FORMATS`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
@@ -93,17 +93,27 @@ def formats_for(source: str | None) -> Sequence[Format]:
     return (BY_SOURCE[source],)
 
 
-def formats_learned(formats: Sequence[Format], data: bytes, name: str) -> Sequence[Format]:
+def formats_learned(
+    formats: Sequence[Format], data: bytes, name: str, columns: Mapping[str, str]
+) -> Sequence[Format]:
     """The formats for a log that has this text and name: the last resort knows its own kinds."""
     last = next((form for form in formats if form.is_last_resort), None)
     if last is None:
         return formats
     lines = plain_lines(data)[:_MOST_LEARNED_LINES]
     known = [form for form in formats if not form.is_shared]
-    if any(_tells_loss(known, line) for line in lines):
+    if columns:
+        formats = [form for form in formats if form.is_shared]
+    elif any(_tells_loss(known, line) for line in lines):
         return formats
-    read = plain.learned(lines, name).read
-    own = dataclasses.replace(last, anchors=(*"0123456789", *last.anchors), read=read)
+    learned = plain.learned(lines, name, columns)
+    guesses = plain.guesses(learned, lines)
+    own = dataclasses.replace(
+        last,
+        anchors=(*"0123456789", *last.anchors),
+        read=learned.read,
+        notes=() if guesses is None else (guesses,),
+    )
     return [own if form is last else form for form in formats]
 
 

@@ -28,7 +28,9 @@ from ampwatch.importers.named_numbers import (
     column_named,
     loss_by_words,
     metrics_of,
+    named_losses,
     numbers_in,
+    renamed,
     step_named,
     values_of,
     whole,
@@ -82,6 +84,7 @@ class PlainLines:
     """Reads plain lines, with what the log's own lines have taught of its tables and kinds."""
 
     tables: Sequence[TextTable] = ()
+    mapped: Mapping[str, str] = field(default_factory=dict)  # what the user calls ours: our column
     roles: Mapping[Kind, Role] = field(default_factory=dict)
     names_steps: bool = False  # by words: a number at a line's beginning is then no step
     has_loss: bool = False  # by that name: other losses are then its parts
@@ -89,7 +92,7 @@ class PlainLines:
 
     def read(self, text: str) -> Iterator[Statement]:
         """Yield what a plain line of names and numbers states."""
-        line = _line(text, self.tables)
+        line = _line(text, self.tables, self.mapped)
         role = self.roles.get(kind_of(line.numbers), Role()) if self.roles else Role()
         place = None
         if role.duty not in _WITHOUT_PLACE:
@@ -136,13 +139,17 @@ class PlainLines:
             yield More(_with_metrics(line, values))
 
 
-def learned(texts: Sequence[str], name: str = "") -> PlainLines:
+def learned(
+    texts: Sequence[str], name: str = "", columns: Mapping[str, str] | None = None
+) -> PlainLines:
     """What some lines of a log teach of its tables and of the kinds of its lines.
 
-    Numbers without any name are losses if the log is called so.
+    Numbers without any name are losses if the log is called so. `columns` are what the user says:
+    our column, and the log's name of it.
     """
+    mapped = {name: column for column, name in (columns or {}).items()}
     tables = [*tables_in(texts), *(bare_columns(texts) if "loss" in name.lower() else ())]
-    lines = [_line(text, tables) for text in texts]
+    lines = [_line(text, tables, mapped) for text in texts]
     of_loss = [line for line in lines if "loss" in values_of(line.numbers)]
     has_loss = len(of_loss) > 1 or any(_place(line) is not None for line in of_loss)
 
@@ -154,6 +161,7 @@ def learned(texts: Sequence[str], name: str = "") -> PlainLines:
     is_training = any(map(_OF_TRAINING.search, texts))
     return PlainLines(
         tables,
+        mapped,
         learn_roles(lines, words_of, _is_no_counter),
         names_steps=sum(words.counts for words in placed) > len(placed) / 2,
         has_loss=has_loss,
@@ -161,10 +169,27 @@ def learned(texts: Sequence[str], name: str = "") -> PlainLines:
     )
 
 
+def guesses(plain: PlainLines, texts: Sequence[str]) -> str | None:
+    """A sentence on what was taken for the step and the loss where the log does not say so."""
+    found: dict[str, str] = {}
+    for line in (_line(text, plain.tables, plain.mapped) for text in texts):
+        role = plain.roles.get(kind_of(line.numbers), Role())
+        losses = [] if plain.has_loss else list(named_losses(line.numbers))
+        if role.step is not None and not role.step.of and (losses or plain.has_loss):
+            found.setdefault("step", "_".join(line.numbers[role.step.at].words))
+        if losses and (role.duty is not None or _place(line) is not None):
+            found.setdefault("loss", losses[0])
+    told = [f"{column} = `{name}`" for column, name in found.items() if name not in ("", column)]
+    if not told:
+        return None
+    mapping = " ".join(f"--map {column}=NAME" for column in found)
+    return f"Read as {', '.join(told)}. If another number is meant, name it: {mapping}."
+
+
 _WITHOUT_PLACE = frozenset({Duty.MORE, Duty.UNNUMBERED})
 
 
-def _line(text: str, tables: Sequence[TextTable]) -> _Line:
+def _line(text: str, tables: Sequence[TextTable], mapped: Mapping[str, str]) -> _Line:
     """A plain line as it is read: a table's row by its names, a bar and clocks out of the way."""
     text = text[:_MOST_CHARACTERS]
     text = next((row for table in tables if (row := table.line_of(text)) is not None), text)
@@ -177,7 +202,7 @@ def _line(text: str, tables: Sequence[TextTable]) -> _Line:
     numbers = numbers_in(without)
     if not values_of(numbers) and _TURNED.search(without):  # `9.98 loss, 0.001 LR`
         numbers = numbers_in(_TURNED.sub(r"\2 \1", without))
-    return _Line(text, bar, numbers)
+    return _Line(text, bar, renamed(numbers, mapped) if mapped else numbers)
 
 
 def _with_metrics(line: _Line, values: Mapping[str, float]) -> dict[str, float]:
