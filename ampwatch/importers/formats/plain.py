@@ -206,7 +206,10 @@ def _line(text: str, tables: Sequence[TextTable], mapped: Mapping[str, str]) -> 
 
 
 def _with_metrics(line: _Line, values: Mapping[str, float]) -> dict[str, float]:
+    """A plain line's values and metrics; a loss by its words is no metric once more."""
     more = metrics_of(line.numbers)
+    if "loss" not in values_of(line.numbers) and "loss" in values:
+        more.pop(next(iter(named_losses(line.numbers))), None)
     return {**{name: value for name, value in more.items() if name not in values}, **values}
 
 
