@@ -144,7 +144,10 @@ class Case:
         self.restarts = self.restarts.finished(self.rate)
         self.rises = self.rises.finished()
         setup = self.setup.shown(stopped=self.loop_stopped)
-        self.rate = learning_rate.comparable(replace(self.rate, setup=setup))
+        rate = replace(self.rate, setup=setup)
+        if setup.inner_updates:  # its updates cannot be compared with those of other trainings
+            rate = rate.without("update_norm", "max_ratio", "alignment")
+        self.rate = learning_rate.comparable(rate)
 
     # --- what the rules ask ----------------------------------------------------------------------
 
@@ -178,6 +181,13 @@ class Case:
         """Whether training ended with a step that the loop itself left out."""
         last = self.unskipped.left_out_last.last_step
         return last is not None and (bool(self.ranks.ended) or self.events.is_over_by(last))
+
+    @property
+    def has_converged(self) -> bool:
+        """Whether an optimizer that makes several updates in a step has stopped by itself."""
+        return (
+            self.rate.setup.inner_updates and self.loop.moved > 0 and self.stands(self.loop.still)
+        )
 
     @property
     def is_searching(self) -> bool:

@@ -99,7 +99,7 @@ def _may_stand_still(case: Case, series: LossSeries) -> bool:
     is_long = len(series.loss) >= (SAME_STEPS if is_loop else SAME_LINES)
     if not is_long or series.loss.min() <= 0 or median(series.loss) <= NOTHING:
         return False
-    if is_loop and not _has_gradients(case, series):
+    if is_loop and (case.has_converged or not _has_gradients(case, series)):
         return False
     return _is_beginning(case, series) and not _has_adversary(case)
 

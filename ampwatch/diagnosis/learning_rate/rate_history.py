@@ -126,6 +126,7 @@ class Setup:
     saved_steps: tuple[int, ...] = ()
     restarts: int = 0  # attempts after the first
     larger_batches: tuple[int, ...] = ()  # the last few steps from which a batch held more
+    inner_updates: bool = False  # a step makes several (LBFGS): none of its figures is of one
     stopped: bool = False  # the loop gave up at the last row, whose loss was not finite
 
 
