@@ -229,8 +229,22 @@ class Case:
         if final is None:
             return None
         below = 2.0**-thresholds.COLLAPSE_OCTAVES
-        fall = next((fall for fall in self.scale.falls if final <= fall.level * below), None)
+        fall = next((fall for fall in self.falls if final <= fall.level * below), None)
         return None if fall is None or self.learnt_on(fall.first_step, fall.end_step) else fall
+
+    @cached_property
+    def falls(self) -> tuple[ScaleFall, ...]:
+        """The falls of the loss scale, but for those by which the search for one went on.
+
+        They began at no established level and ended at one, and the loss fell on: the gradients of
+        a loss that is summed grow a thousandfold in a few steps.
+        """
+        level, rate = self.scale.level or math.inf, self.rate
+        return tuple(
+            fall
+            for fall in self.scale.falls
+            if fall.level <= level or not rate.loss_fell_on(fall.first_step, fall.end_step)
+        )
 
     def learnt_on(self, first_step: int, end_step: int) -> bool:
         """Whether the loss kept falling below its earlier values during a fall of the loss scale.

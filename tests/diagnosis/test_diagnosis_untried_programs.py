@@ -243,3 +243,77 @@ def test_a_forward_overflow_begins_at_the_step_whose_loss_was_lost(tmp_path):
     assert (overflow.first_step, overflow.layer) == (120, "2")
     assert "step 120" in diagnosis.learning_rate.because
     assert diagnosis.outcome.since_step == 120
+
+
+# --- a loss that is summed over the batch ---------------------------------------------------------
+
+
+def shapes(count: int, chance: torch.Generator, size: int = 28):
+    """Discs, squares and diamonds of all sizes, anywhere in an image."""
+    across = torch.arange(size).float()
+    place, radius = (
+        7 + 14 * torch.rand(2, count, generator=chance),
+        torch.rand(count, generator=chance),
+    )
+    kind = torch.randint(0, 3, (count, 1, 1), generator=chance)
+    x = (across[None, None, :] - place[0, :, None, None]).abs()
+    y = (across[None, :, None] - place[1, :, None, None]).abs()
+    away = torch.where(kind == 0, x.hypot(y), torch.where(kind == 1, torch.maximum(x, y), x + y))
+    return (3.5 + 4 * radius[:, None, None] - away).clamp(0, 1).flatten(1)
+
+
+class VariationalAutoencoder(nn.Module):
+    """As in pytorch/examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc21, self.fc22 = nn.Linear(784, 400), nn.Linear(400, 20), nn.Linear(400, 20)
+        self.fc3, self.fc4 = nn.Linear(20, 400), nn.Linear(400, 784)
+
+    def forward(self, images):
+        seen = torch.relu(self.fc1(images))
+        mean, log_variance = self.fc21(seen), self.fc22(seen)
+        drawn = mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
+        return self.fc4(torch.relu(self.fc3(drawn))), mean, log_variance
+
+
+def autoencoded(folder, rate: float):
+    """The losses and the scales of a training whose losses are sums; each image counts 30 times."""
+    torch.manual_seed(0)
+    chance = torch.Generator().manual_seed(1)
+    images, model = shapes(1000, chance), VariationalAutoencoder()
+    optimizer, losses, scales = torch.optim.Adam(model.parameters(), rate), [], []
+    scaler = torch.amp.GradScaler("cpu")
+    with ampwatch.attach(scaler, model, optimizer=optimizer, run="r", log_dir=folder):
+        for _ in range(240):
+            batch = images[torch.randint(0, len(images), (128,), generator=chance)]
+            with torch.autocast("cpu", torch.float16):
+                made = model(batch)
+            made, mean, log_variance = (one.float() for one in made)
+            loss = nn.functional.binary_cross_entropy_with_logits(made, batch, reduction="sum")
+            spread = 1 + log_variance - mean.square() - log_variance.exp()
+            loss = 30 * (loss - 0.5 * spread.sum())
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+            scales.append(scaler.get_scale())
+    return losses, scales, diagnosed(folder)
+
+
+@pytest.mark.slow_trainings
+def test_gradients_that_grow_as_a_summed_loss_falls_only_prolong_the_search_for_a_scale(tmp_path):
+    losses, scales, diagnosis = autoencoded(tmp_path, 0.005)
+    assert losses[-1] < losses[0] / 5
+    assert scales[20] > 2 * scales[-1]
+    assert diagnosis.verdict.value == "healthy"
+    assert codes(diagnosis).isdisjoint({"AMP103", "AMP105"})
+
+
+@pytest.mark.slow_trainings
+def test_a_scale_that_falls_as_the_loss_leaps_far_above_its_start_has_collapsed(tmp_path):
+    losses, _, diagnosis = autoencoded(tmp_path, 0.1)
+    assert max(losses) > 10 * losses[0]
+    assert finding(diagnosis, "AMP103").severity.value != "info"
+    assert diagnosis.learning_rate.action.value in {"unknown", "lower"}
