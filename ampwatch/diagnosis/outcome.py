@@ -270,7 +270,9 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     }[state]  # fmt: skip
     words = f"The loss rose from {low} to {high}, from step {step:,} on, {ending}."
     evidence = Evidence("loss_peak", step, course.peak, course.best, "before")
-    return Outcome(state, step, ("loss",), words, announced, (evidence,))
+    # Other data, or other labels, lift the loss within a few steps, and leave the gradients.
+    at_once = course.is_abrupt and stayed and not announced
+    return Outcome(state, step, ("loss",), words, announced, (evidence,), at_once)
 
 
 def _is_lost(series: LossSeries, course: LossCourse) -> bool:
