@@ -62,7 +62,6 @@ _FORMS = {
     "scale_low": _Form("smallest usable loss scale", scale_text),
     "metric": _Form("the metric", _number),
     "loss_peak": _Form("highest loss (median of a few steps)", _number, "from"),
-    "loss_swing": _Form("width of the loss about zero", "{:.4g}".format),
     "onset": _Form("first step of the trouble", _count),
     "skipped": _counted("skipped steps"),
     "skipped_apart": _counted("steps that one optimizer alone skipped"),

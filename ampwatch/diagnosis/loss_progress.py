@@ -221,21 +221,26 @@ def _wider(series: LossSeries) -> Outcome | None:
     about_zero = all(abs(median(part)) <= one for part, one in zip(parts, wide, strict=True))
     if not (about_zero and wide[-1] >= max(_WIDER * early, wide[-2]) and wide[-2] >= early):
         return None
-    gradients = _growth(series.norm)
-    if gradients < thresholds.DRIFT_FACTOR:
+    first, last = _ends(series.norm)
+    if not last >= thresholds.DRIFT_FACTOR * first > 0:
         return None
     words = (
         f"The loss swings about zero, ever wider: by {two_digits(wide[0])} in the first fifth, by "
-        f"{two_digits(wide[-1])} in the last, while the gradients grew {two_digits(gradients)} "
+        f"{two_digits(wide[-1])} in the last, while the gradients grew {two_digits(last / first)} "
         "times."
     )
     step = int(series.step[len(series.step) * 3 // _FIFTHS])
-    evidence = Evidence("loss_swing", int(series.step[-1]), wide[-1], wide[0], "first fifth")
+    evidence = Evidence("grad_norm", int(series.step[-1]), last, first, "first tenth")
     return Outcome(State.WIDER, step, ("loss", "grad_norm"), words, evidence=(evidence,))
 
 
 def _growth(values: Floats) -> float:
     """How many times larger a column is in its last tenth than in its first; 0 if unknown."""
-    tenth = max(LEAST, len(values) // 10)
-    early, late = median_of_known(values[:tenth]), median_of_known(values[-tenth:])
+    early, late = _ends(values)
     return late / early if early > 0 and np.isfinite(late) else 0.0
+
+
+def _ends(values: Floats) -> tuple[float, float]:
+    """The medians of a column in its first tenth and in its last; nan where it is unknown."""
+    tenth = max(LEAST, len(values) // 10)
+    return median_of_known(values[:tenth]), median_of_known(values[-tenth:])
