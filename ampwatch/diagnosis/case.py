@@ -144,7 +144,10 @@ class Case:
         self.restarts = self.restarts.finished(self.rate)
         self.rises = self.rises.finished()
         setup = self.setup.shown(stopped=self.loop_stopped)
-        self.rate = learning_rate.comparable(replace(self.rate, setup=setup))
+        rate = replace(self.rate, setup=setup)
+        if setup.inner_updates:  # its updates cannot be compared with those of other trainings
+            rate = rate.without("update_norm", "max_ratio", "alignment")
+        self.rate = learning_rate.comparable(rate)
 
     # --- what the rules ask ----------------------------------------------------------------------
 
@@ -178,6 +181,13 @@ class Case:
         """Whether training ended with a step that the loop itself left out."""
         last = self.unskipped.left_out_last.last_step
         return last is not None and (bool(self.ranks.ended) or self.events.is_over_by(last))
+
+    @property
+    def has_converged(self) -> bool:
+        """Whether an optimizer that makes several updates in a step has stopped by itself."""
+        return (
+            self.rate.setup.inner_updates and self.loop.moved > 0 and self.stands(self.loop.still)
+        )
 
     @property
     def is_searching(self) -> bool:
@@ -219,8 +229,22 @@ class Case:
         if final is None:
             return None
         below = 2.0**-thresholds.COLLAPSE_OCTAVES
-        fall = next((fall for fall in self.scale.falls if final <= fall.level * below), None)
+        fall = next((fall for fall in self.falls if final <= fall.level * below), None)
         return None if fall is None or self.learnt_on(fall.first_step, fall.end_step) else fall
+
+    @cached_property
+    def falls(self) -> tuple[ScaleFall, ...]:
+        """The falls of the loss scale, but for those by which the search for one went on.
+
+        They began at no established level and ended at one, and the loss fell on: the gradients of
+        a loss that is summed grow a thousandfold in a few steps.
+        """
+        level, rate = self.scale.level or math.inf, self.rate
+        return tuple(
+            fall
+            for fall in self.scale.falls
+            if fall.level <= level or not rate.loss_fell_on(fall.first_step, fall.end_step)
+        )
 
     def learnt_on(self, first_step: int, end_step: int) -> bool:
         """Whether the loss kept falling below its earlier values during a fall of the loss scale.

@@ -48,6 +48,7 @@ class SkipEpisode:
     deepest: ScaleDescent | None = None  # the part that went farthest
     culprits: OverflowCulprits = field(default_factory=OverflowCulprits)
     search_skips: int = 0  # by which the search may still go on
+    unsettled_skips: int = 0  # before any level of the run was established
     search_culprits: OverflowCulprits = field(default_factory=OverflowCulprits)
 
     def take(self, segment: ScaleSegment, *, after_a_level: bool, in_search: bool = False) -> None:

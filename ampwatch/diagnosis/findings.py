@@ -46,6 +46,8 @@ class State(str, enum.Enum):
     GOAL_LOST = "a goal is lost"
     ADVERSARY_WON = "one of two adversaries has won"
     RATE_LEAPT = "worse since the learning rate leapt"
+    WITHOUT_END = "falls without end"
+    WIDER = "swings about zero, ever wider"
     ANOTHER_LEVEL = "another level, cannot tell"
     NOT_BACK = "worse, and not back yet"
     WORSE = "worse, and not coming back"
@@ -61,7 +63,7 @@ _BAD = {
 }  # fmt: skip
 _DOUBTFUL = {
     State.ANOTHER_LEVEL, State.RATE_LEAPT, State.NOT_BACK, State.HARDLY_FALLS,
-    State.OVERFITS, State.GOAL_FALLS, State.GOAL_STILL,
+    State.OVERFITS, State.GOAL_FALLS, State.GOAL_STILL, State.WITHOUT_END, State.WIDER,
 }  # fmt: skip
 
 

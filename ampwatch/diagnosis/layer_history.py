@@ -14,6 +14,9 @@ from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
 
 # A layer loses its gradients in most of its sampled steps, and in at least this many of them.
 UNDERFLOW_SAMPLES = 3
+# A subnormal number is not lost: ten octaves hold ten bits down to one. Where a scale so many times
+# higher suits, the values that are seen are off by a twentieth of their norm at most.
+KEPT_TIMES = 2.0**8
 # An activation within two octaves of 65504 overflows at the next spike: gradients and activations
 # of healthy runs vary by that much from batch to batch.
 LOW_HEADROOM_OCTAVES = 2.0
@@ -80,9 +83,11 @@ class LayerHistory:
         step, layer = rows.step[good], layer[good]
         names = ("underflow_share", "log2_headroom", "scale_low", "scale_high")
         share, headroom, low, high = (rows.numbers[name][good] for name in names)
+        scale = block.columns["scale"][at[good]]
+        few_bits = ~(low < np.where(scale > 0, scale, 1.0) * KEPT_TIMES)
         # A tail that is lost is normal: a layer needs a scale when it loses most.
         low = np.where(share >= thresholds.UNDERFLOW_SHARE, low, np.nan)
-        grown = grown._with_shares(layer, step, share)
+        grown = grown._with_shares(layer, step, share, few_bits)
         grown = grown._with_headrooms(layer, step, headroom)
         return grown._with_windows(layer, step, low, high)
 
@@ -114,12 +119,14 @@ class LayerHistory:
     def _counts(self, layer: Integers, weights: Floats | None = None) -> Any:
         return np.bincount(layer, weights, minlength=len(self.names))
 
-    def _with_shares(self, layer: Integers, step: Integers, share: Floats) -> LayerHistory:
+    def _with_shares(
+        self, layer: Integers, step: Integers, share: Floats, few_bits: Mask
+    ) -> LayerHistory:
         told = ~np.isnan(share)
         layer, step, share = layer[told], step[told], share[told]
         first, last = self.first_step.copy(), self.last_step.copy()
         last[layer] = step
-        lost = share >= thresholds.UNDERFLOW_SHARE
+        lost = (share >= thresholds.UNDERFLOW_SHARE) & few_bits[told]
         losing, at = np.unique(layer[lost], return_index=True)
         first[losing] = np.where(first[losing] < 0, step[lost][at], first[losing])
         return replace(

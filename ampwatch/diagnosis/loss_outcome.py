@@ -114,8 +114,11 @@ def _wanders(smooth: Floats, course: LossCourse) -> bool:
     lasted, since = len(smooth) - course.since, course.since
     if since < max(lasted, _MANY) or course.last > smooth[:since].max():
         return False
-    fell = float(smooth[max(0, since - lasted) : since].max()) - course.best
-    return fell >= (course.last - course.best) / 2
+    top = since - lasted + int(smooth[since - lasted : since].argmax())
+    height, rose = course.last - course.best, smooth[top] - smooth[: top + 1].min()
+    # The first fall of a record is no order of its data, but what was learnt.
+    is_first = top < lasted and rose < _BEGUN * height
+    return not is_first and bool(smooth[top] - course.best >= height / 2)
 
 
 def _noise(before: Floats, level: float) -> tuple[float, float]:

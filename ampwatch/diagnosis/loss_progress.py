@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.findings import Evidence, Outcome, State
@@ -31,6 +32,13 @@ _ZEROS = 5  # losses of exactly 0
 _LEAPT, _LEAP_PARTS, _LEAP_SHARE, _STILL_UP, _DECAYED = 2.0, 40, 0.1, 0.6, 2.0
 _LEAP_WORSE, _DEVIATIONS, _LONG = 1.05, 3.0, 100
 _MOST = 0.5  # of the rows have a norm
+# A loss that falls without end: times what it was at first, faster from quarter to quarter, while
+# gradients, and weights or activations, grow by so much. Of a likelihood that gets better the fall
+# slows down and the weights hardly grow, though its gradients may grow tenfold.
+_BEYOND_FIRST, _GRADIENTS, _WEIGHTS, _ACTIVATIONS = 10.0, 2.0, 2.0, 4.0
+# One that swings about zero: the last fifth is so many times as wide as the first three, and its
+# gradients have grown by as much as a drift of theirs.
+_WIDER, _FIFTHS = 4.0, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,8 @@ class LossSeries:
     loss: Floats
     norm: Floats
     lr: Floats
+    weights: Floats  # their norm
+    activation: Floats  # the largest
 
 
 def series_of_case(case: Case) -> LossSeries:
@@ -51,7 +61,8 @@ def series_of_case(case: Case) -> LossSeries:
 def series_of(rows: RateRows) -> LossSeries:
     """The losses of these rows that are finite."""
     known = np.isfinite(rows.of("loss"))
-    columns = (rows.of(name)[known] for name in ("loss", "grad_norm", "lr"))
+    names = ("loss", "grad_norm", "lr", "param_norm", "act_amax")
+    columns = (rows.of(name)[known] for name in names)
     return LossSeries(rows.of("step")[known].astype(np.int64), *columns)
 
 
@@ -99,7 +110,7 @@ def _may_stand_still(case: Case, series: LossSeries) -> bool:
     is_long = len(series.loss) >= (SAME_STEPS if is_loop else SAME_LINES)
     if not is_long or series.loss.min() <= 0 or median(series.loss) <= NOTHING:
         return False
-    if is_loop and not _has_gradients(case, series):
+    if is_loop and (case.has_converged or not _has_gradients(case, series)):
         return False
     return _is_beginning(case, series) and not _has_adversary(case)
 
@@ -174,3 +185,62 @@ def rate_leapt(case: Case, series: LossSeries) -> Outcome | None:
     )
     evidence = Evidence("lr", first, float(lr[since]), float(lr[at]), "before")
     return Outcome(State.RATE_LEAPT, first, ("loss", "lr"), words, evidence=(evidence,))
+
+
+def without_bound(series: LossSeries) -> Outcome | None:
+    """A loss that runs away below zero, or swings about it ever wider; its gradients grow along."""
+    if len(series.loss) < _LONG or series.loss.min() >= 0:
+        return None
+    return _without_end(series) or _wider(series)
+
+
+def _without_end(series: LossSeries) -> Outcome | None:
+    first = float(np.abs(series.loss[: len(series.loss) // 10]).max())
+    quarters = [median(part) for part in np.array_split(series.loss, 4)]
+    falls = -np.diff(quarters)
+    faster = falls[0] > 0 and bool((np.diff(falls) > 0).all())
+    gradients, weights = _growth(series.norm), _growth(series.weights)
+    grew = weights >= _WEIGHTS or _growth(series.activation) >= _ACTIVATIONS
+    if not (faster and quarters[-1] <= -_BEYOND_FIRST * first and gradients >= _GRADIENTS and grew):
+        return None
+    low, high = two_digits(quarters[-1]), two_digits(quarters[0])
+    words = (
+        f"The loss falls without end, faster and faster: {high} in the first quarter, {low} in the "
+        f"last, while the gradients grew {two_digits(gradients)} times."
+    )
+    step = int(series.step[np.argmax(series.loss < -first)])
+    evidence = Evidence("loss", int(series.step[-1]), quarters[-1], quarters[0], "first quarter")
+    columns = ("loss", "grad_norm", "param_norm")
+    return Outcome(State.WITHOUT_END, step, columns, words, evidence=(evidence,))
+
+
+def _wider(series: LossSeries) -> Outcome | None:
+    parts = np.array_split(series.loss, _FIFTHS)
+    wide = [robust_deviation(part) for part in parts]
+    early = max(wide[:3])
+    about_zero = all(abs(median(part)) <= one for part, one in zip(parts, wide, strict=True))
+    if not (about_zero and wide[-1] >= max(_WIDER * early, wide[-2]) and wide[-2] >= early):
+        return None
+    first, last = _ends(series.norm)
+    if not last >= thresholds.DRIFT_FACTOR * first > 0:
+        return None
+    words = (
+        f"The loss swings about zero, ever wider: by {two_digits(wide[0])} in the first fifth, by "
+        f"{two_digits(wide[-1])} in the last, while the gradients grew {two_digits(last / first)} "
+        "times."
+    )
+    step = int(series.step[len(series.step) * 3 // _FIFTHS])
+    evidence = Evidence("grad_norm", int(series.step[-1]), last, first, "first tenth")
+    return Outcome(State.WIDER, step, ("loss", "grad_norm"), words, evidence=(evidence,))
+
+
+def _growth(values: Floats) -> float:
+    """How many times larger a column is in its last tenth than in its first; 0 if unknown."""
+    early, late = _ends(values)
+    return late / early if early > 0 and np.isfinite(late) else 0.0
+
+
+def _ends(values: Floats) -> tuple[float, float]:
+    """The medians of a column in its first tenth and in its last; nan where it is unknown."""
+    tenth = max(LEAST, len(values) // 10)
+    return median_of_known(values[:tenth]), median_of_known(values[-tenth:])

@@ -22,6 +22,7 @@ from ampwatch.diagnosis.loss_progress import (
     rate_leapt,
     series_of,
     series_of_case,
+    without_bound,
 )
 from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.metric_outcome import (
@@ -171,6 +172,8 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
         return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
     if takes_steps and (leapt := rate_leapt(case, series)) is not None:
         return leapt
+    if takes_steps and not is_goal_reached(case) and (lost := without_bound(series)) is not None:
+        return lost
     ended_calm = course.end in {LossEnd.LEARNING, LossEnd.FLAT}
     still = no_progress(case, series, course) if ended_calm else None
     if still is not None:
@@ -270,7 +273,9 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     }[state]  # fmt: skip
     words = f"The loss rose from {low} to {high}, from step {step:,} on, {ending}."
     evidence = Evidence("loss_peak", step, course.peak, course.best, "before")
-    return Outcome(state, step, ("loss",), words, announced, (evidence,))
+    # Other data, or other labels, lift the loss within a few steps, and leave the gradients.
+    at_once = course.is_abrupt and stayed and not announced
+    return Outcome(state, step, ("loss",), words, announced, (evidence,), at_once)
 
 
 def _is_lost(series: LossSeries, course: LossCourse) -> bool:

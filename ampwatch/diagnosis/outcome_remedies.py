@@ -10,6 +10,10 @@ REMEDIES = {
     State.NOT_BACK: "Wait: the loss may come back. If it does not, lower the learning rate, or "
     "look at the batches around the step at which it rose.",
     State.ANOTHER_LEVEL: "Check whether the data or the task changed at that step.",
+    State.WITHOUT_END: "Bound what is made large: normalise it, or put a log-sigmoid, a margin or "
+    "a penalty on it. A lower learning rate only puts it off.",
+    State.WIDER: "Lower the learning rate, of the critic or adversary first, or damp it: weight "
+    "decay, a gradient penalty, clipping.",
     State.NOT_FINITE: "Attach ampwatch to the training: it names the first layer whose numbers are "
     "inf or NaN. Until then, try bf16 or a lower learning rate.",
     State.NO_STEPS: "Stop: nothing is learnt. Attach ampwatch to the training: it names the layer "

@@ -92,6 +92,7 @@ class RateSetup:
             saved_steps=self.saved,
             restarts=self.restarts + self.loads,
             larger_batches=self.larger_batches,
+            inner_updates=any((positive_number(g.get("max_iter")) or 1) > 1 for g in groups),
             stopped=stopped,
         )
 

@@ -287,6 +287,8 @@ class ScaleHistory:
             in_search = self._is_late_search(segment)
             self.search_step = segment.first_step if in_search else self.search_step
             self.open.take(segment, after_a_level=established, in_search=in_search)
+            if self.level is None and not in_search:
+                self.open.unsettled_skips += segment.length
         self.skips += segment.length
         self.last_skip = segment.last
         self.lowest_skip = float(np.fmin(self.lowest_skip, segment.scale))
@@ -337,6 +339,8 @@ class ScaleHistory:
             episode.culprits.add(episode.search_culprits)
             self.spikes = self.spikes.with_episode(episode) if episode.is_spike else self.spikes
         else:
+            if self.level is not None:  # a level was found: until then the search went on
+                episode.search_skips += episode.unsettled_skips
             self.late_search_skips += episode.search_skips
             episode = episode.without_search()
         if episode.is_fall:

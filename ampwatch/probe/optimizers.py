@@ -194,7 +194,9 @@ def _group(group: Mapping[str, Any]) -> dict[str, Any]:
     """One parameter group's settings as numbers and words."""
     kept_in = {str(p.dtype).removeprefix("torch.") for p in group["params"]}
     shown: dict[str, Any] = {"parameters": len(group["params"]), "dtype": "/".join(sorted(kept_in))}
-    for name in ("lr", "initial_lr", "max_lr", "weight_decay", "momentum", "alpha", "eps"):
+    # The last is LBFGS's: how many updates it may make within a step.
+    names = ("lr", "initial_lr", "max_lr", "weight_decay", "momentum", "alpha", "eps", "max_iter")
+    for name in names:
         if name in group:
             shown[name] = _shown(group[name])
     betas = group.get("betas")

@@ -38,6 +38,7 @@ from ampwatch.probe.tensor_values import (
     FLOATING,
     HALF,
     Pack,
+    activation_magnitude,
     extremes,
     is_mask,
     largest,
@@ -101,7 +102,7 @@ class SeenTensor:
     def read(self, values: Sequence[float]) -> None:
         """Take the measurements out of the step's pack, where they have been put."""
         low, high = values[self.at], values[self.at + 1]
-        self.amax = magnitude(low, high)
+        self.amax = activation_magnitude(low, high, self.dtype)
         self.is_mask = is_mask(low, high, requires_grad=self.requires_grad)
         gradients = [magnitude(values[at], values[at + 1]) for at in self.gradients_at]
         self.gradient_amax = largest(gradients)

@@ -35,7 +35,9 @@ _WHOLE = frozenset({int})
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 # An additive attention mask holds 0 where attention is allowed and this or less where it is not.
-_MASK_AT_MOST = -1e4
+_MASK_AT_MOST = -9984.0  # -1e4, as bfloat16 holds it
+# Scores that are masked hold such a constant beside values that are so many times smaller.
+_MASK_TIMES = 64.0
 
 
 def tensors_in(*values: object) -> list[Tensor]:
@@ -161,6 +163,18 @@ def magnitude(low: float, high: float) -> float:
     if math.isnan(low) or math.isnan(high):
         return math.nan
     return max(-low, high)
+
+
+def activation_magnitude(low: float, high: float, dtype: torch.dtype) -> float:
+    """The largest magnitude between two extremes that is no constant which masks scores.
+
+    Such a constant is the format's lowest number, or one of two digits; the scores lie about zero.
+    """
+    if _MASK_AT_MOST >= low > -math.inf and abs(high) * _MASK_TIMES <= -low:
+        rounded = torch.tensor(float(f"{low:.2g}"), dtype=torch.float64).to(dtype).item()
+        if low in {torch.finfo(dtype).min, rounded}:
+            return abs(high)
+    return magnitude(low, high)
 
 
 def is_mask(low: float, high: float, *, requires_grad: bool) -> bool:

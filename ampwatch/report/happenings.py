@@ -319,7 +319,7 @@ def _overflow_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]
     if layer is None:
         return
     words = {
-        "forward": ("the output of layer ", " is inf or NaN"),
+        "forward": ("layer ", " is seen to give inf or NaN"),
         "backward": ("gradients overflow first in layer ", ""),
     }
     for direction, (before, after) in words.items():

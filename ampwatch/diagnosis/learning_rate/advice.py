@@ -216,6 +216,11 @@ def _began(trouble: Trouble) -> str:
 
 
 def _undecided(trouble: Trouble, found: Attribution) -> str:
+    if trouble.state.setup.inner_updates:
+        return (
+            f"{_began(trouble)}. Each step makes several updates, and the size of each is "
+            "not recorded: a new run at a tenth of the rate would show whether it is the cause."
+        )
     if trouble.onset.sign is OnsetSign.DOUBLED:
         return (
             f"{_began(trouble)}, and {count_text(trouble.state.rows, 'step')} do not show whether "

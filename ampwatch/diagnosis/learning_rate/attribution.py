@@ -144,7 +144,7 @@ class Attribution:
 def attribute(trouble: Trouble) -> Attribution:
     """Attribute a trouble to its cause, by weighing all signs."""
     onset = trouble.onset
-    if onset.hard and not len(trouble.accepted):
+    if onset.hard and not len(trouble.accepted) and not trouble.state.setup.inner_updates:
         return _static(trouble.state, trouble.after)
     table = weigh_signs(sign_readings(trouble))
     recorded = recorded_mechanism(trouble.before, trouble.after)
@@ -155,7 +155,8 @@ def attribute(trouble: Trouble) -> Attribution:
     cause = WEIGHED[1 + int(np.argmax(chances[1:]))]
     if driven and chances[0] > LOWER_LINE:
         cause = Cause.RATE
-    elif not recorded or onset.sign is OnsetSign.DOUBLED:  # too little of it for another cause
+    elif not recorded or onset.sign is OnsetSign.DOUBLED or trouble.state.setup.inner_updates:
+        # too little of it for another cause
         cause = Cause.UNDECIDED
     elif cause is Cause.OBJECTIVE and ("updates" not in recorded or chances[0] > CLEAR_LINE):
         cause = (

@@ -56,6 +56,8 @@ class Judgement:
 def judge_rate(state: RateState) -> Judgement:
     """Judge the learning rate of a run: its trouble, the cause, the alignment of updates."""
     trouble = lasting_trouble(state)
+    if trouble is not None and trouble.onset.sign is OnsetSign.IDLE and state.setup.inner_updates:
+        trouble = None  # its first row comes after many updates
     found = None if trouble is None else attribute(trouble)
     is_idle = trouble is not None and trouble.onset.sign is OnsetSign.IDLE
     if is_idle and found is not None and found.cause is not Cause.RATE:

@@ -126,6 +126,7 @@ class Setup:
     saved_steps: tuple[int, ...] = ()
     restarts: int = 0  # attempts after the first
     larger_batches: tuple[int, ...] = ()  # the last few steps from which a batch held more
+    inner_updates: bool = False  # a step makes several (LBFGS): none of its figures is of one
     stopped: bool = False  # the loop gave up at the last row, whose loss was not finite
 
 
@@ -214,7 +215,10 @@ class RateState:
         return leading / first if first and leading else 1.0
 
     def loss_fell_on(self, first_step: int, end_step: int) -> bool:
-        """Whether the losses after `end_step` lie below all losses before `first_step`."""
+        """Whether the losses after `end_step` lie below all losses before `first_step`.
+
+        None since then may stand far above all of those.
+        """
         parts = (self.head, self.points.rows, self.tail)
         step = np.concatenate([rows.of("step") for rows in parts])
         loss = np.concatenate([rows.of("loss") for rows in parts])
@@ -222,7 +226,9 @@ class RateState:
         before, after = loss[known & (step < first_step)], loss[known & (step > end_step)]
         if not len(before) or len(after) < thresholds.LOSS_LINES:
             return False
-        return bool(median(after[-thresholds.LOSS_LINES :]) < before.min())
+        fell = median(after[-thresholds.LOSS_LINES :]) < before.min()
+        high = loss[known & (step >= first_step)].max()
+        return bool(fell and high < thresholds.DIVERGED_LOSS * before.max())
 
     def with_column(self, name: str, made: Callable[[RateRows], Floats]) -> RateState:
         """The state with one column computed anew in all its parts; nan is absent.

@@ -9,7 +9,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.findings import Evidence, Finding, Severity
 from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
-from ampwatch.diagnosis.rules.scale_growth import START_HIGHER
+from ampwatch.diagnosis.rules.scale_growth import raise_scale_text
 from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # Gradients that are all exactly zero: one batch may give none, so many batches in a row do not. In
@@ -176,7 +176,7 @@ def _underflowed(case: Case) -> tuple[str, str]:
         return cause, "Use torch.amp.GradScaler, or bf16; do not divide the loss by large numbers."
     if case.standing_fall is not None:
         return cause, "Fix the cause of the scale's fall first."
-    return cause, f"Raise the loss scale. {START_HIGHER}"
+    return cause, f"Raise the loss scale. {raise_scale_text(case)}"
 
 
 def _are_frozen(case: Case) -> bool:

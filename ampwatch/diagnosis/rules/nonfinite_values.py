@@ -122,8 +122,9 @@ def _loss_action(case: Case, times: Times) -> str:
         "later loss and gradient is a consequence.",
         looks="A layer whose weights are not finite, then skips at any scale.",
         not_to_confuse="A forward overflow (AMP203), where the weights are finite.",
-        do="Find what made them so: a step at a scale below 2^-126, an optimizer whose eps "
-        "vanishes in fp16, a step without the scaler.",
+        do="Find what made them so: an update far too large, gradients that were not finite; with "
+        "a scaler, a step without it or at a scale below 2^-126; with fp16 weights, an optimizer "
+        "whose eps vanishes.",
         example="Adam in fp16 with eps 1e-8: nan after the first step.",
     ),
     Ties(
@@ -150,7 +151,19 @@ def weights_not_finite(case: Case) -> Iterator[Seen]:
         cause=f"At step {times.first_step} the weights held inf or nan before the forward pass"
         + (f", in {count_text(len(names), 'layer')}." if names else ".")
         + left_out_ending(case, times),
+        action=_weights_action(case),
         evidence=(Evidence("weight_finite", times.first_step, "false"),),
+    )
+
+
+def _weights_action(case: Case) -> str:
+    """What may have made weights not finite, of what the record leaves possible."""
+    scaled = ", a step without the scaler or at a scale below 2^-126" * case.scale.has_scaler
+    half = any(one.keeps_float16 for one in case.precision.layers.values())
+    eps = ", an optimizer whose eps vanishes in fp16" * half
+    return (
+        "Find what made them so: an update far too large, gradients that were not finite"
+        f"{scaled}{eps}."
     )
 
 

@@ -37,7 +37,8 @@ BEYOND_BEFORE = 2.0
         f"{100 * thresholds.DRIFT_PART:.0f} % of the record, each of {thresholds.DRIFT_WINDOWS} "
         f"parts of that above the one before; in the first {thresholds.DRIFT_EARLY_STEPS:,} "
         "steps only if the loss makes no progress. Or the same over the last half, third, "
-        "fifth or tenth, if the norm ends at twice everything just before it.",
+        "fifth or tenth, if the norm ends at twice everything just before it. Or growing gradients "
+        "beside a loss that falls below zero without end, or that swings about it ever wider.",
         not_to_confuse="A jump at one moment (AMP306); a norm that settles at a new level.",
         do="Check the largest layers' gradients; clip them or lower the rate before they "
         "overflow; save a checkpoint.",

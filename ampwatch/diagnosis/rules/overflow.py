@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.layer_history import ROOT, UNDERFLOW_SAMPLES
+from ampwatch.diagnosis.layer_history import KEPT_TIMES, ROOT, UNDERFLOW_SAMPLES
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows
 from ampwatch.diagnosis.rule import (
     MIXED,
@@ -22,7 +22,7 @@ from ampwatch.diagnosis.rule import (
     rule,
 )
 from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
-from ampwatch.diagnosis.rules.scale_growth import DEFAULT_SCALE, START_HIGHER
+from ampwatch.diagnosis.rules.scale_growth import DEFAULT_SCALE, raise_scale_text
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import (
     alone_text,
@@ -52,12 +52,14 @@ _OUTPUTS = {
         meaning="Most of a layer's gradients are too small for half precision: they become zero "
         "or lose their digits, and the layer learns slowly or not at all.",
         looks=f"At accepted steps, {100 * thresholds.UNDERFLOW_SHARE:.0f} % of the non-zero values "
-        "in the gradient at a layer's output are below the smallest normal fp16 number, "
-        f"2^-14, in most of its samples and in at least {UNDERFLOW_SAMPLES}. In the worst "
-        "case all gradients are zero although the loss is not.",
+        "in the gradient at a layer's output are below the smallest normal fp16 number, 2^-14, "
+        f"and no scale below {KEPT_TIMES:.0f} times the one in use suits them, in most of its "
+        f"samples and in at least {UNDERFLOW_SAMPLES}. In the worst case all gradients are zero "
+        "although the loss is not.",
         not_to_confuse="Zeros after a collapse, which the low scale causes. Zeros of a dead "
         "unit, a frozen layer, a matrix initialised with zeros or a loss of exactly 0 are "
-        "not lost values. A few lost values in the tail are normal.",
+        "not lost values. A few lost values in the tail are normal, and so are values below "
+        "2^-14 that keep some digits.",
         do="Use torch.amp.GradScaler, or bf16, whose range is wide enough; with a scaler, raise "
         "its initial scale or find what keeps it low. The learning rate is not the cause.",
         example="autocast without a GradScaler: 98 % lost in the first layers, the loss is flat.",
@@ -102,10 +104,7 @@ def _keep_gradients(case: Case) -> str | None:
         return "Fix the cause of the scale drop first."
     if final is None or final >= DEFAULT_SCALE:
         return None
-    return (
-        f"The loss scale is {scale_text(final)}. {START_HIGHER} In mid-run, one call of "
-        "scaler.update(new_scale=2.0**16) does the same."
-    )
+    return f"The loss scale is {scale_text(final)}. {raise_scale_text(case)}"
 
 
 @rule(
@@ -196,7 +195,7 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
     what, why = _OUTPUTS["nan" if is_nan else "inf"]
     yield Seen(
         standing=standing,
-        first_step=first.times.first_step,
+        first_step=_began(case, times),
         last_step=times.last_step,
         layer=first.layer,
         ranks=tuple(sorted(frozenset().union(*(one.ranks for one in named)))),
@@ -213,6 +212,17 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
             Evidence("overflows", times.last_step, float(times.count)),
         ),
     )
+
+
+def _began(case: Case, times: Times) -> int | None:
+    """The step at which the forward pass was first not finite, as the loss shows it.
+
+    Layers are looked at from the step after the one that overflowed.
+    """
+    lost, seen = case.numbers.bad_loss_no_forward.first_step, times.first_step
+    if lost is None or seen is None:
+        return seen
+    return lost if 0 < seen - lost <= thresholds.DELAY_STEPS else seen
 
 
 def _somewhere(case: Case, times: Times) -> Seen:

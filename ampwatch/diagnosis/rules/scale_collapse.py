@@ -81,8 +81,8 @@ def scale_collapse(case: Case) -> Iterator[Seen]:
         yield _sunk(case, sunk)
     elif (ending := _falling(case)) is not None:
         yield _ends_falling(case, ending)
-    elif case.scale.falls:
-        yield _fall(case, case.scale.falls[0], healed=True)
+    elif case.falls:
+        yield _fall(case, case.falls[0], healed=True)
 
 
 def _failed_search(case: Case) -> Seen:

@@ -28,6 +28,18 @@ def start_scale_text(scale: float) -> str:
 
 START_HIGHER = start_scale_text(DEFAULT_SCALE)
 
+
+def raise_scale_text(case: Case) -> str:
+    """How to have a higher loss scale: no start helps a run that began as high and overflowed."""
+    first = case.scale.first_scale
+    if case.scale.skips and first >= DEFAULT_SCALE:
+        return (
+            f"It began at {scale_text(first)} and fell with each overflow: find the layer that "
+            "overflows (AMP202), or train in bf16."
+        )
+    return f"{START_HIGHER} In mid-run, one call of scaler.update(new_scale=2.0**16) does the same."
+
+
 # Scales that work end below 2^40 even where the largest gradient is 2^-24, half precision's
 # smallest; at 2^64 nothing has overflowed in some forty doublings, and inf is as many away.
 RUNAWAY_SCALE = 2.0**64

@@ -107,7 +107,8 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
         f"information: a rate of zero in more than {STILL_STEPS} steps, and in the whole "
         f"record (more than {STILL_LONG_STEPS}: a warning).",
         not_to_confuse="A skipped step, which is recorded as such; a rate of zero at the start of "
-        "a warm-up; frozen parameters, which have no gradient; clipping that leaves an update.",
+        "a warm-up; frozen parameters, which have no gradient; clipping that leaves an update; an "
+        "optimizer that makes several updates in a step (LBFGS), and has moved until it converged.",
         do="Check that the optimizer was created from this model's parameters, and not from "
         "copies of them. Check that the weights are float32: a small update does not change a "
         "float16 weight. Check that your loop does not divide the gradients by the loss scale: "
@@ -131,7 +132,7 @@ def silent_skip(case: Case) -> Iterator[Seen]:
         yield seen
         return
     still = case.loop.still
-    if not _is_most(case, still):
+    if not _is_most(case, still) or case.has_converged:
         return
     yield Seen(
         at=still,
