@@ -10,7 +10,7 @@ import numpy as np
 
 from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.causes import TIES, link_causes
+from ampwatch.diagnosis.causes import RATE, causes_of, excludes_rate, link_causes
 from ampwatch.diagnosis.enough_to_judge import is_too_short, little_seen, unsure_advice
 from ampwatch.diagnosis.findings import (
     CUT_OFF,
@@ -26,10 +26,8 @@ from ampwatch.diagnosis.learning_rate import Judgement
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.outcome import outcome_of
 from ampwatch.diagnosis.outcome_remedies import REMEDIES
-from ampwatch.diagnosis.rule import RATE
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.value_text import rate_text
-from ampwatch.diagnosis.weighed_causes import causes_of
 
 
 def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Verdict:
@@ -152,7 +150,7 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
     low = next((f for f in causes if f.code == _TOO_LOW and not several), None)
     if low is not None and (raised := _raised_again(low)) is not None:
         return raised
-    named = next((f for f in causes if TIES[f.code].excludes_rate(case, f)), None)
+    named = next((f for f in causes if excludes_rate(case, f)), None)
     if named is not None and not any(f.code in RATE for f in causes):
         return _explained_by(named, current=seen.base)
     if verdict is Verdict.INCOMPLETE:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ampwatch.diagnosis import RULES, rules
+from ampwatch.diagnosis.causes import CAUSES, LATE_TO, row_of
 from ampwatch.diagnosis.rule_pages import markdown_pages, plain_page, write_pages
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
@@ -34,14 +35,18 @@ def test_the_terminals_page_and_the_documented_one_say_the_same():
 def test_the_findings_that_a_rule_is_tied_to_are_findings_that_there_are():
     known = {rule.code for rule in RULES}
     for rule in RULES:
-        ties = rule.ties
-        named = {*ties.explained_by, *ties.groundless_beside, *ties.late_to}
+        row = row_of(rule.code)
+        named = {*row.explained_by, *row.groundless_beside, *LATE_TO.get(rule.code, ())}
         assert named <= known - {rule.code}, rule.code
 
 
 def test_no_finding_is_without_ground_beside_what_it_explains():
-    for rule in RULES:
-        assert not {*rule.ties.groundless_beside} & {*rule.ties.explained_by}, rule.code
+    for code, row in CAUSES.items():
+        assert not {*row.groundless_beside} & {*row.explained_by}, code
+
+
+def test_each_row_of_the_table_of_causes_is_of_a_finding_that_there_is():
+    assert {*CAUSES, *LATE_TO} <= {rule.code for rule in RULES}
 
 
 # Numbers of a format, a card or a code, which no constant of ours can change.

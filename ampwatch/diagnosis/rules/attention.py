@@ -10,7 +10,7 @@ import numpy as np
 from ampwatch.diagnosis.attention_scores import AttentionScore, AttentionScoreHistory
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 
 # Attention scores that grow: over thousands of steps, in a row of windows each higher than the one
 # before, four times higher in all. The growth after a start slows down before that.
@@ -37,7 +37,6 @@ SCORE_OCTAVES = 2.0
         "a z-loss or weight decay on the two projections slows the growth.",
         example="scores of 20 at step 20,000 and of 2,600 at step 71,000, 40,000 at 100,000.",
     ),
-    Ties(explained_by=RATE, cures=("float32", "bfloat16")),
 )
 def attention_logit_growth(case: Case) -> Iterator[Seen]:
     """Attention scores that have grown for long and will exceed the range of half precision."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, CastSamples
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.rules.quantised_layers import leave_out
 from ampwatch.diagnosis.value_text import count_text, list_text
 
@@ -55,7 +55,6 @@ _ROLE_NAMES = {"input": "input", "weight": "weight", "grad": "output gradient"}
         example="delayed scaling after a resume without the saved maxima: 3 % of the inputs of "
         "layer 12 are cut off.",
     ),
-    Ties(explained_by=("AMP706", "AMP703")),
 )
 def fp8_saturation(case: Case) -> Iterator[Seen]:
     """Operands whose cast below 16 bits cuts off their largest values."""
@@ -95,7 +94,6 @@ def fp8_saturation(case: Case) -> Iterator[Seen]:
         example="one channel of the inputs is 30,000 times larger than the rest: with one scale "
         "for the tensor, 40 % of the inputs become zero, with MX 2 %.",
     ),
-    Ties(explained_by=("AMP706",)),
 )
 def fp8_underflow(case: Case) -> Iterator[Seen]:
     """Operands whose cast below 16 bits flushes a large share to zero."""

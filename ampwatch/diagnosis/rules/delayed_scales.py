@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, CastScales
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.rules.cast_losses import LEAST_SAMPLES, is_lasting
 from ampwatch.diagnosis.value_text import count_text, list_text
 
@@ -44,7 +44,6 @@ FIRST_SCALE = 1.0
         example="amax_history_len=1 with a growing gradient; a checkpoint without "
         "`amax_history_fwd`.",
     ),
-    Ties(explained_by=("AMP706",)),
 )
 def stale_scale(case: Case) -> Iterator[Seen]:
     """Delayed scales that are too small, that a resume lost, or that differ between ranks."""
@@ -172,7 +171,6 @@ def _ratio(scales: CastScales, at: int) -> float:
         example="a masked row of attention gives nan: the scale stays at its value of 900 steps "
         "ago.",
     ),
-    Ties(explained_by=("AMP207", "AMP203", "AMP204", "AMP209", "AMP211")),
 )
 def scale_frozen(case: Case) -> Iterator[Seen]:
     """Delayed scales that stay as they are because the newest maximum is not finite."""

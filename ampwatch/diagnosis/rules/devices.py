@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.device_history import MEMORY_LIMIT, OneDeviceHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import bytes_text, count_text, list_text, percent_text
 
 # The 95th percentile below 70 %: SageMaker Debugger's LowGPUUtilization rule. Seconds in which
@@ -111,7 +111,6 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
         example="cuda:0 is often idle: kernels run in 30 % of a typical second. In its busiest "
         "seconds it is 38 %.",
     ),
-    Ties(explained_by=("AMP508",)),
 )
 def gpu_idle(case: Case) -> Iterator[Seen]:
     """Devices that wait: even in their busiest seconds kernels do not run all the time."""

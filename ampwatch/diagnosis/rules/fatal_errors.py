@@ -9,7 +9,7 @@ from dataclasses import replace
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event, positive_number
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import bytes_text
 
 # Cached memory in pieces too small for any allocation: a tenth of the card is more than any one
@@ -32,7 +32,6 @@ FRAGMENTED_SHARE = 0.1
         "(binary_cross_entropy_with_logits).",
         example="RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float",
     ),
-    Ties(excludes_rate=always),
 )
 def dtype_mismatch(case: Case) -> Iterator[Seen]:
     """A fatal error about mixed data types."""
@@ -83,7 +82,6 @@ def is_about_dtypes(message: str) -> bool:
         "with less state. Look for tensors that are kept from step to step.",
         example="OutOfMemoryError in encoder.11.attention at step 412.",
     ),
-    Ties(explained_by=("AMP503", "AMP504"), excludes_rate=always),
 )
 def out_of_memory(case: Case) -> Iterator[Seen]:
     """A fatal error because the device ran out of memory."""

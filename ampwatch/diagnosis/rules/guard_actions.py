@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.guard_history import GuardHistory
-from ampwatch.diagnosis.rule import NOT_FINITE, RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import count_text, share_text
 
 # One bad batch in a hundred is a matter of the data; a single step is none, however short the run.
@@ -33,7 +33,6 @@ _OFTEN_SHARE, _ALONE = 0.01, 1
         example="3 steps were left out within 40 steps, and 12 more outlying ones were taken: the "
         "rate was too high.",
     ),
-    Ties(explained_by=("AMP209", *NOT_FINITE, "AMP211", *RATE)),
 )
 def guard_acts(case: Case) -> Iterator[Seen]:
     """Actions of a guard, or those that a dry run would have taken."""

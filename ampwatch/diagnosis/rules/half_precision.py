@@ -8,7 +8,7 @@ from typing import Any
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import FLOAT16_PARAMETERS
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 
 # Half of 2^-24: an eps below it is zero in float16.
@@ -35,7 +35,6 @@ _FLOAT16 = "float16"
         "state belongs to one thread.",
         example="with torch.autocast(...) around the optimizer's part of the loop only.",
     ),
-    Ties(excludes_rate=always),
 )
 def autocast_not_active(case: Case) -> Iterator[Seen]:
     """A loss scale although no layer runs in half precision."""
@@ -67,7 +66,6 @@ def autocast_not_active(case: Case) -> Iterator[Seen]:
         "bf16.",
         example="model.half(), or from_pretrained(..., torch_dtype=torch.float16).",
     ),
-    Ties(excludes_rate=always),
 )
 def fp16_parameters(case: Case) -> Iterator[Seen]:
     """Weights kept in float16, whose gradients the scaler cannot unscale."""
@@ -100,8 +98,6 @@ def fp16_parameters(case: Case) -> Iterator[Seen]:
         do="Keep the weights in float32; or set eps to 1e-4 or so.",
         example="model.half() with Adam, whose eps is 1e-8.",
     ),
-    # With float32 weights, eps is not zero.
-    Ties(explained_by=("AMP406",), excludes_rate=always),
 )
 def eps_underflow(case: Case) -> Iterator[Seen]:
     """An optimizer's eps that is zero in the half precision of the weights."""

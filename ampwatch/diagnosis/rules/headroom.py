@@ -9,7 +9,7 @@ import numpy as np
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import LOW_HEADROOM_OCTAVES, TREND_SAMPLES, LayerHistory
-from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 
 # Close to the limit: in most samples of a layer, and in at least this many.
 LOW_HEADROOM_SAMPLES = 5
@@ -36,7 +36,6 @@ TREND_STEPS, TREND_OCTAVES, TREND_FALLING_SHARE = 100, 1.0, 0.8
         "use bf16, whose range is float32's. If it grows, look at the learning rate.",
         example="a feed-forward layer whose largest output doubles every 100 steps, now 16,000.",
     ),
-    Ties(explained_by=("AMP210",)),
 )
 def low_headroom(case: Case) -> Iterator[Seen]:
     """A layer with little headroom below the limit of its format, or due to lose it."""

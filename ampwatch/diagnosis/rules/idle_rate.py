@@ -12,7 +12,7 @@ from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.finiteness_history import DEAD_RATE
 from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import count_text
 
 # A log whose rates are all next to zero: reported from three lines on, an error from twenty.
@@ -51,7 +51,6 @@ VANISHED, VANISHED_SHARE, _VANISHED_ENTRIES, _FELL = 0.009, 0.5, 20, 0.05
         "scheduler.step() is ever called.",
         example="a log of 39 lines with 'learning_rate': 0.0 and 'grad_norm': inf.",
     ),
-    Ties(excludes_rate=always),
 )
 def rate_never_rose(case: Case) -> Iterator[Seen]:
     """A learning rate that is zero throughout, or stays where its warm-up began."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import NOT_FINITE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, share_text
 
@@ -36,7 +36,6 @@ _PAUSES_SHARE = 1 / 3
         "would help, let the scaler skip the step instead.",
         example="if not math.isfinite(loss.item()): continue",
     ),
-    Ties(explained_by=("AMP209", *NOT_FINITE, "AMP211", "AMP206")),
 )
 def loop_skips_steps(case: Case) -> Iterator[Seen]:
     """Steps that the loop itself leaves out."""

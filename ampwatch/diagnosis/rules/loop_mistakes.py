@@ -12,7 +12,7 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Rule, Seen, Ties, always
+from ampwatch.diagnosis.rule import Page, Rule, Seen
 from ampwatch.diagnosis.rules.fatal_errors import is_about_dtypes
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 
@@ -24,7 +24,6 @@ def _mistake(
     name: str,
     severity: Severity,
     page: Page,
-    ties: Ties,
     *,
     summary: str,
     cause: str,
@@ -52,7 +51,7 @@ def _mistake(
             evidence=evidence,
         )
 
-    return Rule(code, name, severity, page, check, ties)
+    return Rule(code, name, severity, page, check)
 
 
 clip_before_unscale = _mistake(
@@ -68,8 +67,6 @@ clip_before_unscale = _mistake(
         do="Call scaler.unscale_(optimizer) before clip_grad_norm_.",
         example="backward, clip_grad_norm_(..., 1.0), scaler.step: an effective limit of 2^-16.",
     ),
-    # What was cleared too early was not clipped.
-    Ties(groundless_beside=("AMP410",), excludes_rate=always),
     summary="Gradients were clipped or changed before they were unscaled.",
     cause="The gradients changed between backward() and unscale_(), where they are still "
     "multiplied by the loss scale. A limit for clipping is far too small there.",
@@ -109,7 +106,6 @@ update_inside_accumulation = _mistake(
         do="Call scaler.unscale_, step and update together, once, after a step's last backward.",
         example="for each micro-batch: scale(loss).backward(); unscale_(optimizer); update().",
     ),
-    Ties(excludes_rate=always),
     summary="scaler.update() is called inside a gradient accumulation.",
     cause="It ran while gradients were waiting for their optimizer's step.",
     numbers=_mixed,
@@ -127,7 +123,6 @@ step_bypasses_scaler = _mistake(
         do="Replace optimizer.step() by scaler.step(optimizer).",
         example="scaler.scale(loss).backward(); optimizer.step()",
     ),
-    Ties(excludes_rate=always),
     summary="optimizer.step() was called directly, not through the scaler.",
     cause="The loss is scaled, so this update used gradients multiplied by the scale, and an "
     "overflow would not have been skipped.",
@@ -155,7 +150,6 @@ backward_under_autocast = _mistake(
         "open (Lightning's manual optimization), nothing needs to be done.",
         example="with torch.autocast(...): loss = f(x); scaler.scale(loss).backward()",
     ),
-    Ties(),
     summary="backward() runs inside the autocast block.",
     cause="Autocast was still on when the backward pass began.",
     harms=_met_mixed_types,
@@ -188,7 +182,6 @@ grads_not_cleared = _mistake(
         example="for batch in data: scaler.scale(loss(batch)).backward(); scaler.step(optimizer); "
         "scaler.update()",
     ),
-    Ties(excludes_rate=always),
     summary="The gradients are not cleared between steps.",
     cause="The gradients of the previous step were still in .grad when the next backward pass "
     "began, and were used again; an overflow stays there for ever.",

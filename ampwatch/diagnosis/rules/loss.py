@@ -22,7 +22,7 @@ from ampwatch.diagnosis.loss_rise import GREW, OUT_OF_BAND, SHORT, TELLING, Loss
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.outlying_inputs import APART_STEPS, INPUT_TIMES
-from ampwatch.diagnosis.rule import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import count_text, share_text
 from ampwatch.rows import LR_LEAP
 
@@ -73,7 +73,6 @@ _LEFT_OUT = (
         "inputs, or leave such samples out.",
         example="one image in float values of 0 to 65535 among images of 0 to 1.",
     ),
-    Ties(cures=("clip",)),
 )
 def bad_batch(case: Case) -> Iterator[Seen]:
     """Isolated batches that stand out by their input or by a jump of the loss."""
@@ -163,7 +162,6 @@ def _most(case: Case) -> float:
         example="a 13B model whose scale went from 65536 to 4096 and was back within 500 steps, "
         "with nothing changed.",
     ),
-    Ties(explained_by=("AMP206",), cures=("clip",)),
 )
 def recoverable_spike(case: Case) -> Iterator[Seen]:
     """Spikes of the loss, or bursts of skips, from which the run recovered."""
@@ -267,7 +265,6 @@ def _burst(case: Case) -> Seen:
         do="As for AMP301, which names the cause.",
         example="a loss of 2.3 that is 40 after 200 steps, at a steady scale of 2^16.",
     ),
-    Ties(explained_by=(*NOT_ITS_GRADIENTS, *RATE, "AMP306"), cures=("clip",)),
 )
 def diverging_without_overflow(case: Case) -> Iterator[Seen]:
     """A loss that diverges or does not come back while the loss scale is steady."""

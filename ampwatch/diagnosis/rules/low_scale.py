@@ -11,7 +11,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import AT_FLOOR
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.rule import NOT_FINITE, RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.rules.scale_collapse import slow_fall, unknown_cause_text
 from ampwatch.diagnosis.rules.scale_search_and_resets import STARTUP_ERROR_SCALE
 from ampwatch.diagnosis.value_text import scale_text
@@ -34,7 +34,6 @@ from ampwatch.diagnosis.value_text import scale_text
         "not help.",
         example="scale 1.2e-38 and still skipping.",
     ),
-    Ties(explained_by=("AMP103", "AMP209", *RATE, *NOT_FINITE)),
 )
 def scale_at_floor(case: Case) -> Iterator[Seen]:
     """A loss scale at the lowest value possible, or too low for any step to work."""
@@ -110,8 +109,6 @@ def _is_lost(case: Case) -> bool:
         "read.",
         example="fairseq's sum-reduced cross entropy at a scale of 2^-3.",
     ),
-    # A run that loses its gradients is not healthy.
-    Ties(groundless_beside=("AMP201", "AMP410")),
 )
 def low_scale_by_design(case: Case) -> Iterator[Seen]:
     """A low loss scale, below 1, at which the run learns."""

@@ -8,7 +8,7 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import count_text, list_text
 from ampwatch.rows import EventKind
 
@@ -121,10 +121,6 @@ def _or(names: Sequence[str]) -> str:
         not_to_confuse="A run that is still in progress: its record has no end mark yet either.",
         do="Read the exception, or the system's log for what killed the process.",
         example="killed at step 412: every row up to there is readable.",
-    ),
-    Ties(
-        explained_by=codes("AMP415 AMP506 AMP603 AMP402 AMP403 AMP406 AMP410 AMP212"),
-        ends_the_run=True,
     ),
 )
 def run_ended_uncleanly(case: Case) -> Iterator[Seen]:

@@ -7,19 +7,14 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
-from ampwatch.diagnosis.findings import Evidence, Finding, Severity
-from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.rules.scale_growth import START_HIGHER
 from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # Gradients that are all exactly zero: one batch may give none, so many batches in a row do not. In
 # a log: five lines, if the loss does not change either.
 ZERO_STEPS, ZERO_LINES = thresholds.NO_ACCIDENT_STEPS, 5
-
-
-def _unless_died(case: Case, _finding: Finding) -> bool:
-    """Whether the rate is excluded as a cause: too high a rate kills units that had gradients."""
-    return not case.zeros.has_died
 
 
 @rule(
@@ -47,7 +42,6 @@ def _unless_died(case: Case, _finding: Finding) -> bool:
         example="the optimizer was made before the model was replaced by its compiled copy; the "
         "loss is computed from output.round().",
     ),
-    Ties(explained_by=(*RATE, "AMP408", "AMP107", "AMP103", "AMP201"), excludes_rate=_unless_died),
 )
 def no_gradients(case: Case) -> Iterator[Seen]:
     """Parameters without gradients, a loss without a graph, or gradients that are all zero."""

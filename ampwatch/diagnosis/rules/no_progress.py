@@ -16,7 +16,7 @@ from ampwatch.diagnosis.loss_progress import (
 )
 from ampwatch.diagnosis.outcome import outcome_of
 from ampwatch.diagnosis.outcome_remedies import REMEDIES
-from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 
 
 @rule(
@@ -37,10 +37,6 @@ from ampwatch.diagnosis.rule import Page, Seen, Ties, codes, rule
         do=REMEDIES[State.STANDS_STILL],
         example="a cross-entropy of 2.303, the logarithm of 10, in ten epochs with ten classes: "
         "each answer is a guess.",
-    ),
-    Ties(
-        explained_by=codes("AMP410 AMP417 AMP402 AMP211 AMP103 AMP104 AMP105 AMP412"),
-        groundless_beside=("AMP308",),
     ),
 )
 def no_progress(case: Case) -> Iterator[Seen]:

@@ -11,14 +11,8 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.rule import (
-    MIXED,
-    NOT_ITS_GRADIENTS,
-    RATE,
     Page,
     Seen,
-    Ties,
-    always,
-    before_any_update,
     rule,
 )
 from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
@@ -40,12 +34,6 @@ from ampwatch.diagnosis.value_text import alone_text, count_text, list_text, ste
         do="Compute the loss in float32; use the forms that take logits; mask with the format's "
         "smallest value instead of -1e9.",
         example="log(softmax(x)) in fp16, exp() of a score above 11, a mask of -1e9.",
-    ),
-    Ties(
-        explained_by=("AMP209", *MIXED, *RATE, "AMP207", "AMP211", "AMP210"),
-        excludes_rate=before_any_update,
-        shown_late=True,
-        cures=("autocast-off", "bfloat16"),
     ),
 )
 def loss_not_finite(case: Case) -> Iterator[Seen]:
@@ -126,13 +114,6 @@ def _loss_action(case: Case, times: Times) -> str:
         "vanishes in fp16, a step without the scaler.",
         example="Adam in fp16 with eps 1e-8: nan after the first step.",
     ),
-    Ties(
-        explained_by=(*NOT_ITS_GRADIENTS, "AMP414", "AMP209", "AMP211", *RATE, "AMP104"),
-        excludes_rate=before_any_update,
-        shown_late=True,
-        in_strict_order=True,
-        cures=("clip", "autocast-off"),
-    ),
 )
 def weights_not_finite(case: Case) -> Iterator[Seen]:
     """Weights that are not finite before the forward pass."""
@@ -176,8 +157,6 @@ _KEPT = "The running statistics of {} have stored it: evaluation returns nan fro
         do="Check the data: division by zero in a normalisation, missing values, a broken file.",
         example="a column of constants, standardised: 0 / 0.",
     ),
-    # A rise of the loss that this input cut short might have recovered, as most do.
-    Ties(excludes_rate=always, late_to=RATE),
 )
 def non_finite_input(case: Case) -> Iterator[Seen]:
     """An input of the model that is not finite."""
@@ -268,7 +247,6 @@ _MOST_SHARE, _MOST_STEPS = 1 / 2, thresholds.NO_ACCIDENT_STEPS
         example="x.norm(dim=-1) of a row that is all zeros, in bf16: a loss of 2.1, a gradient of "
         "nan.",
     ),
-    Ties(explained_by=("AMP209", *MIXED, *RATE), in_strict_order=True, cures=("autocast-off",)),
 )
 def gradients_not_finite(case: Case) -> Iterator[Seen]:
     """Gradients that are not finite in steps that nothing skips."""

@@ -17,7 +17,7 @@ from ampwatch.diagnosis.column_arrays import Integers
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import RateRows
 from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 
 # Endings of the record, each about two thirds of the one before, so that one of them begins where
 # the rise does: in a shorter one too few points are left to tell it from noise.
@@ -43,7 +43,6 @@ BEYOND_BEFORE = 2.0
         "overflow; save a checkpoint.",
         example="a norm of 0.5 at step 2,000, 0.9 at 4,000, 2.3 at 8,000.",
     ),
-    Ties(cures=("clip",)),
 )
 def gradient_norm_drift(case: Case) -> Iterator[Seen]:
     """A gradient norm that keeps rising."""

@@ -8,7 +8,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Severity, State
 from ampwatch.diagnosis.outcome import outcome_of
 from ampwatch.diagnosis.outcome_remedies import REMEDIES
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 
 
 @rule(
@@ -25,7 +25,6 @@ from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
         do=REMEDIES[State.OVERFITS],
         example="val_loss is lowest after 5 of 40 epochs and three times as high at the end.",
     ),
-    Ties(excludes_rate=always),
 )
 def overfitting(case: Case) -> Iterator[Seen]:
     """A validation loss that rises while the training loss falls."""
@@ -46,7 +45,6 @@ def overfitting(case: Case) -> Iterator[Seen]:
         do=REMEDIES[State.GOAL_LOST],
         example="the return of PPO goes from 320 to 20 within ten updates and stays there.",
     ),
-    Ties(explained_by=("AMP301", "AMP302", "AMP204", "AMP207", "AMP209")),
 )
 def goal_lost(case: Case) -> Iterator[Seen]:
     """A figure that should rise and has lost what it had won."""
@@ -89,7 +87,6 @@ def discriminator_won(case: Case) -> Iterator[Seen]:
         example="bbox_mAP is 0.0000 in 20 epochs while the loss falls from 1.6 to 0.5: the classes "
         "of the evaluation have other names.",
     ),
-    Ties(excludes_rate=always),
 )
 def score_stands_still(case: Case) -> Iterator[Seen]:
     """A score that does not move while the training loss falls."""

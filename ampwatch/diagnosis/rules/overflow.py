@@ -11,14 +11,8 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import ROOT, UNDERFLOW_SAMPLES
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows
 from ampwatch.diagnosis.rule import (
-    MIXED,
-    RATE,
     Page,
     Seen,
-    Ties,
-    always,
-    before_any_update,
-    codes,
     rule,
 )
 from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
@@ -61,11 +55,6 @@ _OUTPUTS = {
         do="Use torch.amp.GradScaler, or bf16, whose range is wide enough; with a scaler, raise "
         "its initial scale or find what keeps it low. The learning rate is not the cause.",
         example="autocast without a GradScaler: 98 % lost in the first layers, the loss is flat.",
-    ),
-    Ties(
-        explained_by=codes("AMP408 AMP401 AMP107 AMP208 AMP413 AMP604 AMP602 AMP103"),
-        excludes_rate=always,
-        cures=("init_scale", "float32", "bfloat16"),
     ),
 )
 def gradient_underflow(case: Case) -> Iterator[Seen]:
@@ -123,11 +112,6 @@ def _keep_gradients(case: Case) -> str | None:
         "gradient explodes (sqrt, division, log near 0). Run it in float32.",
         example="encoder.11.output.dense named in 14 of 15 overflows.",
     ),
-    Ties(
-        explained_by=(*RATE, "AMP602", "AMP303"),
-        groundless_beside=MIXED,
-        cures=("float32", "bfloat16"),
-    ),
 )
 def backward_overflow(case: Case) -> Iterator[Seen]:
     """A layer that overflows again and again in the backward pass."""
@@ -175,11 +159,6 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
         do="Run that layer in float32 (torch.autocast(enabled=False) around it), scale its "
         "activations down, or use bf16.",
         example="a feed-forward output of 66,246 in a model that was trained in bf16.",
-    ),
-    Ties(
-        explained_by=("AMP209", *MIXED, *RATE, "AMP207", "AMP210"),
-        excludes_rate=before_any_update,
-        cures=("float32", "bfloat16", "autocast-off"),
     ),
 )
 def forward_overflow(case: Case) -> Iterator[Seen]:

@@ -10,13 +10,8 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.established_levels import RecordEnding
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import (
-    NOT_FINITE,
-    NOT_ITS_GRADIENTS,
-    RATE,
     Page,
     Seen,
-    Ties,
-    codes,
     rule,
 )
 from ampwatch.diagnosis.value_text import count_text, share_text
@@ -45,17 +40,6 @@ STORM_ERROR_SHARE = 0.5
         do="Find the layer that overflows (AMP202, AMP203), and check whether these batches "
         "differ from the others.",
         example="growth_interval 2000, 900 skips in 10,000 steps.",
-    ),
-    Ties(
-        explained_by=(
-            "AMP209",
-            *NOT_ITS_GRADIENTS,
-            *RATE,
-            *NOT_FINITE,
-            *codes("AMP202 AMP604 AMP602 AMP108 AMP413 AMP206"),
-        ),
-        spares_weights=True,
-        cures=("growth_interval", "bfloat16"),
     ),
 )
 def overflow_storm(case: Case) -> Iterator[Seen]:

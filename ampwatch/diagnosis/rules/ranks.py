@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 
@@ -39,7 +39,6 @@ SAME_LOSSES = thresholds.NO_ACCIDENT_STEPS
         "before scaler.step; do not unscale parameters that only one rank has.",
         example="a plain GradScaler with FSDP: rank 3 skips step 812, the others do not.",
     ),
-    Ties(excludes_rate=always),
 )
 def ranks_disagree(case: Case) -> Iterator[Seen]:
     """Ranks whose loss scales or skips differ."""
@@ -111,7 +110,6 @@ def _started_apart(case: Case, starts: dict[int, float]) -> Seen:
         example="targets of 1e13 in one rank's share: rank 1 alone overflows, in 10 of 10 "
         "overflows.",
     ),
-    Ties(explained_by=("AMP209", "AMP203", "AMP204"), excludes_rate=always),
 )
 def one_rank_overflows(case: Case) -> Iterator[Seen]:
     """A rank that alone causes overflows, for which all ranks skip."""
@@ -172,7 +170,6 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
         example="Rank 1 disappeared after step 30. It recorded neither an end nor an error, and "
         "rank 0 then lost its connection.",
     ),
-    Ties(excludes_rate=always),
 )
 def rank_silent(case: Case) -> Iterator[Seen]:
     """A rank whose rows stop while other ranks go on."""
@@ -270,7 +267,6 @@ def _signs_of_life(case: Case) -> list[_Sign]:
         example="fp16_compress_hook over a head in float32: the ranks' gradients are finite and "
         "their sum is not, 9 times.",
     ),
-    Ties(excludes_rate=always, shown_late=True),
 )
 def reduction_overflow(case: Case) -> Iterator[Seen]:
     """Finite gradients on all ranks whose sum overflows."""

@@ -10,7 +10,7 @@ from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
 from ampwatch.diagnosis.learning_rate.onset import CLIMB, Onset
-from ampwatch.diagnosis.rule import FROM_THE_FIRST_SKIP, MIXED, Page, Seen, Ties, codes, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import go_back_text
 
 
@@ -36,13 +36,6 @@ from ampwatch.diagnosis.value_text import go_back_text
         example="a small network, momentum at a rate of 1.6, where 0.14 is about the limit: the "
         "weights are 14 times larger by step 50 and the loss never falls; no overflow.",
     ),
-    # Scaled gradients in the update look like far too high a rate; after a jump a good rate is too
-    # high.
-    Ties(
-        explained_by=("AMP404", "AMP209", "AMP306"),
-        groundless_beside=MIXED,
-        late_to=FROM_THE_FIRST_SKIP,
-    ),
 )
 def learning_rate_too_high(case: Case) -> Iterator[Seen]:
     """A learning rate that causes lasting trouble and was no longer rising."""
@@ -65,7 +58,6 @@ def learning_rate_too_high(case: Case) -> Iterator[Seen]:
         example="ampwatch demo: a warm-up to 1.0 over 700 steps. Before the rate has reached half "
         "of that, the loss gives back half of its progress and the scale collapses.",
     ),
-    Ties(explained_by=("AMP404", "AMP209"), groundless_beside=MIXED, late_to=FROM_THE_FIRST_SKIP),
 )
 def warmup_too_steep(case: Case) -> Iterator[Seen]:
     """A learning rate that caused lasting trouble while it was still rising."""
@@ -95,12 +87,6 @@ def warmup_too_steep(case: Case) -> Iterator[Seen]:
         do="Try twice the rate, with a checkpoint to return to.",
         example="alignment below -0.5 over 100 steps after warm-up: in every run tried, doubling "
         "was stable. Above -0.3, leave it.",
-    ),
-    # A rate must not be raised while gradients are lost or values diverge.
-    Ties(
-        groundless_beside=codes(
-            "AMP201 AMP205 AMP208 AMP210 AMP211 AMP304 AMP401 AMP408 AMP410 AMP418"
-        )
     ),
 )
 def learning_rate_could_rise(case: Case) -> Iterator[Seen]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rounding_history import KeptUpdates, RoundingSample
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import count_text
 
 # Most weights do not move, and most of the requested movement is lost. A smaller loss has the
@@ -45,7 +45,6 @@ _ERRORS = 2.0
         "higher rate does not help: it moves a few weights too far before it moves the rest.",
         example="model.to(torch.bfloat16) and AdamW at 3e-5: 98 % of the weights do not move.",
     ),
-    Ties(excludes_rate=always),
 )
 def updates_rounded_away(case: Case) -> Iterator[Seen]:
     """Half-precision weights that lose most of each update to rounding."""

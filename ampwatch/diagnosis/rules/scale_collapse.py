@@ -10,13 +10,8 @@ from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode
 from ampwatch.diagnosis.established_levels import SlowFall
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import (
-    NOT_FINITE,
-    NOT_ITS_GRADIENTS,
-    RATE,
     Page,
     Seen,
-    Ties,
-    codes,
     rule,
 )
 from ampwatch.diagnosis.rules.scale_search_and_resets import (
@@ -57,17 +52,6 @@ ENDING_OCTAVES = thresholds.COLLAPSE_OCTAVES / 2
         do="Fix the finding that caused it. If there is none, restart from a checkpoint saved "
         "before the fall, and check what changed there (learning rate, data, a resume).",
         example="2^16 for 300 steps, then 41 skips in 60 steps: 2^-25 at the end.",
-    ),
-    Ties(
-        explained_by=(
-            "AMP209",
-            *NOT_ITS_GRADIENTS,
-            *RATE,
-            *NOT_FINITE,
-            *codes("AMP604 AMP602 AMP202 AMP413"),
-        ),
-        spares_weights=True,
-        cures=("float32", "bfloat16", "autocast-off"),
     ),
 )
 def scale_collapse(case: Case) -> Iterator[Seen]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # Scale windows that do not overlap in most of at least so many judged samples.
@@ -30,7 +30,6 @@ CONFLICT_SAMPLES = 5
         do="Run one of the two layers in float32, rescale its loss or its output, or use bf16.",
         example="an embedding that needs 2^20 beside a head that tolerates 2^14.",
     ),
-    Ties(explained_by=RATE, cures=("float32", "bfloat16")),
 )
 def no_scale_fits(case: Case) -> Iterator[Seen]:
     """Layers whose loss scales conflict: one scale that suits them all does not exist."""

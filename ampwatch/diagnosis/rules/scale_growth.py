@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import count_text, scale_text, share_text
 
 DEFAULT_SCALE = 2.0**16  # GradScaler's own
@@ -56,7 +56,6 @@ RUNAWAY_LATE_SCALE, RUNAWAY_LATE_OCTAVES = 2.0**40, 16.0
         "between backward() and step().",
         example="growth_interval 1 on a model whose loss was detached: 2^70 after 54 steps.",
     ),
-    Ties(explained_by=("AMP410",), excludes_rate=always),
 )
 def scale_runaway(case: Case) -> Iterator[Seen]:
     """A loss scale that grows without limit because nothing overflows."""
@@ -95,7 +94,6 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
         "scaler.state_dict() with the checkpoint and load it.",
         example="growth_interval 2000 in a fine-tune of 600 steps that starts at 2^10.",
     ),
-    Ties(excludes_rate=always, cures=("init_scale",)),
 )
 def scale_never_grows(case: Case) -> Iterator[Seen]:
     """A loss scale that never grows, if that costs gradients or resets prevent growth."""
@@ -159,7 +157,6 @@ SAWTOOTH_WASTE = 1 / 4
         f"{100 * SAWTOOTH_WASTE:.0f} % of the steps, this is a warning.",
         example="growth_interval 2000: skips at steps 2001, 4003, 6005, each at 2^17.",
     ),
-    Ties(excludes_rate=always, cures=("growth_interval",)),
 )
 def growth_sawtooth(case: Case) -> Iterator[Seen]:
     """Isolated overflows just after the loss scale grew."""

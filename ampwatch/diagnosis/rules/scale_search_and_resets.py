@@ -10,8 +10,6 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import (
     Page,
     Seen,
-    Ties,
-    always,
     rule,
 )
 from ampwatch.diagnosis.times import Times
@@ -107,7 +105,6 @@ def no_scale_helps(case: Case) -> str:
         do="Save scaler.state_dict() with the checkpoint and load it on resume.",
         example="2^9 before a restart, 2^16 after it, then 7 skips.",
     ),
-    Ties(explained_by=("AMP416",), excludes_rate=always),
 )
 def scale_reset(case: Case) -> Iterator[Seen]:
     """A loss scale that jumped back to its initial value for no recorded reason."""
@@ -153,7 +150,6 @@ REPLACED_SCALERS = 2
         do="Make one GradScaler before the training loop, and keep it.",
         example="scaler = GradScaler() inside `for epoch in ...`: 2^16 at the start of each.",
     ),
-    Ties(excludes_rate=always),
 )
 def scaler_recreated(case: Case) -> Iterator[Seen]:
     """A loss scale that starts over again and again, mostly because scalers are created anew."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.value_text import count_text
 
 # One step without an update may be the end of the loop; two are a mistake.
@@ -29,7 +29,6 @@ MISSING_UPDATES = 2
         "step itself is left out; call unscale_ once before it, after the last backward pass.",
         example="RuntimeError: step() has already been called since the last update().",
     ),
-    Ties(excludes_rate=always),
 )
 def update_missing(case: Case) -> Iterator[Seen]:
     """Steps of a scaler without scaler.update()."""
@@ -61,7 +60,6 @@ def update_missing(case: Case) -> Iterator[Seen]:
         do="Use torch.amp.GradScaler, or autocast to bfloat16 where the device can.",
         example='torch.autocast("cuda", torch.float16) and loss.backward()',
     ),
-    Ties(excludes_rate=always),
 )
 def fp16_without_scaler(case: Case) -> Iterator[Seen]:
     """Half precision without a scaler."""

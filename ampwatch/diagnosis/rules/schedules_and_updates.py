@@ -8,7 +8,7 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.loop_history import STARVED
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Page, Seen, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, list_text, share_text
 
@@ -69,7 +69,6 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
         do="Give each loss its own GradScaler, or find out why this loss overflows.",
         example="a GAN whose discriminator overflows at 2^12 while the generator needs 2^16.",
     ),
-    Ties(excludes_rate=always),
 )
 def shared_scaler(case: Case) -> Iterator[Seen]:
     """A scaler shared by several optimizers, of which one's overflows lower the scale for all."""
@@ -114,7 +113,6 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
         "the scaler already does that.",
         example="bf16 weights at a rate of 1e-6: every update rounds to nothing.",
     ),
-    Ties(explained_by=("AMP410",), excludes_rate=always),
 )
 def silent_skip(case: Case) -> Iterator[Seen]:
     """Accepted steps whose updates do not move the weights."""
