@@ -1,18 +1,28 @@
-"""What a rule is: one function with its code, name and page.
+"""What a rule is: one function with its code, its name and its page.
 
-The page is what `ampwatch explain` prints. A rule reads a `Case` and returns what it saw, or
-nothing; it stays silent if its signals are absent. To add one, write the function in a module of
-`rules/`, with everything that is true of it alone, give it a row in `causes` and test it.
+The page is `pages/CODE.md`: what `ampwatch explain` prints, with the thresholds filled in by name.
+A rule reads a `Case` and returns what it saw, or nothing; it stays silent if its signals are
+absent. To add one, write the function in a module of `rules/`, with everything that is true of it
+alone, write its page, give it a row in `causes` and test it.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import re
+import string
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Finding, FindingStatus, Severity
+from ampwatch.diagnosis.value_text import scale_text
+
+_PAGES = Path(__file__).parent / "pages"
 
 
 class Stretch(Protocol):
@@ -44,7 +54,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What `ampwatch explain CODE` prints."""
+    """What `ampwatch explain CODE` prints: the parts of the page's file, in their order."""
 
     meaning: str
     looks: str
@@ -53,18 +63,49 @@ class Page:
     example: str
 
 
+class _Names(dict[str, Any]):
+    """What a page may name: `NAME` of its rule's file, `file.NAME` of another one."""
+
+    def __missing__(self, file: str) -> Any:
+        return importlib.import_module(f"ampwatch.diagnosis.{file}")
+
+
+class _Thresholds(string.Formatter):
+    """Python's own formats for what a page names; `scale` for a loss scale, `%` for per cent."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        shown = value() if callable(value) else value
+        if format_spec == "scale":
+            return scale_text(shown)
+        if format_spec.startswith("%"):
+            return format(100 * shown, format_spec[1:])
+        return format(shown, format_spec)
+
+
+@functools.cache
+def _page_of(code: str, module: str) -> Page:
+    text = (_PAGES / f"{code}.md").read_text("utf-8")
+    parts = re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]
+    names = _Names(vars(sys.modules[module]))
+    return Page(*(" ".join(_Thresholds().vformat(part, (), names).split()) for part in parts))
+
+
 Check = Callable[[Case], Iterable[Seen]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: its finding's code, name, usual severity and page, and its function."""
+    """A rule: its finding's code, name and usual severity, and its function."""
 
     code: str
     name: str
     usual: Severity
-    page: Page
     check: Check
+
+    @property
+    def page(self) -> Page:
+        """The rule's page, with the thresholds of the file that holds its function."""
+        return _page_of(self.code, self.check.__module__)
 
     def findings(self, case: Case) -> list[Finding]:
         """What the rule finds in a case."""
@@ -88,10 +129,10 @@ class Rule:
         )
 
 
-def rule(code: str, name: str, usual: Severity, page: Page) -> Callable[[Check], Rule]:
-    """Make a function a rule, with its code, name, usual severity and page."""
+def rule(code: str, name: str, usual: Severity) -> Callable[[Check], Rule]:
+    """Make a function a rule, with its code, name and usual severity."""
 
     def make(check: Check) -> Rule:
-        return Rule(code, name, usual, page, check)
+        return Rule(code, name, usual, check)
 
     return make

@@ -24,8 +24,7 @@ from ampwatch.diagnosis.findings import (
 )
 from ampwatch.diagnosis.learning_rate import Judgement
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.outcome import outcome_of
-from ampwatch.diagnosis.outcome_remedies import REMEDIES
+from ampwatch.diagnosis.outcome import REMEDIES, outcome_of
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.value_text import rate_text
 
@@ -133,7 +132,7 @@ def _told(case: Case, outcome: Outcome, code: str) -> Finding:
         layer=None,
         summary=outcome.words,
         cause="This record does not show why.",
-        action=REMEDIES[outcome.state],
+        action=REMEDIES.get(outcome.state, known.page.do),
         evidence=outcome.evidence,
     )
 

@@ -214,4 +214,4 @@ def _code_version() -> str:
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    yield from sorted(folder.rglob("*.py"))
+    yield from sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".md"})

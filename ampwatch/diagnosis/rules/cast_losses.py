@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, CastSamples
+from ampwatch.diagnosis.cast_history import ROLES, CastSamples
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.quantised_layers import leave_out
 from ampwatch.diagnosis.value_text import count_text, list_text
 
@@ -36,26 +36,7 @@ def most_flushed(form: str) -> float:
 _ROLE_NAMES = {"input": "input", "weight": "weight", "grad": "output gradient"}
 
 
-@rule(
-    "AMP701",
-    "fp8-saturation",
-    Severity.WARNING,
-    Page(
-        meaning="A layer's values are larger than its narrow format can hold at the scale in use. "
-        "The cast clamps them to the largest number of the format, so the largest values, which "
-        "matter most, all become equal.",
-        looks=f"Of the non-zero values of an operand more than {100 * CUT_SHARE:.1f} % "
-        f"({100 * CUT_SHARE_OF_BLOCKS:.0f} % where blocks have scales) are cut off "
-        "(`input_saturated_share` and the like), in most of a layer's last "
-        f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least.",
-        not_to_confuse="AMP702, where small values are lost. MX scales that are rounded down, "
-        "which cut off a few values in many blocks: the columns show it, but it is not a finding.",
-        do="If the scale is delayed, shorten its history, use the most recent maximum, or scale "
-        "from the tensor itself; with MX, round scales up (RCEIL). Or keep the layer in bf16.",
-        example="delayed scaling after a resume without the saved maxima: 3 % of the inputs of "
-        "layer 12 are cut off.",
-    ),
-)
+@rule("AMP701", "fp8-saturation", Severity.WARNING)
 def fp8_saturation(case: Case) -> Iterator[Seen]:
     """Operands whose cast below 16 bits cuts off their largest values."""
     worst = _worst(case, lambda one: one.cut, most_cut)
@@ -75,26 +56,7 @@ def fp8_saturation(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP702",
-    "fp8-underflow",
-    Severity.WARNING,
-    Page(
-        meaning="A layer's small values become zero in its narrow format. Usually a few large "
-        "values determine the scale (an outlying channel or token), and the others are too small "
-        "for it.",
-        looks=f"Of the non-zero values of an operand more than {100 * FLUSHED_SHARE:.0f} % "
-        f"({100 * FLUSHED_SHARE_OF_FP4:.0f} % in fp4) become zero (`input_flushed_share` and the "
-        f"like), in most of a layer's last {LAST_SAMPLES} samples and in {LEAST_SAMPLES} at "
-        "least.",
-        not_to_confuse="Zeros that a ReLU or dropout made: only values that are not zero before "
-        "the cast count. AMP201, the same in fp16, where the loss scale helps.",
-        do="Use finer scales for the layer (rowwise, MX), E5M2 for gradients, or keep it in bf16. "
-        "`…_what_if` shows what other formats would flush.",
-        example="one channel of the inputs is 30,000 times larger than the rest: with one scale "
-        "for the tensor, 40 % of the inputs become zero, with MX 2 %.",
-    ),
-)
+@rule("AMP702", "fp8-underflow", Severity.WARNING)
 def fp8_underflow(case: Case) -> Iterator[Seen]:
     """Operands whose cast below 16 bits flushes a large share to zero."""
     worst = _worst(case, lambda one: one.flushed, most_flushed)

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.cast_history import LAST_SAMPLES, ROLES, CastScales
+from ampwatch.diagnosis.cast_history import ROLES, CastScales
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
-from ampwatch.diagnosis.rules.cast_losses import LEAST_SAMPLES, is_lasting
+from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rules.cast_losses import is_lasting
 from ampwatch.diagnosis.value_text import count_text, list_text
 
 # Maxima of healthy runs vary by a factor of two from batch to batch.
@@ -21,30 +21,7 @@ APART = 1.001
 FIRST_SCALE = 1.0
 
 
-@rule(
-    "AMP703",
-    "stale-scale",
-    Severity.WARNING,
-    Page(
-        meaning="With delayed scaling, a scale comes from the maxima of earlier steps. The newest "
-        "maximum is far larger than that scale can hold: what is above it is cut off.",
-        looks=f"The newest maximum times the scale in use is more than {STALE_FACTOR:.0f} times "
-        "the format's largest number (`amax_staleness`), in most of a layer's last "
-        f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least. Or every scale of a layer is "
-        f"{FIRST_SCALE:.0f} in the first step after a resume and another one later: the "
-        "checkpoint's was not loaded. As information: ranks use different scales for one layer "
-        "(`input_scale` and the like).",
-        not_to_confuse="A single outlier, after which the scale follows. AMP706, where the maximum "
-        "itself is not finite. Ranks that are told not to reduce their maxima: that is right as "
-        "long as each casts for itself.",
-        do="Use a shorter history or the most recent maximum, set a margin, or scale from the "
-        "tensor itself. After a resume, load the scales and maxima with the weights: in the state "
-        "dict they stand under `…_extra_state`. On several ranks, reduce the maxima over all that "
-        "share the layer (`fp8_group`, `reduce_amax`).",
-        example="amax_history_len=1 with a growing gradient; a checkpoint without "
-        "`amax_history_fwd`.",
-    ),
-)
+@rule("AMP703", "stale-scale", Severity.WARNING)
 def stale_scale(case: Case) -> Iterator[Seen]:
     """Delayed scales that are too small, that a resume lost, or that differ between ranks."""
     yield from _outgrown(case)
@@ -155,23 +132,7 @@ def _ratio(scales: CastScales, at: int) -> float:
     return largest / least if least > 0 and math.isfinite(largest) else 1.0
 
 
-@rule(
-    "AMP706",
-    "scale-frozen",
-    Severity.ERROR,
-    Page(
-        meaning="With delayed scaling, a maximum that is nan or inf leaves the scale as it was. "
-        "While such maxima go on, the scale is frozen and no longer fits the values.",
-        looks="The newest maximum of a layer is not finite in most of its last "
-        f"{LAST_SAMPLES} samples and in {LEAST_SAMPLES} at least.",
-        not_to_confuse="AMP703, where the maximum is finite and larger than expected. One nan that "
-        "a loss scaler skipped.",
-        do="Look for the first nan or inf in the activations or gradients (AMP203, AMP204, AMP211) "
-        "and mend that; the scale then follows by itself.",
-        example="a masked row of attention gives nan: the scale stays at its value of 900 steps "
-        "ago.",
-    ),
-)
+@rule("AMP706", "scale-frozen", Severity.ERROR)
 def scale_frozen(case: Case) -> Iterator[Seen]:
     """Delayed scales that stay as they are because the newest maximum is not finite."""
     found = [

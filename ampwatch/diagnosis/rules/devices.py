@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.device_history import MEMORY_LIMIT, OneDeviceHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import bytes_text, count_text, list_text, percent_text
 
 # The 95th percentile below 70 %: SageMaker Debugger's LowGPUUtilization rule. Seconds in which
 # nothing ran at all (an evaluation on the host, a notebook at rest) are left out.
 IDLE_UTILISATION, IDLE_QUANTILE, IDLE_SAMPLES = 0.7, 0.95, 256
+MEMORY_LEFT = 1 - MEMORY_LIMIT
 # A launch costs the host some 5 us; the slowest card with tensor cores (T4, 65 TFLOP/s) does this
 # many operations in a third of that. Most products below it: the host cannot keep up.
 LAUNCH_FLOPS, LAUNCH_SHARE = 1e8, 0.5
@@ -20,23 +21,7 @@ LAUNCH_FLOPS, LAUNCH_SHARE = 1e8, 0.5
 UNUSED_UTILISATION, USED_UTILISATION, UNUSED_MEMORY = 0.05, 0.3, 0.1
 
 
-@rule(
-    "AMP503",
-    "memory-growth",
-    Severity.WARNING,
-    Page(
-        meaning="The memory that stays allocated on the GPU grows from step to step: something "
-        "keeps tensors alive, and often the whole graph of each step with them.",
-        looks="The minimum and the peak of allocated memory rise together, window after window.",
-        not_to_confuse="The caching allocator, which reserves memory and does not allocate it; a "
-        "first evaluation, which raises the peak once; longer sequences, which raise the peak and "
-        "not the minimum; a buffer that is filled on purpose and then stays.",
-        do="Look for tensors that are kept beyond their step: `total += loss` (use loss.detach()), "
-        "outputs collected in a list, retain_graph=True, hooks and caches that hold activations.",
-        example="Memory on cuda:0 keeps growing: 68.4 GB an hour. The minimum of allocated memory "
-        "rose from 12.9 GB to 26.6 GB, and the peak rose with it.",
-    ),
-)
+@rule("AMP503", "memory-growth", Severity.WARNING)
 def memory_growth(case: Case) -> Iterator[Seen]:
     """Device memory that is kept from step to step and grows."""
     grown = [(device, growth) for device in case.devices if (growth := device.growth()) is not None]
@@ -58,24 +43,7 @@ def memory_growth(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP504",
-    "memory-near-limit",
-    Severity.WARNING,
-    Page(
-        meaning=f"The peak of allocated memory is within {100 * (1 - MEMORY_LIMIT):.0f} % of what "
-        "the GPU has for this process, and it still rises: a longer batch may end the run.",
-        looks="The peak over the total, less what other processes and the driver hold, at "
-        f"{100 * MEMORY_LIMIT:.0f} % or more and higher again and again in the last half of the "
-        "record.",
-        not_to_confuse="A GPU that is filled on purpose, whose peak no longer changes; reserved "
-        "memory, which the allocator gives back when it must.",
-        do="Leave room for the longest batch: a smaller batch, activation checkpointing, or bound "
-        "the sequence length. Run the longest batch first, to see whether it fits.",
-        example="cuda:0 uses 97 % of its memory, and the peak still rises. The peak is 76.7 GB of "
-        "80.0 GB.",
-    ),
-)
+@rule("AMP504", "memory-near-limit", Severity.WARNING)
 def memory_near_limit(case: Case) -> Iterator[Seen]:
     """Device memory whose peak is near the limit and still rising."""
     near = [
@@ -95,23 +63,7 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP505",
-    "gpu-idle",
-    Severity.INFO,
-    Page(
-        meaning="Even in its busiest seconds the GPU waits: for data, for the CPU, or for copies.",
-        looks="NVML's utilisation, the share of time in which any kernel ran, has its "
-        f"{100 * IDLE_QUANTILE:.0f}th percentile below {100 * IDLE_UTILISATION:.0f} %; seconds in "
-        "which nothing ran at all do not count.",
-        not_to_confuse="A pause for evaluation or a checkpoint; a GPU whose kernels are too small "
-        "to fill it, which reads 100 %.",
-        do="Give the DataLoader workers and pinned memory, and copy with non_blocking=True; move "
-        ".item() and print out of the loop; see AMP508 where the network is small.",
-        example="cuda:0 is often idle: kernels run in 30 % of a typical second. In its busiest "
-        "seconds it is 38 %.",
-    ),
-)
+@rule("AMP505", "gpu-idle", Severity.INFO)
 def gpu_idle(case: Case) -> Iterator[Seen]:
     """Devices that wait: even in their busiest seconds kernels do not run all the time."""
     idle = _waiting_devices(case)
@@ -129,22 +81,7 @@ def gpu_idle(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP508",
-    "host-bound",
-    Severity.INFO,
-    Page(
-        meaning="The GPU waits for the CPU: most matrix products finish before the CPU has "
-        "launched the next one.",
-        looks=f"A GPU that waits (AMP505), and most matrix products below {LAUNCH_FLOPS:.0e} "
-        "operations: with tensor cores these take less time than the CPU needs for a launch.",
-        not_to_confuse="Slow data loading, where the products may be large.",
-        do="A larger batch, torch.compile or CUDA graphs, fused optimizers (fused=True), and no "
-        ".item() or print in each step.",
-        example="cuda:0 is waiting for the CPU: 4 of 4 matrix products need fewer than 1e+08 "
-        "operations.",
-    ),
-)
+@rule("AMP508", "host-bound", Severity.INFO)
 def host_bound(case: Case) -> Iterator[Seen]:
     """Devices that wait for the CPU, because most matrix products are too small."""
     idle = _waiting_devices(case)
@@ -162,23 +99,7 @@ def host_bound(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP606",
-    "device-idle",
-    Severity.WARNING,
-    Page(
-        meaning="One of several GPUs does all the work: another holds memory of this run and "
-        "computes nothing.",
-        looks=f"A GPU with at least {100 * UNUSED_MEMORY:.0f} % of another's memory that hardly "
-        "ever runs a kernel, beside one that is busy.",
-        not_to_confuse="GPUs of other runs, which hold nothing of this one; layers spread over "
-        "GPUs, which take turns; ranks that wait for one another, whose GPUs read 100 %.",
-        do="Use it for part of the batch (DistributedDataParallel, one process for each GPU), or "
-        "free it. Under DataParallel use batches that divide by the number of GPUs; put inputs "
-        "where the layers are; with torchrun call torch.cuda.set_device(local_rank) first.",
-        example="cuda:1 is idle, and cuda:0 does all the work. It holds 30.8 GB.",
-    ),
-)
+@rule("AMP606", "device-idle", Severity.WARNING)
 def device_idle(case: Case) -> Iterator[Seen]:
     """A device that holds memory and computes nothing, beside one that works."""
     told = [device for device in case.devices if device.seconds_used() >= IDLE_SAMPLES]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event, positive_number
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import bytes_text
 
 # Cached memory in pieces too small for any allocation: a tenth of the card is more than any one
@@ -17,22 +17,7 @@ from ampwatch.diagnosis.value_text import bytes_text
 FRAGMENTED_SHARE = 0.1
 
 
-@rule(
-    "AMP415",
-    "dtype-mismatch",
-    Severity.ERROR,
-    Page(
-        meaning="Training ended by an error about data types: two tensors of different types met, "
-        "or an operation that autocast forbids was used.",
-        looks="The exception that ended the loop names two types, or says that an operation is "
-        "unsafe to autocast.",
-        not_to_confuse="Wrong shapes or devices.",
-        do="Cast the tensor that differs to the layer's type, or run both under one autocast; "
-        "replace a loss that is unsafe to autocast by its form with logits "
-        "(binary_cross_entropy_with_logits).",
-        example="RuntimeError: mat1 and mat2 must have the same dtype, but got Half and Float",
-    ),
-)
+@rule("AMP415", "dtype-mismatch", Severity.ERROR)
 def dtype_mismatch(case: Case) -> Iterator[Seen]:
     """A fatal error about mixed data types."""
     for event in case.events.fatal:
@@ -68,21 +53,7 @@ def is_about_dtypes(message: str) -> bool:
     return len(named) > 1 and bool(named & _HALF) and _TYPES.search(message) is not None
 
 
-@rule(
-    "AMP506",
-    "out-of-memory",
-    Severity.ERROR,
-    Page(
-        meaning="The device ran out of memory and the error ended training.",
-        looks="An out-of-memory exception ended the loop. The layer is the innermost one in which "
-        "it was raised: where memory ran out, not always what used it. The text says how much the "
-        "process held then; AMP503 is reported as well if memory had been growing.",
-        not_to_confuse="The host's memory: then the process is killed without an exception.",
-        do="Use a smaller batch with accumulation, checkpoint activations, or use an optimizer "
-        "with less state. Look for tensors that are kept from step to step.",
-        example="OutOfMemoryError in encoder.11.attention at step 412.",
-    ),
-)
+@rule("AMP506", "out-of-memory", Severity.ERROR)
 def out_of_memory(case: Case) -> Iterator[Seen]:
     """A fatal error because the device ran out of memory."""
     for event in case.events.fatal:

@@ -7,33 +7,14 @@ from collections.abc import Iterator
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.guard_history import GuardHistory
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text, share_text
 
 # One bad batch in a hundred is a matter of the data; a single step is none, however short the run.
 _OFTEN_SHARE, _ALONE = 0.01, 1
 
 
-@rule(
-    "AMP904",
-    "guard-acts",
-    Severity.INFO,
-    Page(
-        meaning="A guard (ampwatch.guard) acted in this training, or in a dry run would have: it "
-        "left steps out, lowered the learning rate or stopped the training. A guard that must act "
-        "again and again hides a fault that stands.",
-        looks="Events of kind guard. A warning if outlying steps went on when it had acted as "
-        f"often as it may, if it left out more than {100 * _OFTEN_SHARE:.0f} % of the steps, or if "
-        "it lowered the rate; an error if it stopped the training, or if steps that are not finite "
-        "became the rule: it leaves them out always, and the training stands still.",
-        not_to_confuse="AMP212, where the loop itself leaves steps out; a skip of the scaler. "
-        "What was wrong with the batches is another finding's: AMP206, AMP211, AMP301.",
-        do="Look at the batches of those steps, and at the finding that names the cause. Do not "
-        "raise the cap: a step in a hundred may be the data, more is the training.",
-        example="3 steps were left out within 40 steps, and 12 more outlying ones were taken: the "
-        "rate was too high.",
-    ),
-)
+@rule("AMP904", "guard-acts", Severity.INFO)
 def guard_acts(case: Case) -> Iterator[Seen]:
     """Actions of a guard, or those that a dry run would have taken."""
     seen = case.guard

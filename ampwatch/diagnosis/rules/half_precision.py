@@ -8,8 +8,8 @@ from typing import Any
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import FLOAT16_PARAMETERS
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
-from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
+from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.value_text import count_text, list_text
 
 # Half of 2^-24: an eps below it is zero in float16.
 FLOAT16_TINY = 2.0**-25
@@ -20,22 +20,7 @@ PRECISION_SAMPLES = 3
 _FLOAT16 = "float16"
 
 
-@rule(
-    "AMP405",
-    "autocast-not-active",
-    Severity.WARNING,
-    Page(
-        meaning="The loss is scaled, but no layer runs in half precision: the scaler costs "
-        "steps and nothing gets faster.",
-        looks=f"No matrix product with an fp16 or bf16 output or operands in fp8 or fp4, in "
-        f"{PRECISION_SAMPLES} samples or more.",
-        not_to_confuse="AMP502, where some layers do. A scaler that is disabled on purpose.",
-        do="Put the forward pass and the loss into `with torch.autocast(device, "
-        "torch.float16)`. With DataParallel, use autocast inside the model's forward(): its "
-        "state belongs to one thread.",
-        example="with torch.autocast(...) around the optimizer's part of the loop only.",
-    ),
-)
+@rule("AMP405", "autocast-not-active", Severity.WARNING)
 def autocast_not_active(case: Case) -> Iterator[Seen]:
     """A loss scale although no layer runs in half precision."""
     products = case.precision.products
@@ -52,21 +37,7 @@ def autocast_not_active(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP406",
-    "fp16-parameters",
-    Severity.ERROR,
-    Page(
-        meaning="The parameters themselves are float16. GradScaler refuses to unscale their "
-        "gradients, and small updates to such weights round to nothing.",
-        looks="torch's error about unscaling FP16 gradients.",
-        not_to_confuse="Autocast, which casts temporarily and keeps the weights in float32. "
-        "Frozen float16 weights do no harm.",
-        do="Load or keep the model in float32 (no model.half()) and let autocast cast; or train in "
-        "bf16.",
-        example="model.half(), or from_pretrained(..., torch_dtype=torch.float16).",
-    ),
-)
+@rule("AMP406", "fp16-parameters", Severity.ERROR)
 def fp16_parameters(case: Case) -> Iterator[Seen]:
     """Weights kept in float16, whose gradients the scaler cannot unscale."""
     event = case.events.raised.get(FLOAT16_PARAMETERS)
@@ -85,20 +56,7 @@ def fp16_parameters(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP414",
-    "eps-underflow",
-    Severity.ERROR,
-    Page(
-        meaning="The optimizer's eps rounds to zero in the format of the weights, so its division "
-        "can be 0 / 0: weights become nan within a few steps, although the gradients are finite.",
-        looks=f"float16 weights that are trained, and an eps below {scale_text(FLOAT16_TINY)}.",
-        not_to_confuse="A normalisation layer's eps, which this finding does not check. A loop "
-        "whose optimizer holds float32 copies of float16 weights.",
-        do="Keep the weights in float32; or set eps to 1e-4 or so.",
-        example="model.half() with Adam, whose eps is 1e-8.",
-    ),
-)
+@rule("AMP414", "eps-underflow", Severity.ERROR)
 def eps_underflow(case: Case) -> Iterator[Seen]:
     """An optimizer's eps that is zero in the half precision of the weights."""
     kept = [name for name, one in case.precision.layers.items() if one.keeps_float16]
@@ -121,19 +79,7 @@ def eps_underflow(case: Case) -> Iterator[Seen]:
             return
 
 
-@rule(
-    "AMP502",
-    "autocast-not-helping",
-    Severity.INFO,
-    Page(
-        meaning="Most of the arithmetic runs in float32, so mixed precision saves little.",
-        looks=f"Of all operations in matrix products, less than {100 * HALF_WORK_SHARE:.0f} % "
-        "have an fp16 or bf16 output, or operands in fp8 or fp4.",
-        not_to_confuse="AMP405, where none does.",
-        do="Run the large layers under autocast; keep in float32 only what needs it.",
-        example="autocast(enabled=False) around the whole encoder.",
-    ),
-)
+@rule("AMP502", "autocast-not-helping", Severity.INFO)
 def autocast_not_helping(case: Case) -> Iterator[Seen]:
     """Less than half of the arithmetic in half precision, although autocast is on."""
     products = case.precision.products

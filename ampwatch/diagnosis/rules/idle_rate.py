@@ -12,7 +12,7 @@ from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.finiteness_history import DEAD_RATE
 from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text
 
 # A log whose rates are all next to zero: reported from three lines on, an error from twenty.
@@ -28,30 +28,7 @@ STUCK_STEPS, STUCK_RUNNING = 300, 10_000
 VANISHED, VANISHED_SHARE, _VANISHED_ENTRIES, _FELL = 0.009, 0.5, 20, 0.05
 
 
-@rule(
-    "AMP308",
-    "rate-never-rose",
-    Severity.WARNING,
-    Page(
-        meaning="The learning rate stayed at the start of its warm-up, at zero or next to it, "
-        "so nothing is learnt. Either the scheduler waits for accepted steps and there are "
-        "none, or nothing calls scheduler.step().",
-        looks=f"Another program's log in which every line has a rate of at most {DEAD_RATE:g}: "
-        f"at least {DEAD_LINES} lines; an error from {DEAD_MANY} lines on, because no "
-        "warm-up starts so slowly. Or the rate is the same in the whole record, from the "
-        f"run's first step, and below {100 * FIRST_SHARE:g} % of its base rate: for at least "
-        f"{STUCK_STEPS:,} steps, or {STUCK_RUNNING:,} while the run goes on. Or the rate fell "
-        f"below {VANISHED:g} of its highest, stayed there for half of the record, and the loss "
-        "fell no further.",
-        not_to_confuse="A warm-up that has just begun: its rate rises from line to line. A "
-        "constant rate without a schedule, which is its own base rate. A group of parameters "
-        "that has a small rate on purpose, beside others that do not; a resume late in a "
-        "schedule. AMP417, where ampwatch itself saw that no step moved the weights.",
-        do="Check whether steps are skipped (print the loss scale), and whether "
-        "scheduler.step() is ever called.",
-        example="a log of 39 lines with 'learning_rate': 0.0 and 'grad_norm': inf.",
-    ),
-)
+@rule("AMP308", "rate-never-rose", Severity.WARNING)
 def rate_never_rose(case: Case) -> Iterator[Seen]:
     """A learning rate that is zero throughout, or stays where its warm-up began."""
     if rate_is_stuck(case):

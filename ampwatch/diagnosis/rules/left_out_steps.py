@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, share_text
 
@@ -17,26 +17,7 @@ _WARNING_SHARE, _ALONE = 0.01, 1
 _PAUSES_SHARE = 1 / 3
 
 
-@rule(
-    "AMP212",
-    "loop-skips-steps",
-    Severity.INFO,
-    Page(
-        meaning="The loop checks its own loss or gradients and leaves the step out, or stops, "
-        "when they are not finite: a forward pass ran, and no optimizer step followed. No "
-        "weight is harmed, and nothing is learnt from that batch.",
-        looks="A training forward pass or a loss that is not finite, without a step after it; in a "
-        "run without a scaler, also an update of exactly 0 between others although rate and "
-        f"gradients were not 0. A warning if this is more than {100 * _WARNING_SHARE:.0f} % of the "
-        "steps. At the end of the record it means that the loop stopped there.",
-        not_to_confuse="A skip of the scaler, which halves the loss scale; AMP402, where the "
-        "optimizer does step and update() is missing.",
-        do="Keep the check and fix what it reacts to: the finding that caused this one. A check "
-        "before scaler.scale() hides the overflow from the scaler: if a lower loss scale "
-        "would help, let the scaler skip the step instead.",
-        example="if not math.isfinite(loss.item()): continue",
-    ),
-)
+@rule("AMP212", "loop-skips-steps", Severity.INFO)
 def loop_skips_steps(case: Case) -> Iterator[Seen]:
     """Steps that the loop itself leaves out."""
     seen, steps = case.unskipped.left_out, case.numbers.steps

@@ -11,30 +11,13 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import AT_FLOOR
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.scale_collapse import slow_fall, unknown_cause_text
 from ampwatch.diagnosis.rules.scale_search_and_resets import STARTUP_ERROR_SCALE
 from ampwatch.diagnosis.value_text import scale_text
 
 
-@rule(
-    "AMP104",
-    "scale-at-floor",
-    Severity.ERROR,
-    Page(
-        meaning="The loss scale is zero, at the framework's minimum, or so small that no step "
-        "can succeed. At 2^-128 and below, its inverse is inf in float32: torch then finds "
-        "no overflow, takes the step, and destroys the weights without a warning.",
-        looks="A skip at the minimum, or any step at a scale below "
-        f"{scale_text(thresholds.FLOOR_SCALE)}. In another trainer's log also the error with "
-        "which it gave up.",
-        not_to_confuse="AMP109: with a loss summed over many items, a scale well below 1 is "
-        "healthy.",
-        do="Stop the run, and fix what made the scale fall. A minimum scale or a lower floor does "
-        "not help.",
-        example="scale 1.2e-38 and still skipping.",
-    ),
-)
+@rule("AMP104", "scale-at-floor", Severity.ERROR)
 def scale_at_floor(case: Case) -> Iterator[Seen]:
     """A loss scale at the lowest value possible, or too low for any step to work."""
     scale, final, times = case.scale, case.final_scale, case.scale.floored
@@ -96,20 +79,7 @@ def _is_lost(case: Case) -> bool:
     return low and not case.is_searching and case.standing_fall is None
 
 
-@rule(
-    "AMP109",
-    "low-scale-by-design",
-    Severity.INFO,
-    Page(
-        meaning="The loss scale is below 1 and the run is healthy: the loss is a sum over many "
-        "items, so its gradients are large. This is not a fault.",
-        looks="Steps accepted at an established scale below 1, while the loss falls.",
-        not_to_confuse="AMP103 and AMP104, where a scale below 1 is the end of a fall.",
-        do="Nothing to do. Averaging the loss instead of summing it makes the scale easier to "
-        "read.",
-        example="fairseq's sum-reduced cross entropy at a scale of 2^-3.",
-    ),
-)
+@rule("AMP109", "low-scale-by-design", Severity.INFO)
 def low_scale_by_design(case: Case) -> Iterator[Seen]:
     """A low loss scale, below 1, at which the run learns."""
     scale, final = case.scale, case.final_scale

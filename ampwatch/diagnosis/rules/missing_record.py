@@ -8,24 +8,12 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text, list_text
 from ampwatch.rows import EventKind
 
 
-@rule(
-    "AMP901",
-    "incomplete-data",
-    Severity.INFO,
-    Page(
-        meaning="Something could not be judged, because the record does not contain it.",
-        looks="A truncated log, no layers, a layer that is only an upper bound. The text says "
-        "which.",
-        not_to_confuse="A healthy run: what is absent is unknown, not fine.",
-        do="Pass the model to ampwatch.attach; keep the trainer's own log.",
-        example="steps 1 to 812 are readable, 3 kB after them are truncated.",
-    ),
-)
+@rule("AMP901", "incomplete-data", Severity.INFO)
 def incomplete_data(case: Case) -> Iterator[Seen]:
     """What could not be judged because the record lacks it."""
     missing = [*case.record.notes, *_blind_spots(case), *_foreign_spots(case)]
@@ -110,19 +98,7 @@ def _or(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-@rule(
-    "AMP902",
-    "run-ended-uncleanly",
-    Severity.INFO,
-    Page(
-        meaning="The record ends without an end mark, or by an exception: the process was killed, "
-        "crashed, or raised an error.",
-        looks="No `ended` event from some rank, or an exception as the last event.",
-        not_to_confuse="A run that is still in progress: its record has no end mark yet either.",
-        do="Read the exception, or the system's log for what killed the process.",
-        example="killed at step 412: every row up to there is readable.",
-    ),
-)
+@rule("AMP902", "run-ended-uncleanly", Severity.INFO)
 def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
     """A record that ends with an exception or has no end mark."""
     last = case.scale.last_step
@@ -156,18 +132,7 @@ def _ended_by(event: Event) -> Seen:
     )
 
 
-@rule(
-    "AMP903",
-    "telemetry-gap",
-    Severity.INFO,
-    Page(
-        meaning="Rows were lost in transit: they are counted, and the diagnosis knows of the gap.",
-        looks="A `gap` event, with how many rows or batches are missing and why.",
-        not_to_confuse="Skipped steps: those have rows.",
-        do="Read the trainer's own log, which is complete unless its disk was full.",
-        example="the disk was full from step 900 to 950: 51 steps are missing.",
-    ),
-)
+@rule("AMP903", "telemetry-gap", Severity.INFO)
 def telemetry_gap(case: Case) -> Iterator[Seen]:
     """Rows missing from the record, as its `gap` events say."""
     gaps, events = case.events.of(EventKind.GAP), case.events

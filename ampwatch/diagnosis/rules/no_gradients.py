@@ -8,7 +8,7 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.scale_growth import START_HIGHER
 from ampwatch.diagnosis.value_text import count_text, scale_text
 
@@ -17,32 +17,7 @@ from ampwatch.diagnosis.value_text import count_text, scale_text
 ZERO_STEPS, ZERO_LINES = thresholds.NO_ACCIDENT_STEPS, 5
 
 
-@rule(
-    "AMP410",
-    "no-gradients",
-    Severity.ERROR,
-    Page(
-        meaning="The optimizer stepped and none of its parameters had a gradient, or every "
-        "gradient was exactly zero, or the loss does not depend on any trainable parameter. "
-        "Nothing is learnt.",
-        looks="torch's error that no inf checks were recorded for this optimizer, or that the "
-        f"loss does not require grad. Or {ZERO_STEPS} accepted steps in a row, up to the end "
-        "of the record, with a gradient norm of exactly 0. The rest of the record shows why, "
-        "in this order: the norm was not zero after the backward pass (cleared too early); "
-        "half precision lost everything (the layers' underflow share, and the scale); the "
-        "loss is exactly 0 (multiplied by 0, masked); it is the same in every step (clamped, "
-        "saturated); it varies (detached, rounded, dead units).",
-        not_to_confuse="A loss that training has brought down until nothing is left to learn (a "
-        "hinge loss, a few memorised examples): this is reported as information. Parameters that "
-        "are frozen on purpose, beside others that learn; a rate of 0 at the start of a warm-up.",
-        do="Check that the optimizer was given this model's parameters, that they require "
-        "gradients, that the loss is not detached (re-entrant checkpointing detaches it if no "
-        "input requires a gradient), and that zero_grad() is not called between backward() and "
-        "step(). If the gradients underflow, scale the loss or raise the scale.",
-        example="the optimizer was made before the model was replaced by its compiled copy; the "
-        "loss is computed from output.round().",
-    ),
-)
+@rule("AMP410", "no-gradients", Severity.ERROR)
 def no_gradients(case: Case) -> Iterator[Seen]:
     """Parameters without gradients, a loss without a graph, or gradients that are all zero."""
     raised = next((text for text in _REFUSALS if text in case.events.raised), None)

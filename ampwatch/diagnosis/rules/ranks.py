@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 
@@ -24,22 +24,7 @@ SILENT_RANK_S, SILENT_RANK_STEPS = 60.0, thresholds.NEAR_STEPS
 SAME_LOSSES = thresholds.NO_ACCIDENT_STEPS
 
 
-@rule(
-    "AMP601",
-    "ranks-disagree",
-    Severity.ERROR,
-    Page(
-        meaning="The ranks of one run have different loss scales, or one skips a step that "
-        "another takes: their weights diverge, and nothing makes them equal again.",
-        looks="A different scale or a different skip on some rank at the same step. If the scales "
-        "differ at the first step already, the scalers were not restored or created alike.",
-        not_to_confuse="Ranks that log at different times: only equal steps are compared.",
-        do="If they started apart: restore the same scaler state on all ranks. Else share "
-        "found_inf: use the sharded scaler with FSDP, or all-reduce the overflow flag "
-        "before scaler.step; do not unscale parameters that only one rank has.",
-        example="a plain GradScaler with FSDP: rank 3 skips step 812, the others do not.",
-    ),
-)
+@rule("AMP601", "ranks-disagree", Severity.ERROR)
 def ranks_disagree(case: Case) -> Iterator[Seen]:
     """Ranks whose loss scales or skips differ."""
     differ, ranks = case.ranks.differ, case.ranks.differing
@@ -92,25 +77,7 @@ def _started_apart(case: Case, starts: dict[int, float]) -> Seen:
     )
 
 
-@rule(
-    "AMP602",
-    "one-rank-overflows",
-    Severity.WARNING,
-    Page(
-        meaning="The gradients of one rank overflow, always the same, and all ranks skip the step "
-        "because of it: its share of the data is bad, or its GPU is.",
-        looks="Overflows, not explained by the search or by growth, in which one rank's own loss "
-        "or gradients were not finite and all others' were. Where the scale may have contributed, "
-        "it must be the same rank more often than chance allows.",
-        not_to_confuse="A scale that is too high, which affects a different rank each time; ranks "
-        "of which one skips and another does not (AMP601).",
-        do="Check that rank's batches at these steps. If they look valid, give them to another "
-        "rank and run again. If the same rank overflows again, its GPU is at fault. If the other "
-        "rank overflows instead, the batches are at fault.",
-        example="targets of 1e13 in one rank's share: rank 1 alone overflows, in 10 of 10 "
-        "overflows.",
-    ),
-)
+@rule("AMP602", "one-rank-overflows", Severity.WARNING)
 def one_rank_overflows(case: Case) -> Iterator[Seen]:
     """A rank that alone causes overflows, for which all ranks skip."""
     joint = case.scale.culprits.joint
@@ -151,26 +118,7 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
         )
 
 
-@rule(
-    "AMP603",
-    "rank-silent",
-    Severity.ERROR,
-    Page(
-        meaning="One rank has stopped writing while others continued: its process died, hangs, or "
-        "waits for a collective operation that never completes.",
-        looks=f"A rank's last row is {SILENT_RANK_S:.0f} s older than another's, and "
-        f"{SILENT_RANK_STEPS} steps' time: its steps, "
-        "or the samples of its devices, which continue while a living rank waits for a dead one. "
-        "Clock offsets are corrected at the first common step. Or: it recorded neither an end nor "
-        "an error, and another rank lost the connection.",
-        not_to_confuse="A rank that recorded its end; one that is missing because the run was "
-        "restarted with fewer ranks.",
-        do="Check that rank's process and its output; a rank that died leaves the others "
-        "waiting at the next collective operation.",
-        example="Rank 1 disappeared after step 30. It recorded neither an end nor an error, and "
-        "rank 0 then lost its connection.",
-    ),
-)
+@rule("AMP603", "rank-silent", Severity.ERROR)
 def rank_silent(case: Case) -> Iterator[Seen]:
     """A rank whose rows stop while other ranks go on."""
     course = case.ranks
@@ -250,24 +198,7 @@ def _signs_of_life(case: Case) -> list[_Sign]:
     ]
 
 
-@rule(
-    "AMP604",
-    "reduction-overflow",
-    Severity.ERROR,
-    Page(
-        meaning="The gradients of every rank are finite and their sum is not: the reduction "
-        "between the ranks overflows.",
-        looks="Overflows, not explained by the search or by growth, before which no rank had a "
-        "gradient that was not finite. Seen on sampled steps and on the "
-        f"{thresholds.SAMPLING_DELAY_STEPS} after a skip.",
-        not_to_confuse="One rank with bad gradients (AMP602); gradients that overflow in the "
-        "backward pass of all ranks (AMP202).",
-        do="Reduce in float32 or in bf16 (bf16_compress_hook); divide before the sum instead of "
-        "after it; keep layers that run in float32 out of the compressed buckets.",
-        example="fp16_compress_hook over a head in float32: the ranks' gradients are finite and "
-        "their sum is not, 9 times.",
-    ),
-)
+@rule("AMP604", "reduction-overflow", Severity.ERROR)
 def reduction_overflow(case: Case) -> Iterator[Seen]:
     """Finite gradients on all ranks whose sum overflows."""
     joint, times = case.scale.culprits.joint, case.scale.culprits.joint.joining
@@ -305,20 +236,7 @@ def _standing(case: Case, times: Times) -> FindingStatus:
     return FindingStatus.STANDS if since <= RECURRING_GAPS * gap else standing
 
 
-@rule(
-    "AMP605",
-    "ranks-see-same-data",
-    Severity.WARNING,
-    Page(
-        meaning="All ranks compute identical losses: each sees the same batches, so several GPUs "
-        "do the work of one.",
-        looks="Losses that are bit-identical on all ranks, step after step, and change over time.",
-        not_to_confuse="A loss that is averaged over ranks before it is logged or scaled; tensor "
-        "parallelism, whose ranks share a batch by design.",
-        do="Use a DistributedSampler (and set_epoch), or seed the ranks' data differently.",
-        example="shuffle=True with the same seed on eight ranks and no sampler.",
-    ),
-)
+@rule("AMP605", "ranks-see-same-data", Severity.WARNING)
 def ranks_see_same_data(case: Case) -> Iterator[Seen]:
     """Ranks whose losses are identical to the bit: they see the same data."""
     others = case.ranks.others.values()

@@ -8,35 +8,12 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
-from ampwatch.diagnosis.learning_rate.onset import CLIMB, Onset
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.learning_rate.onset import Onset
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import go_back_text
 
 
-@rule(
-    "AMP301",
-    "learning-rate-too-high",
-    Severity.ERROR,
-    Page(
-        meaning="The learning rate is higher than this training tolerates: updates, gradients or "
-        "weights left their usual range before the trouble began, and the run did not recover.",
-        looks=f"From random weights: a loss {CLIMB} times its first value, one that gave back "
-        "half of its progress, one that never fell, or skips without end. Later: a loss that "
-        "left the band of its recent past. The cause is then weighed: for each sign, the "
-        "octaves beyond its usual range, times its points; of correlated signs only the "
-        "strongest counts, and what is not recorded counts nothing. Points per octave for "
-        f"the rate: {weights_text()}. The finding is reported from a probability of "
-        f"{LOWER_LINE:.2f} on; as a warning only if the run still learns.",
-        not_to_confuse="A change of the data or the objective, which moves the loss alone; a "
-        "bad batch (AMP206); an operation that overflows at any rate (AMP203); a spike that "
-        "recovers (AMP303). The loss alone never causes this finding.",
-        do="Train again at the advised rate, from the advised step. Dividing by ten fails when "
-        "the rate was far too high and wastes training when it was not.",
-        example="a small network, momentum at a rate of 1.6, where 0.14 is about the limit: the "
-        "weights are 14 times larger by step 50 and the loss never falls; no overflow.",
-    ),
-)
+@rule("AMP301", "learning-rate-too-high", Severity.ERROR)
 def learning_rate_too_high(case: Case) -> Iterator[Seen]:
     """A learning rate that causes lasting trouble and was no longer rising."""
     seen, onset = case.judgement, case.judgement.onset
@@ -46,19 +23,7 @@ def learning_rate_too_high(case: Case) -> Iterator[Seen]:
         yield _seen(seen, onset, advice, severity, "The learning rate is too high.")
 
 
-@rule(
-    "AMP302",
-    "warmup-too-steep",
-    Severity.WARNING,
-    Page(
-        meaning="The rate became too high while it was still rising: it never reached its peak.",
-        looks="As AMP301, at a step at which the rate was still rising.",
-        not_to_confuse="AMP301, where the rate was at its peak or falling.",
-        do="Lower the peak to at most the rate of that step, or warm up for longer.",
-        example="ampwatch demo: a warm-up to 1.0 over 700 steps. Before the rate has reached half "
-        "of that, the loss gives back half of its progress and the scale collapses.",
-    ),
-)
+@rule("AMP302", "warmup-too-steep", Severity.WARNING)
 def warmup_too_steep(case: Case) -> Iterator[Seen]:
     """A learning rate that caused lasting trouble while it was still rising."""
     seen, onset = case.judgement, case.judgement.onset
@@ -70,25 +35,7 @@ def warmup_too_steep(case: Case) -> Iterator[Seen]:
         yield _seen(seen, onset, advice, severity, summary)
 
 
-@rule(
-    "AMP305",
-    "learning-rate-could-rise",
-    Severity.INFO,
-    Page(
-        meaning="The run hardly learns, and after each update the gradient still points the "
-        "same way: the steps are shorter than they could be.",
-        looks="The loss has fallen by less than a tenth in the last thousand steps, and the "
-        "gradient after an update still points against it: their product, divided by that of the "
-        f"update with its own gradient, is below {constants.RAISE_ALIGNMENT} in the median of "
-        f"{constants.RAISE_STEPS} steps at the full rate. It is computed from `update_alignment`, "
-        "the cosine of each update to the one before, without the part that momentum adds.",
-        not_to_confuse="A low loss or a slow one by itself: neither shows that the rate could "
-        "rise. Updates that are alike only because of momentum or weight decay.",
-        do="Try twice the rate, with a checkpoint to return to.",
-        example="alignment below -0.5 over 100 steps after warm-up: in every run tried, doubling "
-        "was stable. Above -0.3, leave it.",
-    ),
-)
+@rule("AMP305", "learning-rate-could-rise", Severity.INFO)
 def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
     """A learning rate so low that the gradient still points the same way after an update."""
     seen = case.judgement

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rounding_history import KeptUpdates, RoundingSample
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text
 
 # Most weights do not move, and most of the requested movement is lost. A smaller loss has the
@@ -25,27 +25,7 @@ _ASKED_SHARES = 0.1
 _ERRORS = 2.0
 
 
-@rule(
-    "AMP418",
-    "updates-rounded-away",
-    Severity.WARNING,
-    Page(
-        meaning="The weights are stored in bf16 or fp16, and most of an update is smaller than "
-        "half the distance to the next number that they can hold: rounding discards it. Only a few "
-        "weights learn, slower than the rate suggests, and weight decay may have no effect at all.",
-        looks=f"Over the sampled steps of the later half, more than {100 * _UNMOVED_SHARE:.0f} % "
-        "of the weights that have a gradient are unchanged to the bit after a step "
-        f"(`unmoved_share`), and the weights move less than {100 * _KEPT_SHARE:.0f} % of what the "
-        "rate and the optimizer's state ask (`update_kept_share`).",
-        not_to_confuse="Stochastic rounding, Kahan summation and float32 master weights: there, "
-        "too, most weights do not move in one step, but together they move as far as they should. "
-        "Autocast, which keeps the weights in float32. AMP201, where the gradient itself is lost.",
-        do="Keep the weights in float32 and run the forward pass under torch.autocast. If memory "
-        "does not allow that, use an optimizer with stochastic rounding or Kahan summation. A "
-        "higher rate does not help: it moves a few weights too far before it moves the rest.",
-        example="model.to(torch.bfloat16) and AdamW at 3e-5: 98 % of the weights do not move.",
-    ),
-)
+@rule("AMP418", "updates-rounded-away", Severity.WARNING)
 def updates_rounded_away(case: Case) -> Iterator[Seen]:
     """Half-precision weights that lose most of each update to rounding."""
     known = case.rounding.samples

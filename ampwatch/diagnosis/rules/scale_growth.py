@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text, scale_text, share_text
 
 DEFAULT_SCALE = 2.0**16  # GradScaler's own
@@ -39,24 +39,7 @@ LOST_GROWTH_RESETS = 2
 RUNAWAY_LATE_SCALE, RUNAWAY_LATE_OCTAVES = 2.0**40, 16.0
 
 
-@rule(
-    "AMP106",
-    "scale-runaway",
-    Severity.WARNING,
-    Page(
-        meaning="The loss scale keeps growing and nothing ever overflows, because the gradients "
-        "are zero or absent. At 2^128 the scale becomes inf and every step is skipped.",
-        looks=f"A scale of {scale_text(RUNAWAY_SCALE)} or more; or of "
-        f"{scale_text(RUNAWAY_LATE_SCALE)}, if it is {RUNAWAY_LATE_OCTAVES} octaves above "
-        "every scale that has overflowed in this run.",
-        not_to_confuse="A high but steady scale of a model with small gradients, which overflows "
-        "now and then (AMP102).",
-        do="Check that the loss reaches the parameters: that it is not detached, constant or "
-        "zero, that no parameters are frozen by mistake, and that zero_grad() is not called "
-        "between backward() and step().",
-        example="growth_interval 1 on a model whose loss was detached: 2^70 after 54 steps.",
-    ),
-)
+@rule("AMP106", "scale-runaway", Severity.WARNING)
 def scale_runaway(case: Case) -> Iterator[Seen]:
     """A loss scale that grows without limit because nothing overflows."""
     final, scale = case.final_scale, case.scale
@@ -79,22 +62,7 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP107",
-    "scale-never-grows",
-    Severity.INFO,
-    Page(
-        meaning="The scale has never grown, because the run is shorter than growth_interval or "
-        "keeps losing the scaler's state, and gradients are lost that a higher scale would keep.",
-        looks=f"Underflow (AMP201) or {LOST_GROWTH_RESETS} resets (AMP108), and not one "
-        "doubling in the record.",
-        not_to_confuse="A scale that need not grow: then no gradients are lost, and there is no "
-        "finding.",
-        do=f"{START_HIGHER} If the scale was higher before a resume, save "
-        "scaler.state_dict() with the checkpoint and load it.",
-        example="growth_interval 2000 in a fine-tune of 600 steps that starts at 2^10.",
-    ),
-)
+@rule("AMP107", "scale-never-grows", Severity.INFO)
 def scale_never_grows(case: Case) -> Iterator[Seen]:
     """A loss scale that never grows, if that costs gradients or resets prevent growth."""
     scale = case.scale
@@ -142,22 +110,7 @@ def _start_higher(case: Case) -> str | None:
 SAWTOOTH_WASTE = 1 / 4
 
 
-@rule(
-    "AMP102",
-    "growth-sawtooth",
-    Severity.INFO,
-    Page(
-        meaning="After growth_interval accepted steps the scaler doubles the scale to see "
-        "whether the gradients still fit. If they do not, one step is skipped and the scale "
-        "is halved again.",
-        looks="About one overflow in each growth interval, always just after a doubling, always "
-        "back to the same scale.",
-        not_to_confuse="AMP105, where skips come more often than the scale grows.",
-        do="Nothing. A longer growth_interval makes it rarer. If it costs more than "
-        f"{100 * SAWTOOTH_WASTE:.0f} % of the steps, this is a warning.",
-        example="growth_interval 2000: skips at steps 2001, 4003, 6005, each at 2^17.",
-    ),
-)
+@rule("AMP102", "growth-sawtooth", Severity.INFO)
 def growth_sawtooth(case: Case) -> Iterator[Seen]:
     """Isolated overflows just after the loss scale grew."""
     teeth, scale = case.teeth, case.scale

@@ -7,11 +7,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import (
-    Page,
-    Seen,
-    rule,
-)
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, scale_text
 from ampwatch.rows import EventKind
@@ -27,23 +23,7 @@ STARTUP_UNRECORDED_SKIPS = 64
 STARTUP_FORWARD_STEPS = 5
 
 
-@rule(
-    "AMP101",
-    "startup-search",
-    Severity.INFO,
-    Page(
-        meaning="The scaler starts with a scale that is too high on purpose, and halves it until "
-        "the gradients fit. The steps skipped before the first accepted one are this search.",
-        looks="Skips at the very start; the scale halves at each; the loss is finite. Later a "
-        "skip can still belong to the search: an overflow at a lower scale than any before, "
-        "in a run twice as old as at the last one.",
-        not_to_confuse="A forward pass that is not finite: no scale helps there, and "
-        f"{STARTUP_FORWARD_STEPS} such steps in a row are AMP103. A loss summed over many "
-        f"items may need {STARTUP_WARNING_SKIPS} halvings in a healthy run.",
-        do="Nothing. A lower init_scale saves the skipped steps.",
-        example="scale 2^16, 2^15, 2^14: three skips, then step 3 is accepted.",
-    ),
-)
+@rule("AMP101", "startup-search", Severity.INFO)
 def startup_search(case: Case) -> Iterator[Seen]:
     """Overflows before the first accepted step, as long as they can be a search for a scale."""
     scale, search = case.scale, case.scale.search
@@ -89,23 +69,7 @@ def no_scale_helps(case: Case) -> str:
     return f"{what[0].upper()}{what[1:]} skipped since step {first:,}, and no loss scale can help"
 
 
-@rule(
-    "AMP108",
-    "scale-reset",
-    Severity.WARNING,
-    Page(
-        meaning="During the run the loss scale jumped back to its initial value. The scaler's "
-        "state was lost: usually by a resume without scaler.load_state_dict(), or by a new "
-        "GradScaler.",
-        looks="The scale is the initial one although neither growth nor a skip led there; then "
-        "come log2(initial / old) skips. If the record does not contain the initial scale: a jump "
-        "that growth cannot make, back to where the record began, followed at once by an overflow.",
-        not_to_confuse="scaler.update(new_scale), which is intended and is recorded; unless it "
-        "goes far back to the initial value and the very next step overflows.",
-        do="Save scaler.state_dict() with the checkpoint and load it on resume.",
-        example="2^9 before a restart, 2^16 after it, then 7 skips.",
-    ),
-)
+@rule("AMP108", "scale-reset", Severity.WARNING)
 def scale_reset(case: Case) -> Iterator[Seen]:
     """A loss scale that jumped back to its initial value for no recorded reason."""
     resets, reset = case.scale.resets, case.scale.reset
@@ -135,22 +99,7 @@ RECREATED_RESETS = 3
 REPLACED_SCALERS = 2
 
 
-@rule(
-    "AMP416",
-    "scaler-recreated",
-    Severity.ERROR,
-    Page(
-        meaning="The loss scale starts over again and again: a new GradScaler is made every "
-        "epoch or iteration, so it never settles, and each search costs steps.",
-        looks=f"The optimizer steps through {REPLACED_SCALERS} or more new GradScalers; or "
-        f"{RECREATED_RESETS} or more jumps back to the initial scale that nothing in the "
-        "record explains.",
-        not_to_confuse="AMP108, one reset, which is usually a resume without the scaler's "
-        "state; a second phase of training with its own scaler.",
-        do="Make one GradScaler before the training loop, and keep it.",
-        example="scaler = GradScaler() inside `for epoch in ...`: 2^16 at the start of each.",
-    ),
-)
+@rule("AMP416", "scaler-recreated", Severity.ERROR)
 def scaler_recreated(case: Case) -> Iterator[Seen]:
     """A loss scale that starts over again and again, mostly because scalers are created anew."""
     made = case.events.of(EventKind.SCALER_REPLACED)

@@ -6,30 +6,14 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text
 
 # One step without an update may be the end of the loop; two are a mistake.
 MISSING_UPDATES = 2
 
 
-@rule(
-    "AMP402",
-    "update-missing",
-    Severity.ERROR,
-    Page(
-        meaning="An optimizer stepped, or its gradients were unscaled, and scaler.update() did not "
-        "follow: the scale never changes, and the next scaler.step() or unscale_() raises.",
-        looks="A scaler.step() without an update after it; a second unscale_ after another "
-        "backward pass.",
-        not_to_confuse="Accumulation: there, backward is called more often, not step or "
-        "unscale_. A direct optimizer.step() (AMP404), and a step that the loop leaves out "
-        "(AMP212): neither needs an update.",
-        do="Call scaler.update() once after the last scaler.step() of each iteration, even if the "
-        "step itself is left out; call unscale_ once before it, after the last backward pass.",
-        example="RuntimeError: step() has already been called since the last update().",
-    ),
-)
+@rule("AMP402", "update-missing", Severity.ERROR)
 def update_missing(case: Case) -> Iterator[Seen]:
     """Steps of a scaler without scaler.update()."""
     numbers = case.numbers
@@ -49,18 +33,7 @@ def update_missing(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP408",
-    "fp16-without-scaler",
-    Severity.WARNING,
-    Page(
-        meaning="The model runs in fp16 and nothing scales the loss: small gradients become zero.",
-        looks="Autocast to float16, no loss scale in the record.",
-        not_to_confuse="bf16, whose range is float32's: it needs no scaler.",
-        do="Use torch.amp.GradScaler, or autocast to bfloat16 where the device can.",
-        example='torch.autocast("cuda", torch.float16) and loss.backward()',
-    ),
-)
+@rule("AMP408", "fp16-without-scaler", Severity.WARNING)
 def fp16_without_scaler(case: Case) -> Iterator[Seen]:
     """Half precision without a scaler."""
     scale = case.scale
@@ -74,19 +47,7 @@ def fp16_without_scaler(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP407",
-    "scaler-with-bf16",
-    Severity.INFO,
-    Page(
-        meaning="The model runs in bf16 and the loss is scaled. bf16 has float32's range, so "
-        "scaling is not needed; each overflow that the scaler causes costs a step.",
-        looks="Autocast to bfloat16 only, and a loss scale.",
-        not_to_confuse="fp16, which needs the scaler.",
-        do="Remove the GradScaler, or pass enabled=False.",
-        example="torch.autocast('cuda', torch.bfloat16) with GradScaler('cuda').",
-    ),
-)
+@rule("AMP407", "scaler-with-bf16", Severity.INFO)
 def scaler_with_bf16(case: Case) -> Iterator[Seen]:
     """A scaler in a run in bf16, which needs none."""
     if not case.scale.has_scaler or case.numbers.autocast_dtypes != {"bfloat16"}:

@@ -8,7 +8,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.device_history import OneDeviceHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.precision_history import LayerPrecision
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import list_text, percent_text
 
 # Half-precision products are fastest where every side is a multiple of 8 (16 bytes; NVIDIA, "Matrix
@@ -23,24 +23,7 @@ NO_TENSOR_CORES = "GTX 16"
 _HALF = ("bfloat16", "float16")
 
 
-@rule(
-    "AMP501",
-    "misaligned-shapes",
-    Severity.INFO,
-    Page(
-        meaning="Tensor cores process half-precision matrices in tiles of eight. Products with "
-        "other sizes are padded or computed more slowly, up to several times.",
-        looks=f"{100 * MISALIGNED_SHARE:.0f} % or more of the operations are in layers whose "
-        f"outputs, inputs or rows (batch times positions) are no multiple of {ALIGNED_SIDE}, on a "
-        "GPU with tensor cores.",
-        not_to_confuse="A first layer of three channels or a small head, whose share is small; "
-        "depthwise convolutions, which are no matrix product.",
-        do="Round vocabulary, widths and batch up to a multiple of 8 (64 for large matrices); pad "
-        "sequences with pad_to_multiple_of=8.",
-        example="34 % of the operations are in matrices whose sides are no multiple of 8. head: "
-        "50257 x 768, of 8192 rows.",
-    ),
-)
+@rule("AMP501", "misaligned-shapes", Severity.INFO)
 def misaligned_shapes(case: Case) -> Iterator[Seen]:
     """Half-precision matrix products whose sides do not fit tensor cores."""
     devices = [device for device in case.devices if _has_tensor_cores(device, "float16")]
@@ -76,22 +59,7 @@ def _rounded(products: Mapping[str, LayerPrecision], names: Sequence[str]) -> st
     return list_text([f"{side} to {-(-side // 8) * 8}" for side in sides if side % ALIGNED_SIDE])
 
 
-@rule(
-    "AMP507",
-    "no-tensor-cores",
-    Severity.INFO,
-    Page(
-        meaning="The GPU has no tensor cores for this precision: mixed precision saves memory "
-        "there, and hardly any time.",
-        looks=f"A compute capability below {TENSOR_CORES['float16']} (fp16) or "
-        f"{TENSOR_CORES['bfloat16']} (bf16), or a {NO_TENSOR_CORES}, and autocast on.",
-        not_to_confuse="AMP502, where the GPU could and the layers do not.",
-        do="Train in float32 if memory allows, or on another GPU; instead of bf16 on Volta and "
-        "Turing use fp16 with a GradScaler.",
-        example="The NVIDIA GeForce GTX 1080 gains no speed from float16. Its compute capability "
-        "is 6.1; tensor cores for float16 came with 7.0.",
-    ),
-)
+@rule("AMP507", "no-tensor-cores", Severity.INFO)
 def no_tensor_cores(case: Case) -> Iterator[Seen]:
     """A GPU without tensor cores for the format of autocast."""
     for dtype in _HALF:
