@@ -83,11 +83,38 @@ class _Thresholds(string.Formatter):
 
 
 @functools.cache
-def _page_of(code: str, module: str) -> Page:
+def _parts_of(code: str) -> tuple[str, ...]:
+    """The parts of a page's file; the first holds its titles."""
     text = (_PAGES / f"{code}.md").read_text("utf-8")
-    parts = re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]
-    names = _Names(vars(sys.modules[module]))
+    return tuple(re.split(r"^## .*$", text, flags=re.MULTILINE))
+
+
+@functools.cache
+def _page_of(code: str, module: str) -> Page:
+    names, (_, *parts) = _Names(vars(sys.modules[module])), _parts_of(code)
     return Page(*(" ".join(_Thresholds().vformat(part, (), names).split()) for part in parts))
+
+
+def titles_of(code: str) -> dict[str, str]:
+    """What is wrong in the words that people search for, without a number; none if unknown.
+
+    `{layer}` and `{rank}` are filled in where the finding names them; the title under `Unnamed` is
+    for findings that do not, the one under `Milder` for those that are a warning at most.
+    """
+    if not (_PAGES / f"{code}.md").exists():
+        return {}
+    return dict(re.findall(r"^- (\w+): (.+)$", _parts_of(code)[0], flags=re.MULTILINE))
+
+
+def title_of(finding: Finding, every_rank: tuple[int, ...] = ()) -> str:
+    """The finding's title, with its layer and rank where it names them."""
+    titles = titles_of(finding.code)
+    title = titles.get("Title", finding.name.replace("-", " ").capitalize())
+    if finding.severity is not Severity.ERROR:
+        title = titles.get("Milder", title)
+    rank = finding.ranks[0] if len(finding.ranks) == 1 < len(every_rank) else None
+    lacks = ("{layer}" in title and not finding.layer) or ("{rank}" in title and rank is None)
+    return titles["Unnamed"] if lacks else title.format(layer=finding.layer, rank=rank)
 
 
 Check = Callable[[Case], Iterable[Seen]]

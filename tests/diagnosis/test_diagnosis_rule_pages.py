@@ -57,7 +57,7 @@ def written_pages():
     """Each page as it is written: its code, its headings and its parts, names not filled in."""
     for path in (Path(rules.__file__).parents[1] / "pages").iterdir():
         head, *parts = re.split(r"^## (.*)$", path.read_text("utf-8"), flags=re.MULTILINE)
-        yield path.name, head.strip(), dict(zip(parts[::2], parts[1::2], strict=True))
+        yield path.name, head.split("\n")[0], dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def test_each_rule_has_a_page_with_its_code_its_name_and_all_parts_in_order():
