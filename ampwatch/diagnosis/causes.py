@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import Finding, Outcome, Severity, WeighedCause
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.learning_rate.attribution import WEIGHED, Attribution, Cause, chances_of
+from ampwatch.diagnosis.learning_rate.judgement import WEIGHED, Attribution, Cause, chances_of
 from ampwatch.diagnosis.rule import title_of
+from ampwatch.diagnosis.value_text import evidence_text
 
 
 def codes(listed: str) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ import numpy as np
 from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.causes import RATE, causes_of, excludes_rate, link_causes
-from ampwatch.diagnosis.enough_to_judge import is_too_short, little_seen, unsure_advice
 from ampwatch.diagnosis.findings import (
     CUT_OFF,
     Diagnosis,
@@ -24,7 +23,13 @@ from ampwatch.diagnosis.findings import (
 )
 from ampwatch.diagnosis.learning_rate import Judgement
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.outcome import REMEDIES, outcome_of
+from ampwatch.diagnosis.outcome import (
+    REMEDIES,
+    is_too_short,
+    little_seen,
+    outcome_of,
+    unsure_advice,
+)
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.value_text import rate_text
 

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from ampwatch.diagnosis import Diagnosis, Severity, Verdict
-from ampwatch.diagnosis.signature import signature_of
+from ampwatch.diagnosis.earlier_runs import signature_of
 from ampwatch.errors import PlaceError, RunError
 from ampwatch.fleet.keyed_table import KEY_NAMES, Key, KeyedTable
 from ampwatch.fleet.lost_time import lost_time

@@ -17,8 +17,14 @@ import numpy as np
 
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.diagnosis.column_arrays import numbers
-from ampwatch.diagnosis.earlier_runs import Outcome, outcome_of, rate_told, steps_held
-from ampwatch.diagnosis.signature import Signature, signature_of
+from ampwatch.diagnosis.earlier_runs import (
+    Outcome,
+    Signature,
+    outcome_of,
+    rate_told,
+    signature_of,
+    steps_held,
+)
 from ampwatch.diagnosis.verdict import verdict_text
 from ampwatch.rows import Table
 from ampwatch.store import OWN_SOURCE, Reading, Run, RunSummary

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampwatch.diagnosis.attention_scores import AttentionScore, AttentionScoreHistory
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.layer_history import AttentionScore, AttentionScoreHistory
 from ampwatch.diagnosis.rule import Seen, rule
 
 # Attention scores that grow: over thousands of steps, in a row of windows each higher than the one

@@ -12,13 +12,21 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import RateRows, constants
-from ampwatch.diagnosis.learning_rate.attribution import Cause
+from ampwatch.diagnosis.learning_rate.judgement import Cause
 from ampwatch.diagnosis.learning_rate.loss_shift import loss_wanders
 from ampwatch.diagnosis.learning_rate.noise import trailing_medians
 from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
 from ampwatch.diagnosis.learning_rate.trouble import rows_around
-from ampwatch.diagnosis.loss_band import ROUNDED, WINDOW, has_left_band
-from ampwatch.diagnosis.loss_rise import GREW, OUT_OF_BAND, TELLING, LossRise, RiseKind
+from ampwatch.diagnosis.loss_rise import (
+    GREW,
+    OUT_OF_BAND,
+    ROUNDED,
+    TELLING,
+    WINDOW,
+    LossRise,
+    RiseKind,
+    has_left_band,
+)
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.rule import Seen, rule

@@ -13,7 +13,7 @@ from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.scale_collapse import slow_fall, unknown_cause_text
-from ampwatch.diagnosis.rules.scale_search_and_resets import STARTUP_ERROR_SCALE
+from ampwatch.diagnosis.rules.scale_search_and_growth import STARTUP_ERROR_SCALE
 from ampwatch.diagnosis.value_text import scale_text
 
 

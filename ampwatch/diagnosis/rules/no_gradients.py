@@ -9,7 +9,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.rules.scale_growth import START_HIGHER
+from ampwatch.diagnosis.rules.scale_search_and_growth import START_HIGHER
 from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # Gradients that are all exactly zero: one batch may give none, so many batches in a row do not. In

@@ -12,7 +12,7 @@ from ampwatch.diagnosis.layer_history import ROOT
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
-from ampwatch.diagnosis.rules.scale_growth import DEFAULT_SCALE, START_HIGHER
+from ampwatch.diagnosis.rules.scale_search_and_growth import DEFAULT_SCALE, START_HIGHER
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import (
     alone_text,

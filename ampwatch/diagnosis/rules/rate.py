@@ -1,16 +1,22 @@
-"""AMP301, AMP302, AMP305: a learning rate that is too high, rises too fast, or could be higher."""
+"""AMP301, AMP302, AMP305, AMP308: a learning rate too high, too steep, too low, or next to zero."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.finiteness_history import DEAD_RATE
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.onset import Onset
+from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.value_text import go_back_text
+from ampwatch.diagnosis.value_text import count_text, go_back_text
 
 
 @rule("AMP301", "learning-rate-too-high", Severity.ERROR)
@@ -113,3 +119,103 @@ def peak_text(advice: Advice) -> str:
         return text
     call = f"ampwatch.set_learning_rate(optimizer, {peak}, scheduler)"
     return f"{text} After loading a checkpoint, call `{call}`."
+
+
+# A log whose rates are all next to zero: reported from three lines on, an error from twenty.
+DEAD_LINES, DEAD_MANY = 3, thresholds.NO_ACCIDENT_STEPS
+# Many warm-ups begin below a hundredth of the base rate; a decay ends at that or at a tenth.
+FIRST_SHARE = 0.01
+# A schedule may advance once an epoch. A finished run in which it never did has at most one epoch,
+# which is no longer than this; while a run goes on, its first epoch may not be over (5,000 steps in
+# ImageNet's).
+STUCK_STEPS, STUCK_RUNNING = 300, 10_000
+
+# No schedule means to end below a hundredth of its highest rate for half of a training.
+VANISHED, VANISHED_SHARE, _VANISHED_ENTRIES, _FELL = 0.009, 0.5, 20, 0.05
+
+
+@rule("AMP308", "rate-never-rose", Severity.WARNING)
+def rate_never_rose(case: Case) -> Iterator[Seen]:
+    """A learning rate that is zero throughout, or stays where its warm-up began."""
+    if rate_is_stuck(case):
+        yield _stuck(case)
+        return
+    if (vanished := _vanished(case)) is not None:
+        yield vanished
+        return
+    numbers, scale = case.numbers, case.scale
+    known_to_search = scale.has_scaler and case.is_searching
+    if case.observed.loop or numbers.any_rate or known_to_search:
+        return
+    # A log that prints a rate only now and then must have printed it often.
+    if numbers.rates < DEAD_LINES or numbers.rates < min(DEAD_MANY, scale.entries):
+        return
+    yield Seen(
+        severity=Severity.ERROR if numbers.rates >= DEAD_MANY else Severity.WARNING,
+        at=scale,
+        summary="Nothing is learnt: the learning rate stayed at its start in "
+        f"{count_text(numbers.rates, 'line')}.",
+        cause="Either the scheduler waits for accepted steps and there are none, or nothing "
+        "calls scheduler.step().",
+        evidence=(Evidence("lr", scale.last_step, 0.0, DEAD_RATE, "threshold"),),
+    )
+
+
+def rate_is_stuck(case: Case) -> bool:
+    """Whether a schedule's rate never moved from a start far below its base rate."""
+    setup, first = case.setup, case.setup.first_rate
+    if first.rate is None or first.moved or first.share >= FIRST_SHARE:
+        return False
+    if setup.begin or setup.loaded_at_start or setup.loads or setup.optimizers > 1:
+        return False  # the rate may have come down before
+    over = case.record.clean_end or not case.observed.loop
+    enough = first.accepted >= (STUCK_STEPS if over else STUCK_RUNNING)
+    return enough and setup.begins_below(FIRST_SHARE)
+
+
+def _vanished(case: Case) -> Seen | None:
+    """A rate that fell to next to nothing of its highest long before the record ends."""
+    rows = case.rate.head if case.rate.is_whole else case.rate.points.rows
+    known = np.flatnonzero(np.isfinite(rows.of("lr")))
+    if len(known) < _VANISHED_ENTRIES:
+        return None
+    rate, step = rows.of("lr")[known], rows.of("step")[known]
+    top = float(rate.max())
+    alive = np.flatnonzero(rate > VANISHED * top)
+    since = int(alive[-1]) + 1 if len(alive) else 0
+    if not since or since > (1 - VANISHED_SHARE) * len(rate):
+        return None
+    if _falls_on(rows.of("loss")[known][since:]):
+        return None
+    first = int(step[since])
+    return Seen(
+        first_step=first,
+        last_step=case.scale.last_step,
+        summary=f"The learning rate fell to next to nothing: from {top:.3g} to "
+        f"{rate[since]:.3g} at step {first:,}, and stayed there.",
+        cause="The schedule ended long before the training: its lengths may be meant for "
+        "epochs, and scheduler.step() is called in each step.",
+        action="Call scheduler.step() once an epoch, or give the schedule its lengths in steps.",
+        evidence=(Evidence("lr", first, float(rate[since]), top, "highest"),),
+    )
+
+
+def _falls_on(loss: Floats) -> bool:
+    """Whether the loss went on falling: then the rate is small, and not next to nothing."""
+    few = max(1, len(loss) // 10)
+    return median_of_known(loss[-few:]) < (1 - _FELL) * median_of_known(loss[:few])
+
+
+def _stuck(case: Case) -> Seen:
+    first = case.setup.first_rate
+    assert first.rate is not None, "a constant rate is known"
+    return Seen(
+        at=case.scale,
+        summary=f"The learning rate never rose: it was {first.rate:.3g} in all "
+        f"{count_text(first.steps, 'step')}, {100 * first.share:.2g} % of its base rate.",
+        cause="The schedule starts there and nothing calls scheduler.step(), so next to nothing "
+        "is learnt.",
+        action="Call scheduler.step() after each optimizer.step(), or once an epoch if its "
+        "lengths are in epochs.",
+        evidence=(Evidence("lr", case.scale.last_step, first.rate, first.base, "base rate"),),
+    )

@@ -10,7 +10,7 @@ from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode
 from ampwatch.diagnosis.established_levels import SlowFall
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.rules.scale_search_and_resets import (
+from ampwatch.diagnosis.rules.scale_search_and_growth import (
     no_scale_helps,
     startup_has_failed,
 )
