@@ -49,7 +49,7 @@ class Seen:
     last_step: int | None = None
     layer: str | None = None
     ranks: tuple[int, ...] | None = None  # all of the run's, if not said
-    evidence: tuple[Evidence, ...] = ()
+    evidence: Evidence | tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,7 @@ class Rule:
     def _finding(self, seen: Seen, case: Case) -> Finding:
         lasting = self.usual if seen.standing.weighs else Severity.INFO
         steps: Stretch = seen if seen.at is None else seen.at
+        told = seen.evidence
         return Finding(
             code=self.code,
             name=self.name,
@@ -152,7 +153,7 @@ class Rule:
             summary=seen.summary,
             cause=seen.cause,
             action=(seen.action or self.page.do) if seen.standing.weighs else seen.if_healed,
-            evidence=seen.evidence,
+            evidence=(told,) if isinstance(told, Evidence) else told,
         )
 
 

@@ -38,14 +38,8 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
         f"{max(drift.left, 0.0):.1f} octaves remain below 65504.",
         action="Normalise queries and keys, or compute their product and its softmax in float32: "
         "multiply q.float() by k.float() within torch.autocast(device_type, enabled=False).",
-        evidence=(
-            Evidence(
-                "log2_headroom",
-                course.last_step,
-                drift.left,
-                drift.left + drift.octaves,
-                "at first",
-            ),
+        evidence=Evidence(
+            "log2_headroom", course.last_step, drift.left, drift.left + drift.octaves, "at first"
         ),
     )
 

@@ -51,9 +51,7 @@ def fp8_saturation(case: Case) -> Iterator[Seen]:
         summary=f"{worst.form} cuts off {share} of the {worst.what} of {worst.layer}.",
         cause=f"In {worst.over} of its last {count_text(worst.samples, 'sample')} these values "
         f"were beyond the largest number at the scale in use.{worst.others_text}",
-        evidence=(
-            Evidence("saturated_share", worst.last_step, worst.last, worst.limit, "threshold"),
-        ),
+        evidence=Evidence("saturated_share", worst.last_step, worst.last, worst.limit, "threshold"),
     )
 
 
@@ -73,9 +71,7 @@ def fp8_underflow(case: Case) -> Iterator[Seen]:
         f"were below half of the smallest number at the scale in use.{worst.others_text}",
         action="Use one scale per row or block for it, or keep it in bf16. "
         + leave_out(case.precision.layers, worst.layers),
-        evidence=(
-            Evidence("flushed_share", worst.last_step, worst.last, worst.limit, "threshold"),
-        ),
+        evidence=Evidence("flushed_share", worst.last_step, worst.last, worst.limit, "threshold"),
     )
 
 
@@ -171,7 +167,7 @@ def _outgrown(case: Case) -> Iterator[Seen]:
         "scale can hold.",
         cause=f"In {len(over)} of its last {count_text(len(steps), 'sample')} the scale came from "
         "older, smaller maxima.",
-        evidence=(Evidence("amax_staleness", steps[-1], values[-1], STALE_FACTOR, "threshold"),),
+        evidence=Evidence("amax_staleness", steps[-1], values[-1], STALE_FACTOR, "threshold"),
     )
 
 
@@ -236,10 +232,8 @@ def _apart(case: Case) -> Iterator[Seen]:
         "(tensor or sequence parallel, an all-gather in fp8), or if training is to go on the same "
         "with other ranks, reduce the maxima over all ranks that share the layer (`fp8_group`, "
         "`reduce_amax=True`).",
-        evidence=(
-            Evidence(
-                f"{ROLES[at]}_scale", last.step, last.largest[at], last.least[at], "of another rank"
-            ),
+        evidence=Evidence(
+            f"{ROLES[at]}_scale", last.step, last.largest[at], last.least[at], "of another rank"
         ),
     )
 
@@ -273,5 +267,5 @@ def scale_frozen(case: Case) -> Iterator[Seen]:
         summary=f"The scale of {list_text(found)} is frozen: its newest maximum is not finite.",
         cause=f"So it is in {len(bad)} of its last {count_text(len(steps), 'sample')}; a maximum "
         "that is nan or inf keeps the scale that was there.",
-        evidence=(Evidence("amax_staleness", steps[-1], "not finite"),),
+        evidence=Evidence("amax_staleness", steps[-1], "not finite"),
     )

@@ -38,9 +38,7 @@ def memory_growth(case: Case) -> Iterator[Seen]:
         cause=f"The minimum of allocated memory rose from {bytes_text(growth.first_bytes)} to "
         f"{bytes_text(growth.last_bytes)}, and the peak rose with it: tensors are kept beyond "
         "their step.",
-        evidence=(
-            _now(case, "allocated_bytes", growth.last_bytes, growth.first_bytes, "at first"),
-        ),
+        evidence=_now(case, "allocated_bytes", growth.last_bytes, growth.first_bytes, "at first"),
     )
 
 
@@ -60,7 +58,7 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
         "the peak still rises.",
         cause=f"The peak is {bytes_text(float(device.peak_bytes.whole[-1]))} of "
         f"{bytes_text(device.total_bytes)}, part of which other processes or the driver hold.",
-        evidence=(_now(case, "peak_share", share, MEMORY_LIMIT, "threshold"),),
+        evidence=_now(case, "peak_share", share, MEMORY_LIMIT, "threshold"),
     )
 
 
@@ -78,7 +76,7 @@ def gpu_idle(case: Case) -> Iterator[Seen]:
         f"{100 * device.utilisation_at(0.5, busy=True):.0f} % of a typical second.",
         cause=f"In its busiest seconds it is {100 * _busiest(device):.0f} %: the GPU waits for "
         "data, for the CPU or for copies.",
-        evidence=(_now(case, "utilisation", _busiest(device), IDLE_UTILISATION, "threshold"),),
+        evidence=_now(case, "utilisation", _busiest(device), IDLE_UTILISATION, "threshold"),
     )
 
 
@@ -96,7 +94,7 @@ def host_bound(case: Case) -> Iterator[Seen]:
         summary=f"{_where(case, idle[0])} is waiting for the CPU: the matrix products are small.",
         cause=f"{small} of {count_text(len(work), 'matrix product')} need fewer than "
         f"{LAUNCH_FLOPS:.0e} operations, less time than the CPU needs to launch them.",
-        evidence=(_now(case, "largest_flops", max(work), LAUNCH_FLOPS, "threshold"),),
+        evidence=_now(case, "largest_flops", max(work), LAUNCH_FLOPS, "threshold"),
     )
 
 
@@ -124,9 +122,7 @@ def device_idle(case: Case) -> Iterator[Seen]:
         f"{'does' if len(busy) == 1 else 'do'} all the work.",
         cause=f"It holds {bytes_text(idle[0].reserved_bytes)}, and a kernel runs there in at most "
         f"{100 * kernels:.0f} % of its busiest seconds.",
-        evidence=(
-            _now(case, "utilisation", kernels, busy[0].utilisation_at(0.5), "on the busy GPU"),
-        ),
+        evidence=_now(case, "utilisation", kernels, busy[0].utilisation_at(0.5), "on the busy GPU"),
     )
 
 
@@ -189,7 +185,7 @@ def misaligned_shapes(case: Case) -> Iterator[Seen]:
         f"whose sides are no multiple of {ALIGNED_SIDE}.",
         cause=f"{list_text([f'{name}: {_sides_text(products[name].sides)}' for name in names])}.",
         action=f"Round up to a multiple of {ALIGNED_SIDE}: {_rounded(products, names)}.",
-        evidence=(Evidence("odd_flops", case.scale.last_step, sum(odd.values()), total, "in all"),),
+        evidence=Evidence("odd_flops", case.scale.last_step, sum(odd.values()), total, "in all"),
     )
 
 
@@ -224,8 +220,8 @@ def _slow(devices: Sequence[OneDeviceHistory], dtype: str, case: Case) -> Seen:
         f"{needed}."
         if float(device.capability or 0) < needed
         else f"Cards of the {NO_TENSOR_CORES} series have no tensor cores.",
-        evidence=(
-            Evidence("capability", case.scale.first_step, device.capability, str(needed), "needed"),
+        evidence=Evidence(
+            "capability", case.scale.first_step, device.capability, str(needed), "needed"
         ),
     )
 

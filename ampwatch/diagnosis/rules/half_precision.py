@@ -35,7 +35,7 @@ def autocast_not_active(case: Case) -> Iterator[Seen]:
         at=case.scale,
         summary="The loss is scaled, and no layer runs in half precision.",
         cause=f"The output of {count_text(len(products), 'matrix product')} is {dtypes}.",
-        evidence=(Evidence("output_dtype", case.scale.last_step, dtypes, "float16", "expected"),),
+        evidence=Evidence("output_dtype", case.scale.last_step, dtypes, "float16", "expected"),
     )
 
 
@@ -54,7 +54,7 @@ def fp16_parameters(case: Case) -> Iterator[Seen]:
         summary="The parameters are float16, and the scaler cannot unscale their gradients.",
         cause=f"{event.exception}: {FLOAT16_PARAMETERS}."
         + (f" Among them {list_text(named)}." if named else ""),
-        evidence=(Evidence("param_dtype", event.step, "float16", "float32", "expected"),),
+        evidence=Evidence("param_dtype", event.step, "float16", "float32", "expected"),
     )
 
 
@@ -72,10 +72,8 @@ def eps_underflow(case: Case) -> Iterator[Seen]:
                 summary=f"The optimizer's eps of {tiny[0]:g} is zero in float16.",
                 cause=f"{count_text(len(kept), 'layer')} of float16 weights are trained, among "
                 f"them {list_text(kept)}; float16 rounds what is below 2^-25 to zero.",
-                evidence=(
-                    Evidence(
-                        "eps", event.step, tiny[0], FLOAT16_TINY, "half of float16's smallest"
-                    ),
+                evidence=Evidence(
+                    "eps", event.step, tiny[0], FLOAT16_TINY, "half of float16's smallest"
                 ),
             )
             return
@@ -97,7 +95,7 @@ def autocast_not_helping(case: Case) -> Iterator[Seen]:
         layer=wide[0],
         summary=f"Only {share:.0f} % of the arithmetic runs in half precision.",
         cause=f"The largest layers in float32 are {list_text(wide)}.",
-        evidence=(Evidence("half_flops", case.scale.last_step, half, total, "in all"),),
+        evidence=Evidence("half_flops", case.scale.last_step, half, total, "in all"),
     )
 
 

@@ -35,8 +35,8 @@ def loop_skips_steps(case: Case) -> Iterator[Seen]:
         cause=f"In {count_text(times.count, 'step')} ({share_text(times.count, steps)}) "
         + " and ".join(_how(case, seen, unmoved, told))
         + ".",
-        evidence=(
-            Evidence("left_out", times.last_step, float(times.count), float(steps), "steps in all"),
+        evidence=Evidence(
+            "left_out", times.last_step, float(times.count), float(steps), "steps in all"
         ),
     )
 
@@ -113,10 +113,8 @@ def guard_acts(case: Case) -> Iterator[Seen]:
         action="Look at the batches of these steps: a rare bad one needs nothing else."
         if _guard_severity(seen, steps) is Severity.INFO
         else None,
-        evidence=(
-            Evidence(
-                "guard_actions", times.last_step, float(acted.count), float(steps), "steps in all"
-            ),
+        evidence=Evidence(
+            "guard_actions", times.last_step, float(acted.count), float(steps), "steps in all"
         ),
     )
 

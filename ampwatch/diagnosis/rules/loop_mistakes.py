@@ -156,7 +156,7 @@ def update_missing(case: Case) -> Iterator[Seen]:
         if unscaled
         else f"In {count_text(times.count, 'step')} the optimizer stepped and no update "
         "followed before the next iteration.",
-        evidence=(Evidence("update_seen", times.first_step, "false"),),
+        evidence=Evidence("update_seen", times.first_step, "false"),
     )
 
 
@@ -170,7 +170,7 @@ def fp16_without_scaler(case: Case) -> Iterator[Seen]:
         at=scale,
         summary="The model runs in fp16 and nothing scales the loss.",
         cause="Autocast is on with float16, and no step of the record has a loss scale.",
-        evidence=(Evidence("autocast_dtype", scale.first_step, "float16"),),
+        evidence=Evidence("autocast_dtype", scale.first_step, "float16"),
     )
 
 
@@ -183,5 +183,5 @@ def scaler_with_bf16(case: Case) -> Iterator[Seen]:
         at=case.scale,
         summary="The model runs in bf16, which needs no loss scale.",
         cause="Autocast is on with bfloat16, whose range is float32's.",
-        evidence=(Evidence("autocast_dtype", case.scale.first_step, "bfloat16"),),
+        evidence=Evidence("autocast_dtype", case.scale.first_step, "bfloat16"),
     )

@@ -82,9 +82,7 @@ def bad_batch(case: Case) -> Iterator[Seen]:
             "missing normalisation. Limit such inputs, or leave such samples out.",
             cause=f"At step {first.step} the largest input was {first.value:,.4g}, "
             f"{first.times:,.0f} times its recent median, after an ordinary update.",
-            evidence=(
-                Evidence("input_amax", first.step, first.value, first.median, "median before"),
-            ),
+            evidence=Evidence("input_amax", first.step, first.value, first.median, "median before"),
         )
 
 
@@ -109,7 +107,7 @@ def _leaps(case: Case) -> Seen | None:
         cause=f"At step {first.first_step} the loss was {first.peak:,.4g}, after "
         f"{first.level:,.4g}: {first.height:,.0f} deviations above its recent band{also}; at "
         "the next step it was back.",
-        evidence=(Evidence("loss", first.first_step, first.peak, first.level, "before"),),
+        evidence=Evidence("loss", first.first_step, first.peak, first.level, "before"),
     )
 
 
@@ -232,7 +230,7 @@ def _diverged(case: Case) -> Seen | None:
         summary=f"The loss diverges without an overflow: {first:.4g} at first, {last:.4g} now.",
         cause=f"From step {onset.step} {onset.sign.value}, and the updates were out of their "
         "band before.",
-        evidence=(Evidence("loss", case.scale.last_step, last, first, "at first"),),
+        evidence=Evidence("loss", case.scale.last_step, last, first, "at first"),
     )
 
 
@@ -361,5 +359,5 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
         if grew
         else "Look at the batches around the step at which the loss rose: was the data changed "
         "there? If it was not, lower the learning rate and start once more.",
-        evidence=(Evidence("loss_peak", step, height, level, "before"),),
+        evidence=Evidence("loss_peak", step, height, level, "before"),
     )

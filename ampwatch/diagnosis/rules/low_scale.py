@@ -34,14 +34,8 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
         cause="It is so small that its inverse is not a finite number."
         if scale.tiny.count
         else "It fell to the lowest scale that the framework allows, and steps still overflow.",
-        evidence=(
-            Evidence(
-                "scale",
-                times.first_step,
-                scale.lowest,
-                thresholds.FLOOR_SCALE,
-                "smallest that works",
-            ),
+        evidence=Evidence(
+            "scale", times.first_step, scale.lowest, thresholds.FLOOR_SCALE, "smallest that works"
         ),
     )
 
@@ -68,7 +62,7 @@ def _gave_up(case: Case) -> Iterator[Seen]:
         last_step=step,
         summary=summary,
         cause=cause + unknown_cause_text(case),
-        evidence=(Evidence("scale", step, final, case.scale.floor, "the framework's lowest"),),
+        evidence=Evidence("scale", step, final, case.scale.floor, "the framework's lowest"),
     )
 
 
@@ -95,7 +89,7 @@ def low_scale_by_design(case: Case) -> Iterator[Seen]:
         summary=f"The loss scale is {scale_text(final)}, and the run is healthy.",
         cause="Steps are accepted at this scale and the loss falls: a loss that is summed over "
         "many items has large gradients.",
-        evidence=(Evidence("scale", scale.last_step, final, 1.0, "usual at least"),),
+        evidence=Evidence("scale", scale.last_step, final, 1.0, "usual at least"),
     )
 
 

@@ -32,7 +32,7 @@ def no_gradients(case: Case) -> Iterator[Seen]:
             cause="No step has a gradient norm, no update moved a weight, and no layer's weights "
             "have requires_grad.",
             action="Set requires_grad on the parameters to train, and pass them to the optimizer.",
-            evidence=(Evidence("update_norm", case.scale.last_step, 0.0),),
+            evidence=Evidence("update_norm", case.scale.last_step, 0.0),
         )
 
 
@@ -58,7 +58,7 @@ def _refused(case: Case, text: str) -> Seen:
         summary=summary,
         cause=f"{event.exception}: {text}.",
         action=action,
-        evidence=(Evidence("exception", event.step, event.exception),),
+        evidence=Evidence("exception", event.step, event.exception),
     )
 
 

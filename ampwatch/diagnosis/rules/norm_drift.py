@@ -41,7 +41,7 @@ def gradient_norm_drift(case: Case) -> Iterator[Seen]:
         summary=f"The gradient norm has grown {last / first:.0f}-fold.",
         cause=f"From {first:.3g} at step {began} to {last:.3g}, rising in every part of the "
         "record since.",
-        evidence=(Evidence("grad_norm", case.scale.last_step, last, first, f"at step {began:,}"),),
+        evidence=Evidence("grad_norm", case.scale.last_step, last, first, f"at step {began:,}"),
     )
 
 

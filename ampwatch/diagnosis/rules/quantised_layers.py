@@ -48,7 +48,7 @@ def sensitive_layer_quantised(case: Case) -> Iterator[Seen]:
         cause=f"Of {count_text(len(kept), 'quantised layer')} "
         f"{count_text(len(found), 'is one', 'are some')} that is usually kept in bf16: {told}.",
         action=leave_out(layers, list(found)),
-        evidence=(Evidence("input_format", case.scale.last_step, form, "bfloat16", "usual"),),
+        evidence=Evidence("input_format", case.scale.last_step, form, "bfloat16", "usual"),
     )
 
 
@@ -169,7 +169,7 @@ def quantisation_matched_nothing(case: Case) -> Iterator[Seen]:
         summary=f"{asked}, and no layer runs below 16 bits.",
         cause=f"{count_text(len(products), 'matrix product')} were seen, and none of their "
         f"operands is cast; their outputs are {dtypes}.",
-        evidence=(Evidence("output_dtype", case.scale.last_step, dtypes),),
+        evidence=Evidence("output_dtype", case.scale.last_step, dtypes),
     )
 
 

@@ -41,8 +41,8 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
         cause=f"In {count_text(differ.count, 'step')} rank {ranks[0]} and the lowest rank had "
         "different scales, or only one of them skipped.",
         action="Share the overflow flag between ranks before scaler.step.",
-        evidence=(
-            Evidence("differing_steps", differ.last_step, float(differ.count), 0.0, "expected"),
+        evidence=Evidence(
+            "differing_steps", differ.last_step, float(differ.count), 0.0, "expected"
         ),
     )
 
@@ -71,8 +71,8 @@ def _started_apart(case: Case, starts: dict[int, float]) -> Seen:
         "scale, and the reduction adds up gradients of different scales.",
         action="Restore the same scaler state on all ranks: load the one checkpoint's "
         "scaler.state_dict() on each of them, or create GradScaler with the same init_scale.",
-        evidence=(
-            Evidence("differing_steps", differ.last_step, float(differ.count), 0.0, "expected"),
+        evidence=Evidence(
+            "differing_steps", differ.last_step, float(differ.count), 0.0, "expected"
         ),
     )
 
@@ -106,14 +106,12 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             f"look valid, give them to another rank and run again. If rank {rank} overflows "
             "again, its GPU is at fault. If the other rank overflows instead, the batches are "
             "at fault.",
-            evidence=(
-                Evidence(
-                    "overflows",
-                    times.last_step,
-                    float(times.count),
-                    float(joint.judged),
-                    "that all ranks tell of",
-                ),
+            evidence=Evidence(
+                "overflows",
+                times.last_step,
+                float(times.count),
+                float(joint.judged),
+                "that all ranks tell of",
             ),
         )
 
@@ -143,7 +141,7 @@ def rank_silent(case: Case) -> Iterator[Seen]:
         summary=f"Rank {one.rank} has been silent since step {one.step}.",
         cause=f"Its last row is {seconds:.0f} s older than another rank's."
         + " Its devices are still sampled, so its process lives." * lives,
-        evidence=(Evidence("silence_s", one.step, seconds, patience / 1e9, "threshold"),),
+        evidence=Evidence("silence_s", one.step, seconds, patience / 1e9, "threshold"),
     )
 
 
@@ -172,7 +170,7 @@ def _disappeared(case: Case, signs: Sequence[_Sign]) -> Iterator[Seen]:
         "connection: the process was killed.",
         action="Check that machine's log for what killed it: the out-of-memory killer, the "
         "scheduler, a hardware fault.",
-        evidence=(Evidence("exception", after.step, after.exception),),
+        evidence=Evidence("exception", after.step, after.exception),
     )
 
 
@@ -214,14 +212,12 @@ def reduction_overflow(case: Case) -> Iterator[Seen]:
         f"{count_text(times.count, 'time')}{standing.ending}.",
         cause="Before the reduction every gradient was finite on every rank: the sum, or the "
         "format in which it is made, overflows.",
-        evidence=(
-            Evidence(
-                "overflows",
-                times.last_step,
-                float(times.count),
-                float(joint.judged),
-                "that all ranks tell of",
-            ),
+        evidence=Evidence(
+            "overflows",
+            times.last_step,
+            float(times.count),
+            float(joint.judged),
+            "that all ranks tell of",
         ),
     )
 
@@ -249,9 +245,7 @@ def ranks_see_same_data(case: Case) -> Iterator[Seen]:
         summary=f"All {len(others) + 1} ranks compute the same losses.",
         cause=f"In {count_text(compared, 'step')} they are bit-identical: each rank sees the same "
         "batches.",
-        evidence=(
-            Evidence(
-                "equal_losses", case.scale.last_step, float(compared), float(compared), "compared"
-            ),
+        evidence=Evidence(
+            "equal_losses", case.scale.last_step, float(compared), float(compared), "compared"
         ),
     )

@@ -54,14 +54,8 @@ def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
         summary="The learning rate could be higher.",
         cause=advice.because,
         action=how_to_change_rate(advice),
-        evidence=(
-            Evidence(
-                "next_gradient",
-                seen.last_step,
-                seen.alignment,
-                constants.RAISE_ALIGNMENT,
-                "threshold",
-            ),
+        evidence=Evidence(
+            "next_gradient", seen.last_step, seen.alignment, constants.RAISE_ALIGNMENT, "threshold"
         ),
     )
 
@@ -157,7 +151,7 @@ def rate_never_rose(case: Case) -> Iterator[Seen]:
         f"{count_text(numbers.rates, 'line')}.",
         cause="Either the scheduler waits for accepted steps and there are none, or nothing "
         "calls scheduler.step().",
-        evidence=(Evidence("lr", scale.last_step, 0.0, DEAD_RATE, "threshold"),),
+        evidence=Evidence("lr", scale.last_step, 0.0, DEAD_RATE, "threshold"),
     )
 
 
@@ -196,7 +190,7 @@ def _vanished(case: Case) -> Seen | None:
         cause="The schedule ended long before the training: its lengths may be meant for "
         "epochs, and scheduler.step() is called in each step.",
         action="Call scheduler.step() once an epoch, or give the schedule its lengths in steps.",
-        evidence=(Evidence("lr", first, float(rate[since]), top, "highest"),),
+        evidence=Evidence("lr", first, float(rate[since]), top, "highest"),
     )
 
 
@@ -217,5 +211,5 @@ def _stuck(case: Case) -> Seen:
         "is learnt.",
         action="Call scheduler.step() after each optimizer.step(), or once an epoch if its "
         "lengths are in epochs.",
-        evidence=(Evidence("lr", case.scale.last_step, first.rate, first.base, "base rate"),),
+        evidence=Evidence("lr", case.scale.last_step, first.rate, first.base, "base rate"),
     )

@@ -145,7 +145,7 @@ def telemetry_gap(case: Case) -> Iterator[Seen]:
             ranks=tuple(sorted(events.gap_ranks)),
             summary=f"{count_text(gaps.count, 'gap')} in the record.",
             cause=told or "Rows were lost between the probe and the log.",
-            evidence=(Evidence("gaps", gaps.last_step, float(gaps.count)),),
+            evidence=Evidence("gaps", gaps.last_step, float(gaps.count)),
         )
 
 
@@ -232,5 +232,5 @@ def _ended_by_error(event: Event, what: str) -> Seen:
         summary=f"{what}{where}.",
         cause=f"{event.exception}: {text[:200]}",
         ranks=(event.rank,),
-        evidence=(Evidence("exception", event.step, event.exception),),
+        evidence=Evidence("exception", event.step, event.exception),
     )

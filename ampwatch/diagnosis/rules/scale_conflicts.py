@@ -40,7 +40,7 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
         f"{_power(last.tolerates)} at most, in {layers.conflicts} of "
         f"{count_text(layers.window_steps, 'sample')}.",
         action=f"Run layer {last.tolerates_layer} in float32, or use bf16.",
-        evidence=(Evidence("scale_low", last.step, last.needs, last.tolerates, "largest usable"),),
+        evidence=Evidence("scale_low", last.step, last.needs, last.tolerates, "largest usable"),
     )
 
 
@@ -61,9 +61,7 @@ def _lost_at_the_ceiling(case: Case) -> Iterator[Seen]:
         summary=f"No loss scale suits {name} and the rest: at {final} it still loses gradients.",
         cause="A higher scale overflows, as the skips show, and at this one most of its gradients "
         "are below half precision's smallest normal number.",
-        evidence=(
-            Evidence("underflow_share", last, share, thresholds.UNDERFLOW_SHARE, "threshold"),
-        ),
+        evidence=Evidence("underflow_share", last, share, thresholds.UNDERFLOW_SHARE, "threshold"),
     )
 
 

@@ -42,7 +42,7 @@ def startup_search(case: Case) -> Iterator[Seen]:
         if scale.has_scaler
         else "The record contains neither the scale nor the accepted steps between the skips.",
         action="Watch the next steps: the search should have ended by now." if slow else None,
-        evidence=(Evidence("skipped", search.last_step, float(search.skips)),),
+        evidence=Evidence("skipped", search.last_step, float(search.skips)),
     )
 
 
@@ -90,7 +90,7 @@ def scale_reset(case: Case) -> Iterator[Seen]:
         action="Call scaler.update() without new_scale: the scaler finds the right level by itself."
         if reset.by_hand
         else None,
-        evidence=(Evidence("scale", resets.last_step, reset.scale_to, reset.scale_from, "before"),),
+        evidence=Evidence("scale", resets.last_step, reset.scale_to, reset.scale_from, "before"),
     )
 
 
@@ -113,14 +113,12 @@ def scaler_recreated(case: Case) -> Iterator[Seen]:
             summary=f"The loss scale started over {scale.resets.count} times.",
             cause=f"Each time it jumped back to its initial {scale_text(scale.reset.scale_to)} "
             f"and searched again, which skipped {count_text(scale.reset_skips, 'step')}.",
-            evidence=(
-                Evidence(
-                    "resets",
-                    scale.resets.last_step,
-                    float(scale.resets.count),
-                    float(RECREATED_RESETS),
-                    "threshold",
-                ),
+            evidence=Evidence(
+                "resets",
+                scale.resets.last_step,
+                float(scale.resets.count),
+                float(RECREATED_RESETS),
+                "threshold",
             ),
         )
 
@@ -139,7 +137,7 @@ def _made_anew(made: Times, searched: int) -> Seen:
         summary=f"The optimizer stepped through {count_text(made.count, 'new GradScaler')}.",
         cause="The loop creates them during training, and the scale that was found is lost: "
         f"{cost}",
-        evidence=(Evidence("scaler-replaced", made.last_step, float(made.count)),),
+        evidence=Evidence("scaler-replaced", made.last_step, float(made.count)),
     )
 
 
@@ -190,7 +188,7 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
         cause="The gradients are exactly zero."
         if gone
         else "The gradients are absent or almost zero: any others would overflow at this scale.",
-        evidence=(Evidence("scale", scale.last_step, final, late, "threshold"),),
+        evidence=Evidence("scale", scale.last_step, final, late, "threshold"),
     )
 
 
@@ -215,14 +213,8 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
         else f"It doubles after {scale.scaler.growth_interval:,} accepted steps in a row, which "
         "the record never has.",
         action=_start_higher(case),
-        evidence=(
-            Evidence(
-                "growths",
-                scale.last_step,
-                0.0,
-                float(scale.scaler.growth_interval),
-                "growth interval",
-            ),
+        evidence=Evidence(
+            "growths", scale.last_step, 0.0, float(scale.scaler.growth_interval), "growth interval"
         ),
     )
 
@@ -263,5 +255,5 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
         "its default is 2000."
         if costly
         else None,
-        evidence=(Evidence("scale", teeth.last_step, teeth.last_scale),),
+        evidence=Evidence("scale", teeth.last_step, teeth.last_scale),
     )

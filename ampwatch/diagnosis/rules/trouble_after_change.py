@@ -42,7 +42,7 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
             summary=f"The trouble began {count_text(began - step, 'step')} after {what}.",
             cause=f"From step {began} {sign}; at step {step} {what}.",
             action=_back(case, step),
-            evidence=(Evidence("onset", began, float(began), float(step), "step of the change"),),
+            evidence=Evidence("onset", began, float(began), float(step), "step of the change"),
         )
 
 
@@ -109,5 +109,5 @@ def harmful_restart(case: Case) -> Seen | None:
         summary=summary,
         cause=cause,
         action=action,
-        evidence=(Evidence("loss", last.step, after, before, "before"),),
+        evidence=Evidence("loss", last.step, after, before, "before"),
     )
