@@ -39,10 +39,9 @@ from ampwatch.diagnosis.overflow_culprits import OverflowOrigin, overflow_origin
 from ampwatch.diagnosis.precision_history import CastHistory, PrecisionHistory, RoundingHistory
 from ampwatch.diagnosis.rank_history import RankHistory
 from ampwatch.diagnosis.rate_setup import RateLeaps, RateSetup
-from ampwatch.diagnosis.record import Record, RecordFacts
+from ampwatch.diagnosis.record import Record, RecordFacts, scaler_of
 from ampwatch.diagnosis.restart_history import RestartHistory
 from ampwatch.diagnosis.scale_history import ScaleHistory
-from ampwatch.diagnosis.scaler import scaler_of
 from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 

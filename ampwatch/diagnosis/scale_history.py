@@ -25,6 +25,7 @@ from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode, SkipSpan
 from ampwatch.diagnosis.established_levels import EstablishedLevels
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.overflow_culprits import OverflowCulprits, OverflowOrigin
+from ampwatch.diagnosis.record import Scaler
 from ampwatch.diagnosis.scale_segments import (
     NAN,
     ScaleBeforeBlock,
@@ -34,7 +35,6 @@ from ampwatch.diagnosis.scale_segments import (
     filled_forward,
     scale_segments_of,
 )
-from ampwatch.diagnosis.scaler import Scaler
 from ampwatch.diagnosis.times import Times
 
 # Of falls from one level the first says all; of some 280 powers of two, few are ever levels.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -90,27 +90,15 @@ def _are_rare(case: Case) -> bool:
 def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome) -> list[Finding]:
     """The findings as grave as the outcome is: one that nothing tells of is told, in its words."""
     if outcome.is_explained:
-        findings = [
-            replace(finding, severity=Severity.INFO) if finding.code in _OF_THE_LOSS else finding
-            for finding in findings
-        ]
+        findings = _at_most(Severity.INFO, _OF_THE_LOSS, findings)
     if outcome.is_good:
         mild = _SYMPTOMS | (_NUMBERS if _are_rare(case) else frozenset())
-        return [
-            replace(finding, severity=Severity.WARNING)
-            if finding.code in mild and finding.severity is Severity.ERROR
-            else finding
-            for finding in findings
-            if finding.code not in RATE  # nothing is too high for a loss at its best
-        ]
+        # Nothing is too high for a loss at its best.
+        findings = [finding for finding in findings if finding.code not in RATE]
+        return _at_most(Severity.WARNING, mild, findings)
     by_rate = any(f.code in RATE and f.severity is Severity.ERROR for f in findings)
     if outcome.severity is not Severity.ERROR and not by_rate:  # it may come back, or be the task
-        findings = [
-            replace(finding, severity=Severity.WARNING)
-            if finding.code == _RISE and finding.severity is Severity.ERROR
-            else finding
-            for finding in findings
-        ]
+        findings = _at_most(Severity.WARNING, {_RISE}, findings)
     if outcome.came_at_once:
         findings = [finding for finding in findings if finding.code not in RATE]
     graver = outcome.severity.weight > max((f.severity.weight for f in findings), default=0)
@@ -122,6 +110,14 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
     if tells:
         return [replace(f, severity=outcome.severity) if f in tells else f for f in findings]
     return [*(f for f in findings if f.code != codes[0]), _told(case, outcome, codes[0])]
+
+
+def _at_most(most: Severity, codes: Set[str], findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, those with one of these codes no graver than this."""
+    return [
+        replace(f, severity=most) if f.code in codes and f.severity.weight > most.weight else f
+        for f in findings
+    ]
 
 
 def _told(case: Case, outcome: Outcome, code: str) -> Finding:

@@ -13,9 +13,8 @@ from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import RateRows, constants
 from ampwatch.diagnosis.learning_rate.judgement import Cause
-from ampwatch.diagnosis.learning_rate.loss_shift import loss_wanders
 from ampwatch.diagnosis.learning_rate.noise import trailing_medians
-from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
+from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign, loss_wanders
 from ampwatch.diagnosis.learning_rate.trouble import rows_around
 from ampwatch.diagnosis.loss_rise import (
     GREW,
