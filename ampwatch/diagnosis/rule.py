@@ -95,6 +95,7 @@ def _page_of(code: str, module: str) -> Page:
     return Page(*(" ".join(_Thresholds().vformat(part, (), names).split()) for part in parts))
 
 
+@functools.cache
 def titles_of(code: str) -> dict[str, str]:
     """What is wrong in the words that people search for, without a number; none if unknown.
 
