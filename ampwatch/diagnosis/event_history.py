@@ -137,9 +137,7 @@ class GuardHistory:
 
     left_out: Times = field(default_factory=Times)
     would: Times = field(default_factory=Times)  # a dry run's actions
-    capped: Times = field(
-        default_factory=Times
-    )  # outlying steps beyond its cap, as far as recorded
+    capped: Times = field(default_factory=Times)  # outlying steps beyond its cap, as recorded
     lowered: Times = field(default_factory=Times)
     stopped: Times = field(default_factory=Times)
     standing: int = 0  # steps left out since those that are not finite became the rule

@@ -162,9 +162,7 @@ class CastHistory:
     staleness: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = field(default_factory=dict)
     scales: dict[str, tuple[CastScales, ...]] = field(default_factory=dict)  # by layer
     resumed_at: int | None = None  # where the last attempt went on from a checkpoint
-    after_resume: dict[str, CastScales] = field(
-        default_factory=dict
-    )  # the first sample of each layer
+    after_resume: dict[str, CastScales] = field(default_factory=dict)  # each layer's first sample
 
     def fold(self, block: Block) -> CastHistory:
         """The history of casts with one more block."""

@@ -167,9 +167,8 @@ def attribute(trouble: Trouble) -> Attribution:
     elif not recorded or onset.sign is OnsetSign.DOUBLED:  # too little of it for another cause
         cause = Cause.UNDECIDED
     elif cause is Cause.OBJECTIVE and ("updates" not in recorded or chances[0] > CLEAR_LINE):
-        cause = (
-            Cause.UNDECIDED
-        )  # to keep the rate of a loss that has diverged, both must have been recorded
+        # To keep the rate of a loss that has diverged, both must have been recorded.
+        cause = Cause.UNDECIDED
     return Attribution(cause, chances[0], table, recorded)
 
 
@@ -231,9 +230,8 @@ def recorded_mechanism(before: RateRows, after: RateRows) -> tuple[str, ...]:
     )
 
 
-DECAY_SHARE = (
-    0.1  # share of an update; above it, weight decay makes updates alike whatever the gradients are
-)
+# Share of an update; above it, weight decay makes updates alike whatever the gradients are.
+DECAY_SHARE = 0.1
 
 
 def alignment_at_the_end(state: RateState) -> float | None:

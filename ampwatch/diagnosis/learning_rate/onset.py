@@ -157,18 +157,14 @@ SKIPS_IN_A_ROW = 3
 COLLAPSED_SHARE = 1 / 3  # of the last 30 steps: what is left of a run that fell
 CLIMB = 1.5  # times the first loss
 DOUBLED = 2.0  # times the first loss, in a record too short to tell a climb from noise
-RELAPSE_SHARE, RELAPSE_PROGRESS = (
-    0.5,
-    0.1,
-)  # share of the progress that is lost; the progress is at least a tenth of the first loss
+# Share of the progress that is lost; the progress is at least a tenth of the first loss.
+RELAPSE_SHARE, RELAPSE_PROGRESS = 0.5, 0.1
 MEDIAN_NOISE = 0.4  # a median of ten is as noisy as 1.25 / sqrt(10) of one
 # This share of the first loss is left after a hundred steps. This is no trouble by itself: stable
 # runs with updates over the limit and weights four times as large had come down to 0.51 or less.
 LITTLE_LEARNT, LITTLE_STEPS = 0.6, 100
-STALLED, STALLED_PROGRESS = (
-    0.7,
-    0.1,
-)  # share of the first loss; less than this was gained since the first quarter
+# Share of the first loss; less than this was gained since the first quarter.
+STALLED, STALLED_PROGRESS = 0.7, 0.1
 BEYOND_WEIGHTS = 1.0
 
 
@@ -360,9 +356,7 @@ def _soft_signs(
     if not (found or collapsed or state.setup.resumed):
         steps, ends = len(loss), median(loss[-constants.MEDIAN_STEPS :])
         left = (LITTLE_LEARNT if steps >= LITTLE_STEPS else constants.NO_LEARNING) * first
-        octaves = math.log2(
-            max(ends / first, 1.0)
-        )  # the higher the jump, the fewer steps are needed
+        octaves = math.log2(max(ends / first, 1.0))  # the higher the jump, the fewer steps it takes
         enough = steps * octaves >= constants.SUSTAINED_STEPS and steps >= constants.MEDIAN_STEPS
         if enough and steps < LITTLE_STEPS and ends >= DOUBLED * first:
             found.append((int(np.argmax(smooth > CLIMB * first)), OnsetSign.DOUBLED))
