@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
+from ampwatch.diagnosis.overflow_culprits import JointOverflows
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
@@ -106,13 +107,7 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             f"look valid, give them to another rank and run again. If rank {rank} overflows "
             "again, its GPU is at fault. If the other rank overflows instead, the batches are "
             "at fault.",
-            evidence=Evidence(
-                "overflows",
-                times.last_step,
-                float(times.count),
-                float(joint.judged),
-                "that all ranks tell of",
-            ),
+            evidence=_overflows(joint, times),
         )
 
 
@@ -212,14 +207,13 @@ def reduction_overflow(case: Case) -> Iterator[Seen]:
         f"{count_text(times.count, 'time')}{standing.ending}.",
         cause="Before the reduction every gradient was finite on every rank: the sum, or the "
         "format in which it is made, overflows.",
-        evidence=Evidence(
-            "overflows",
-            times.last_step,
-            float(times.count),
-            float(joint.judged),
-            "that all ranks tell of",
-        ),
+        evidence=_overflows(joint, times),
     )
+
+
+def _overflows(joint: JointOverflows, times: Times) -> Evidence:
+    count, judged = float(times.count), float(joint.judged)
+    return Evidence("overflows", times.last_step, count, judged, "that all ranks tell of")
 
 
 def _standing(case: Case, times: Times) -> FindingStatus:
