@@ -249,9 +249,10 @@ class LayersWithoutOptimizer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The innermost layers that no optimizer ever had, if it had others."""
-        found = {name for name, count in self.samples.items() if count >= _LEAST_SAMPLES}
-        return tuple(innermost_layers(found - self.trained)) if self.trained else ()
+        """The innermost layers that no optimizer ever had, if it had others, as first recorded."""
+        often = [name for name, count in self.samples.items() if count >= _LEAST_SAMPLES]
+        found = [name for name in often if name not in self.trained]
+        return tuple(innermost_layers(found)) if self.trained else ()
 
 
 WINDOWS = 16
