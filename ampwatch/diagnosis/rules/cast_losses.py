@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import NamedTuple
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
@@ -39,67 +37,86 @@ def most_flushed(form: str) -> float:
 _ROLE_NAMES = {"input": "input", "weight": "weight", "grad": "output gradient"}
 
 
-class _Loss(NamedTuple):
-    """What casts do to values, how much of it is healthy, and the words for it."""
-
-    signal: str
-    values_of: Callable[[CastSamples], tuple[float, ...]]
-    limit_of: Callable[[str], float]
-    does: str
-    where: str
-
-
-_CUT = _Loss(
-    "saturated_share", lambda one: one.cut, most_cut, "cuts off {:.2g} % of the {} of {}.",
-    "beyond the largest number",
-)  # fmt: skip
-_FLUSHED = _Loss(
-    "flushed_share", lambda one: one.flushed, most_flushed, "flushes {:.0f} % of the {} of {} to "
-    "zero.", "below half of the smallest number",
-)  # fmt: skip
-
-
 @rule("AMP701", "fp8-saturation", Severity.WARNING)
 def fp8_saturation(case: Case) -> Iterator[Seen]:
     """Operands whose cast below 16 bits cuts off their largest values."""
-    yield from (seen for seen, _ in _lost(case, _CUT))
+    worst = _worst(case, lambda one: one.cut, most_cut)
+    if worst is None:
+        return
+    share = f"{100 * worst.share:.2g} %"
+    yield Seen(
+        first_step=worst.first_step,
+        last_step=worst.last_step,
+        layer=worst.layer,
+        summary=f"{worst.form} cuts off {share} of the {worst.what} of {worst.layer}.",
+        cause=f"In {worst.over} of its last {count_text(worst.samples, 'sample')} these values "
+        f"were beyond the largest number at the scale in use.{worst.others_text}",
+        evidence=Evidence("saturated_share", worst.last_step, worst.last, worst.limit, "threshold"),
+    )
 
 
 @rule("AMP702", "fp8-underflow", Severity.WARNING)
 def fp8_underflow(case: Case) -> Iterator[Seen]:
     """Operands whose cast below 16 bits flushes a large share to zero."""
-    for seen, layers in _lost(case, _FLUSHED):
-        mend = leave_out(case.precision.layers, layers)
-        action = f"Use one scale per row or block for it, or keep it in bf16. {mend}"
-        yield replace(seen, action=action)
+    worst = _worst(case, lambda one: one.flushed, most_flushed)
+    if worst is None:
+        return
+    yield Seen(
+        first_step=worst.first_step,
+        last_step=worst.last_step,
+        layer=worst.layer,
+        summary=f"{worst.form} flushes {100 * worst.share:.0f} % of the {worst.what} of "
+        f"{worst.layer} to zero.",
+        cause=f"In {worst.over} of its last {count_text(worst.samples, 'sample')} these values "
+        f"were below half of the smallest number at the scale in use.{worst.others_text}",
+        action="Use one scale per row or block for it, or keep it in bf16. "
+        + leave_out(case.precision.layers, worst.layers),
+        evidence=Evidence("flushed_share", worst.last_step, worst.last, worst.limit, "threshold"),
+    )
 
 
-def _lost(case: Case, loss: _Loss) -> Iterator[tuple[Seen, list[str]]]:
-    """The operand that loses most in its casts, and all layers that lose too much."""
-    losing: dict[tuple[str, str], float] = {}
+class _WorstCast:
+    """The operand that loses most in its casts, and the other layers that lose too much."""
+
+    def __init__(self, case: Case, key: tuple[str, str], values: Sequence[float], limit: float):
+        samples = case.casts.operands[key]
+        self.layer, role = key
+        self.what = _ROLE_NAMES[role]
+        self.form = _cast_format(case, *key)
+        self.limit = limit
+        over = [step for step, share in zip(samples.steps, values, strict=True) if share > limit]
+        self.over, self.samples = len(over), len(samples.steps)
+        self.first_step, self.last_step = over[0], samples.steps[-1]
+        self.share, self.last = statistics.median(values), values[-1]
+        self.layers: list[str] = [self.layer]
+
+    @property
+    def others_text(self) -> str:
+        """A sentence on other layers whose casts lose too much."""
+        others = self.layers[1:]
+        return f" The same holds for {list_text(others)}." if others else ""
+
+
+def _worst(
+    case: Case,
+    values_of: Callable[[CastSamples], tuple[float, ...]],
+    limit_of: Callable[[str], float],
+) -> _WorstCast | None:
+    losing = {}
     for key, samples in case.casts.operands.items():
-        values, limit = loss.values_of(samples), loss.limit_of(_cast_format(case, *key))
+        limit = limit_of(_cast_format(case, *key))
+        values = values_of(samples)
         if is_lasting([share > limit for share in values]):
             losing[key] = statistics.median(values) / limit
     if not losing:
-        return
+        return None
     ranked = sorted(losing, key=lambda key: -losing[key])
-    layers, (layer, role) = list(dict.fromkeys(name for name, _ in ranked)), ranked[0]
-    samples, form = case.casts.operands[layer, role], _cast_format(case, layer, role)
-    values, limit, steps = loss.values_of(samples), loss.limit_of(form), samples.steps
-    over = [step for step, share in zip(steps, values, strict=True) if share > limit]
-    others = f" The same holds for {list_text(layers[1:])}." if layers[1:] else ""
-    does = loss.does.format(100 * statistics.median(values), _ROLE_NAMES[role], layer)
-    seen = Seen(
-        first_step=over[0],
-        last_step=steps[-1],
-        layer=layer,
-        summary=f"{form} {does}",
-        cause=f"In {len(over)} of its last {count_text(len(steps), 'sample')} these values were "
-        f"{loss.where} at the scale in use.{others}",
-        evidence=Evidence(loss.signal, steps[-1], values[-1], limit, "threshold"),
+    first = ranked[0]
+    worst = _WorstCast(
+        case, first, values_of(case.casts.operands[first]), limit_of(_cast_format(case, *first))
     )
-    yield seen, layers
+    worst.layers = list(dict.fromkeys(layer for layer, _ in ranked))
+    return worst
 
 
 def is_lasting(over: Sequence[bool]) -> bool:
