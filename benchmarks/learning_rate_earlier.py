@@ -25,13 +25,13 @@ from learning_rate_trainings import CONFIGURATIONS
 from learning_rate_truth import Outcome, Truth
 
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE
 from ampwatch.diagnosis.learning_rate.earlier_rates import (
     EarlierRates,
     TriedRate,
     bounded,
     rates_below,
 )
+from ampwatch.diagnosis.learning_rate.judgement import LOWER_LINE
 
 DATA = Path(__file__).parent / "data" / "learning_rate"
 RESULT = Path(__file__).parent / "results" / "learning_rate_earlier.md"

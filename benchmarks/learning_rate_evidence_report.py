@@ -14,7 +14,7 @@ from learning_rate_evidence import HIDDEN, Sample
 from learning_rate_runs import LabelledRun, labelled_runs
 
 from ampwatch.diagnosis.learning_rate import constants, judge_rate
-from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, WRONG_KEEP, WRONG_LOWER
+from ampwatch.diagnosis.learning_rate.judgement import LOWER_LINE, WRONG_KEEP, WRONG_LOWER
 
 RESULT = Path(__file__).parent / "results" / "learning_rate_evidence.md"
 INTERVALS = Path(__file__).parent / "data" / "learning_rate_intervals.jsonl"

@@ -26,11 +26,16 @@ from ampwatch.diagnosis import (
     Evidence,
     Finding,
     conclude,
-    evidence_text,
 )
 from ampwatch.diagnosis.earlier_runs import with_lesson
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
-from ampwatch.diagnosis.value_text import list_text
+from ampwatch.diagnosis.value_text import (
+    against_text,
+    label_of,
+    list_text,
+    value_text,
+    when_text,
+)
 from ampwatch.follow import as_it_stands, lesson_for
 from ampwatch.recovery.proof import kept_proof
 from ampwatch.recovery.proved_advice import with_proof
@@ -179,10 +184,10 @@ def _evidence_table(evidence: tuple[Evidence, ...]) -> str:
     if not evidence:
         return ""
     rows = "".join(
-        f"<tr><td>{said(evidence_text.label_of(piece.signal))}</td>"
-        f"<td>{said(evidence_text.when_text(piece))}</td>"
-        f"<td>{said(evidence_text.value_text(piece.signal, piece.value))}</td>"
-        f"<td>{said(evidence_text.against_text(piece))}</td></tr>"
+        f"<tr><td>{said(label_of(piece.signal))}</td>"
+        f"<td>{said(when_text(piece))}</td>"
+        f"<td>{said(value_text(piece.signal, piece.value))}</td>"
+        f"<td>{said(against_text(piece))}</td></tr>"
         for piece in evidence
     )
     head = "<tr><th>evidence</th><th>when</th><th>value</th><th>compared with</th></tr>"

@@ -57,6 +57,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_ships_the_dashboard_and_the_demo_inside_the_package(wheel):
     assert {
         "ampwatch/py.typed",
+        "ampwatch/diagnosis/pages/AMP101.md",
         "ampwatch/report/report.css",
         "ampwatch/report/painter/painter.css",
         "ampwatch/report/painter/chart.js",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ampwatch.diagnosis import Diagnosis, Finding, Severity
-from ampwatch.diagnosis.finding_titles import title_of
+from ampwatch.diagnosis.rule import title_of
 from ampwatch.diagnosis.value_text import count_text, list_text
 from ampwatch.printable_text import cut, printable
 

@@ -48,7 +48,7 @@ def _in_run(rule: Rule, text: str) -> str:
     """What the explained rule found in this run, with its evidence."""
     from ampwatch.cli.run_argument import opened_run_or_log
     from ampwatch.diagnosis import Engine, conclude, rate_evidence_lines
-    from ampwatch.diagnosis.rule import RATE
+    from ampwatch.diagnosis.causes import RATE
 
     with opened_run_or_log(text) as run:
         case, name = Engine().feed(run).case(), run.info.name

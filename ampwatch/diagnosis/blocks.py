@@ -192,7 +192,8 @@ def block_of(
 ) -> Block:
     """Make a block from its rows of each table; `firsts` says where each step begins."""
     rows = unchunked(table)
-    step, sampled, made = _at(steps_of(rows), firsts), _layer_rows(layers), _events(events)
+    step, made = _at(steps_of(rows), firsts), _events(events)
+    sampled = _layer_rows(layers) if layers.num_rows else _NO_LAYERS
     columns = {name: _at(numbers(rows, name), firsts) for name in _STEP_NUMBERS}
     lasts = np.append(firsts[1:], rows.num_rows)[: len(firsts)] - 1
     columns["scale_after"] = _at(numbers(rows, "scale_after"), lasts)
@@ -320,8 +321,6 @@ def _rank_rows(table: pa.Table) -> BlockRankRows:
 
 
 def _layer_rows(table: pa.Table) -> BlockLayerRows:
-    if not table.num_rows:
-        return _NO_LAYERS
     rows = unchunked(table)
     names, layer = texts(rows, "layer")
     return BlockLayerRows(
@@ -337,17 +336,7 @@ def _layer_rows(table: pa.Table) -> BlockLayerRows:
     )
 
 
-_NO_LAYERS = BlockLayerRows(
-    step=np.zeros(0, np.int64),
-    rank=np.zeros(0, np.int64),
-    names=(),
-    layer=np.zeros(0, np.int64),
-    flags=dict.fromkeys(_LAYER_FLAGS, np.zeros(0, np.int8)),
-    numbers=dict.fromkeys(_LAYER_NUMBERS, np.zeros(0)),
-    dtypes=dict.fromkeys(_LAYER_DTYPES, ((), np.zeros(0, np.int64))),
-    kinds=((), np.zeros(0, np.int64)),
-    weight_shapes=pa.nulls(0),
-)
+_NO_LAYERS = _layer_rows(pa.table({name: pa.nulls(0) for name in LAYER_COLUMNS}))
 
 
 def _metrics(table: pa.Table) -> BlockMetrics:

@@ -12,13 +12,11 @@ from functools import cached_property
 import numpy as np
 
 from ampwatch.diagnosis import learning_rate, thresholds
-from ampwatch.diagnosis.attention_scores import AttentionScoreHistory
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.cast_history import CastHistory
 from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.episodes import ScaleFall, SkipSpan
 from ampwatch.diagnosis.event import Event
-from ampwatch.diagnosis.event_history import EventHistory
+from ampwatch.diagnosis.event_history import EventHistory, GuardHistory
 from ampwatch.diagnosis.findings import FindingStatus, Outcome
 from ampwatch.diagnosis.finiteness_history import (
     FinitenessHistory,
@@ -26,27 +24,25 @@ from ampwatch.diagnosis.finiteness_history import (
     forward_finite,
     inputs_from_models,
 )
-from ampwatch.diagnosis.guard_history import GuardHistory
-from ampwatch.diagnosis.layer_history import LayerHistory
-from ampwatch.diagnosis.layers_without_optimizer import LayersWithoutOptimizer
+from ampwatch.diagnosis.gradient_history import NonfiniteGradientHistory, ZeroGradientHistory
+from ampwatch.diagnosis.layer_history import (
+    AttentionScoreHistory,
+    LayerHistory,
+    LayersWithoutOptimizer,
+)
 from ampwatch.diagnosis.learning_rate.advice import Advice
 from ampwatch.diagnosis.loop_history import LoopHistory
 from ampwatch.diagnosis.loss_spikes import LossSpikes
 from ampwatch.diagnosis.metric_history import MetricHistory
-from ampwatch.diagnosis.nonfinite_gradient_history import NonfiniteGradientHistory
 from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
 from ampwatch.diagnosis.overflow_culprits import OverflowOrigin, overflow_origins
-from ampwatch.diagnosis.precision_history import PrecisionHistory
+from ampwatch.diagnosis.precision_history import CastHistory, PrecisionHistory, RoundingHistory
 from ampwatch.diagnosis.rank_history import RankHistory
-from ampwatch.diagnosis.rate_leaps import RateLeaps
-from ampwatch.diagnosis.rate_setup import RateSetup
-from ampwatch.diagnosis.record import Record, RecordFacts
+from ampwatch.diagnosis.rate_setup import RateLeaps, RateSetup
+from ampwatch.diagnosis.record import Record, RecordFacts, scaler_of
 from ampwatch.diagnosis.restart_history import RestartHistory
-from ampwatch.diagnosis.rounding_history import RoundingHistory
 from ampwatch.diagnosis.scale_history import ScaleHistory
-from ampwatch.diagnosis.scaler import scaler_of
 from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.zero_gradient_history import ZeroGradientHistory
 from ampwatch.rows import EventKind
 
 # What a run of our own probe has as its source.

@@ -1,5 +1,10 @@
 """What earlier runs with the same structure have shown: which rates were stable, which failed.
 
+The *signature* of a run is a short text made of its structure, by which similar runs are found. It
+includes the layers (kinds and shapes of weights), the optimizer with the settings that affect which
+rate is stable, the precision and the batch. Names, rates, seeds and the number of processes do not
+count: four processes with batches of 8 are like one with 32.
+
 Only a failure caused by the rate counts against a rate. A stable run proves its rate for the number
 of steps it ran. It proves nothing if another run failed at that rate or a lower one, but later.
 """
@@ -7,14 +12,205 @@ of steps it ran. It proves nothing if another run failed at that rate or a lower
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.findings import Diagnosis, Severity, Verdict
 from ampwatch.diagnosis.learning_rate.advice import Action
 from ampwatch.diagnosis.learning_rate.earlier_rates import TriedRate, bounded
-from ampwatch.diagnosis.signature import Signature
 from ampwatch.diagnosis.value_text import count_text
+from ampwatch.rows import EventKind, Table
+from ampwatch.store import Run
+
+# Raise it when the same run gets another text: texts of two versions are never alike.
+VERSION = 1
+
+# An optimizer's settings that affect which rate is stable. Weight decay has little effect, and how
+# the step is computed (fused, foreach) none.
+_SETTINGS = (
+    "betas", "momentum", "dampening", "nesterov", "alpha", "rho", "centered", "amsgrad", "eps",
+)  # fmt: skip
+_INFO = (
+    "name", "order", "kind", "trainable", "weight_shape", "rows", "param_dtype", "input_format",
+    "weight_format", "grad_format",
+)  # fmt: skip
+_FORMATS = ("input_format", "weight_format", "grad_format")
+_SHARDED = "FSDP"  # fully_shard puts this before the class of what it shards
+_FIRST_STEPS = 64  # rows in which the batch and autocast are looked for
+_FIRST_EVENTS = 4096
+_MOST_VALUES, _MOST_LETTERS = 4, 40  # of a setting, which in a damaged log may be anything
+
+# In octaves. Batches are taken for the same up to a factor of 1.4, which moves the highest stable
+# rate by less than a step of the usual sweep; runs up to a factor of 4 apart are near.
+SAME_BATCH, NEAR = 0.5, 2.0
+
+_Layer = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """`key` is one structure, `family` the same at any width and depth; sizes are in octaves."""
+
+    key: str
+    family: str
+    width: float  # the median of the longer side of the weight matrices
+    depth: float  # how many layers have weights
+    batch: float | None  # rows of the first matrix product of one step, over all processes
+
+    @property
+    def text(self) -> str:
+        """The signature as text, as it is stored."""
+        sizes = (self.width, self.depth, self.batch)
+        told = ",".join("" if size is None else f"{size:.2f}" for size in sizes)
+        return f"{VERSION}:{self.key}:{self.family}:{told}"
+
+    @classmethod
+    def of_text(cls, text: str | None) -> Signature | None:
+        """Read a signature from its text; None if it is none, or of another version."""
+        try:
+            version, key, family, told = (text or "").split(":")
+            width, depth, batch = told.split(",")
+            if version != str(VERSION):
+                return None
+            return cls(key, family, float(width), float(depth), float(batch) if batch else None)
+        except ValueError:
+            return None
+
+    def is_alike(self, other: Signature) -> bool:
+        """Whether two runs have the same signature, with batches of about the same size."""
+        return self.key == other.key and _close(self.batch, other.batch, SAME_BATCH)
+
+    def is_near(self, other: Signature) -> bool:
+        """Whether the other run has the same structure at another width, depth or batch."""
+        sizes = ((self.width, other.width), (self.depth, other.depth), (self.batch, other.batch))
+        within = all(_close(one, another, NEAR) for one, another in sizes)
+        return within and self.family == other.family and not self.is_alike(other)
+
+
+def signature_of(run: Run) -> Signature | None:
+    """The signature of a run, from its lowest rank; None if its layers or optimizer are unknown."""
+    rank = min(run.ranks, default=0)
+    layers = _layers(run.logged(Table.LAYER_INFO, _INFO, rank).to_pylist())
+    weighted = [layer for layer in layers if layer["weight_shape"]]
+    optimizers = list(_optimizers(run, rank))
+    if not weighted or not optimizers:
+        return None
+    autocast, micro_batches = _first_steps(run, rank)
+    precision = [
+        autocast,
+        _most_frequent(layer["param_dtype"] for layer in weighted),
+        _formats(weighted),
+    ]
+    parts = Counter(_part(layer) for layer in [*weighted, *_bare_leaves(layers)])
+    kinds = sorted({(kind, len(shape), trainable) for kind, shape, trainable in parts})
+    return Signature(
+        key=_digest([sorted(parts.items()), optimizers, precision]),
+        family=_digest([kinds, optimizers, precision]),
+        width=math.log2(_width(weighted)),
+        depth=math.log2(len(weighted)),
+        batch=_batch(weighted, micro_batches, run.info.world_size),
+    )
+
+
+def _close(one: float | None, other: float | None, octaves: float) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= octaves
+
+
+def _layers(rows: Iterable[_Layer]) -> list[_Layer]:
+    """Each layer as first recorded, for the signature: later changes do not belong to it."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        known = found.setdefault(_name(row), dict.fromkeys(_INFO))
+        known.update({name: value for name, value in row.items() if known[name] is None})
+    return list(found.values())
+
+
+def _bare_leaves(layers: Sequence[_Layer]) -> Iterator[_Layer]:
+    """The layers without weights that the signature counts: activations, attention, pooling."""
+    above = {_name(layer).rpartition(".")[0] for layer in layers} | {"(root)"}
+    yield from (x for x in layers if not x["weight_shape"] and _name(x) not in above)
+
+
+def _name(layer: _Layer) -> str:
+    return layer["name"] or ""
+
+
+def _part(layer: _Layer) -> tuple[str, tuple[int, ...], bool]:
+    kind = str(layer["kind"] or "").removeprefix(_SHARDED)
+    return kind, tuple(layer["weight_shape"] or ()), layer["trainable"] is not False
+
+
+def _optimizers(run: Run, rank: int) -> Iterator[list[Any]]:
+    """The class and settings of each optimizer, for the signature."""
+    rows = run.logged(Table.EVENTS, ("kind", "detail"), rank, most=_FIRST_EVENTS).to_pylist()
+    seen: set[Any] = set()
+    for row in rows:
+        detail = detail_of(row["detail"]) if row["kind"] == EventKind.OPTIMIZER.value else {}
+        number = str(detail.get("optimizer", 0))
+        if not detail.get("class") or number in seen:
+            continue
+        seen.add(number)
+        groups = detail.get("groups")
+        first = groups[0] if isinstance(groups, list) and groups else {}
+        first = first if isinstance(first, Mapping) else {}
+        yield [str(detail["class"]), *([name, _said(first.get(name))] for name in _SETTINGS)]
+
+
+def _said(value: Any) -> Any:
+    """A setting as the signature compares it: numbers with three digits, other values as text."""
+    if isinstance(value, list):
+        return [_said(str(one)) for one in value[:_MOST_VALUES]]
+    try:
+        return "" if value is None else f"{float(value):.3g}"
+    except (TypeError, ValueError, OverflowError):
+        return str(value)[:_MOST_LETTERS]
+
+
+def _first_steps(run: Run, rank: int) -> tuple[str, float]:
+    """For the signature, autocast's data type and the micro-batches, from the first steps."""
+    names = ("autocast_dtype", "micro_batches")
+    rows = run.logged(Table.STEPS, names, rank, most=_FIRST_STEPS).to_pylist()
+    autocast = next((row["autocast_dtype"] for row in rows if row["autocast_dtype"]), "")
+    told = [row["micro_batches"] for row in rows if (row["micro_batches"] or 0) > 0]
+    return autocast, float(_most_frequent(told) or 1)
+
+
+def _most_frequent(values: Iterable[Any]) -> Any:
+    """The most frequent value among layers or first steps, for the signature; None if unknown."""
+    counts = Counter(value for value in values if value is not None)
+    return max(counts, key=lambda value: (counts[value], str(value)), default=None)
+
+
+def _formats(layers: Iterable[_Layer]) -> list[str]:
+    return sorted({str(layer[name]) for layer in layers for name in _FORMATS if layer[name]})
+
+
+def _width(layers: Sequence[_Layer]) -> float:
+    shapes = [layer["weight_shape"] for layer in layers]
+    matrices = [shape for shape in shapes if len(shape) > 1] or shapes
+    sides = sorted(max(shape[:2]) for shape in matrices)
+    return float(max(1, sides[len(sides) // 2]))
+
+
+def _batch(layers: Sequence[_Layer], micro_batches: float, processes: int) -> float | None:
+    known = [layer for layer in layers if (layer["rows"] or 0) > 0]
+    if not known:
+        return None
+    first = min(known, key=lambda layer: math.inf if layer["order"] is None else layer["order"])
+    return math.log2(first["rows"] * micro_batches * max(1, processes))
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
 
 _CALM = frozenset((Verdict.HEALTHY.value, Verdict.CUT_OFF.value))
 _LEFT = frozenset((Action.KEEP.value, Action.RAISE.value))

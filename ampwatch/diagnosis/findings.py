@@ -11,10 +11,9 @@ import enum
 import math
 from typing import Any
 
-from ampwatch.diagnosis.evidence_text import Evidence as Evidence  # noqa: PLC0414 - a part of findings
-from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.learning_rate.advice import Advice
-from ampwatch.diagnosis.value_text import count_text
+from ampwatch.diagnosis.value_text import Evidence as Evidence  # noqa: PLC0414 - a part of findings
+from ampwatch.diagnosis.value_text import count_text, evidence_text
 
 SCHEMA = 1
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation, trailing_medians
-from ampwatch.diagnosis.loss_band import independent_values
+from ampwatch.diagnosis.loss_rise import independent_values
 from ampwatch.diagnosis.medians import median
 
 LEAST = 3  # fewer losses are no course

@@ -17,7 +17,6 @@ import numpy as np
 
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.column_arrays import Floats
-from ampwatch.diagnosis.loss_band import WINDOW, loss_bands
 from ampwatch.diagnosis.loss_rise import (
     COLUMNS,
     NO_ROWS,
@@ -25,8 +24,10 @@ from ampwatch.diagnosis.loss_rise import (
     OUT_OF_BAND,
     SHORT,
     TELLING,
+    WINDOW,
     LossRise,
     RiseKind,
+    loss_bands,
 )
 
 # What happens more often than to one entry in a hundred is what the data are made of.

@@ -1,7 +1,10 @@
 """The outcome: did it train? Judged for every record from what anyone can see in its rows.
 
 No rule has a say here and no cause is named. The verdict follows from the outcome and from what
-the rules found: silence of the rules is no evidence of health.
+the rules found: silence of the rules is no evidence of health. Each signal has tests that need a
+certain length: if a record is too short for all of them, nothing was tested that could have shown
+trouble. A line of another program's log represents a stretch of the run, so a few lines can be
+enough; the first sentence says how few.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import numpy as np
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Outcome, Severity, State
+from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation
 from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.loss_progress import (
@@ -32,7 +37,7 @@ from ampwatch.diagnosis.metric_outcome import (
     is_in_balance,
     metric_outcome,
 )
-from ampwatch.diagnosis.value_text import two_digits
+from ampwatch.diagnosis.value_text import count_text, two_digits
 
 # The last rows, and how many of them show how the numbers ended.
 _LAST, _MOST, _LINES = 20, 0.5, 2
@@ -48,6 +53,31 @@ _RUNAWAY = 1000.0  # times the first loss, and finite: it grows from step to ste
 _MOMENTS = 0.1  # of the record
 _WORTH, _CALM = 0.15, 0.15  # of the first loss: a gain; of the gain: the noise where all is lost
 _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
+
+# What to do about an outcome where no rule has found why; of the others it is the page's.
+REMEDIES = {
+    State.WORSE: "Lower the learning rate. If that does not help, look at the batches around the "
+    "step at which the loss rose. Record the gradient norm: it tells the two apart.",
+    State.NOT_BACK: "Wait: the loss may come back. If it does not, lower the learning rate, or "
+    "look at the batches around the step at which it rose.",
+    State.ANOTHER_LEVEL: "Check whether the data or the task changed at that step.",
+    State.WITHOUT_END: "Bound what is made large: normalise it, or put a log-sigmoid, a margin or "
+    "a penalty on it. A lower learning rate only puts it off.",
+    State.WIDER: "Lower the learning rate, of the critic or adversary first, or damp it: weight "
+    "decay, a gradient penalty, clipping.",
+    State.NOT_FINITE: "Attach ampwatch to the training: it names the first layer whose numbers are "
+    "inf or NaN. Until then, try bf16 or a lower learning rate.",
+    State.NO_STEPS: "Stop: nothing is learnt. Attach ampwatch to the training: it names the layer "
+    "whose gradients overflow.",
+    State.HARDLY_FALLS: "Check the labels, and that inputs and labels belong together. Then try a "
+    "learning rate ten times higher, and ten times lower. If this continues a trained model, it "
+    "may be all there is to learn.",
+    State.RATE_LEAPT: "Set the learning rate back to what it was before that step. If it came with "
+    "a resume, load the scheduler's state, and the optimizer's, from the checkpoint as well.",
+    State.GOAL_FALLS: "Keep the checkpoint of the best value. If it does not come back, go on from "
+    "there with a lower learning rate.",
+    State.NOTHING_LEARNS: "Check that the loss depends on the parameters that the optimizer has.",
+}
 
 
 def outcome_of(case: Case) -> Outcome:
@@ -308,3 +338,67 @@ def _is_explained(case: Case, series: LossSeries, course: LossCourse) -> bool:
     is_summed = most > _RAISED * first
     now = max(course.last, median_of_known(case.rate.tail.of("loss")[-_LAST:]))
     return (is_raised or is_summed) and now <= course.first
+
+
+# With fewer kinds of signals than this the first sentence names them: a reader of "healthy" should
+# know that only the loss was recorded.
+_SIGNALS_ENOUGH = 3
+FEWEST_LINES = 5  # of a log: fewer losses show neither health nor trouble
+
+
+def _signals(case: Case) -> tuple[str, ...]:
+    """The signals that the record holds, in words, on which a verdict is based."""
+    told, updates = case.numbers.told, case.rate.head.of("update_norm")
+    seen = {
+        "the loss": "loss" in told,
+        "the loss scale": case.scale.has_scaler,
+        "the gradient norm": "grad_norm" in told,
+        "the updates": bool(np.isfinite(updates).any()),
+        "the layers": case.numbers.sees_forward,
+        "the layers' casts": bool(case.casts.operands or case.casts.staleness),
+    }
+    return tuple(words for words, there in seen.items() if there)
+
+
+def is_long_enough(case: Case) -> bool:
+    """Whether at least one signal has enough steps for the shortest test of it."""
+    rows = case.rate.head
+    losses, norms = (int(np.isfinite(rows.of(name)).sum()) for name in ("loss", "grad_norm"))
+    scales = case.rate.accepted if case.scale.has_scaler else 0
+    return (
+        losses >= constants.NO_LEARNING_STEPS
+        or scales >= thresholds.STORM_WINDOW_STEPS
+        or norms >= thresholds.DRIFT_ROWS
+    )
+
+
+def is_too_short(case: Case, outcome: Outcome) -> bool:
+    """Whether a record ended before it had enough steps or lines to judge anything."""
+    if case.observed.loop:
+        return not is_long_enough(case)
+    has_loss, few = "loss" in case.numbers.told, case.scale.entries < FEWEST_LINES
+    little = outcome.state is State.TOO_LITTLE or (few and outcome.severity is Severity.INFO)
+    return has_loss and little and not case.scale.has_scaler
+
+
+def little_seen(case: Case) -> str | None:
+    """The sentence that says how little the record holds to judge by; None if it is enough."""
+    if case.is_searching or case.is_one_line:
+        return None
+    signals = _signals(case)
+    by = " and ".join(signals) or "skipped steps"
+    little = len(signals) < _SIGNALS_ENOUGH
+    if not is_long_enough(case):
+        length = count_text(case.scale.entries, "step" if case.observed.loop else "line")
+        only = f"; {by} only" if little else ""
+        return f"No problems found in {length}, too few to judge the learning rate{only}."
+    return f"No problems found, judged by {by} only." if little else None
+
+
+def unsure_advice(advice: Advice, case: Case) -> Advice:
+    """The advice for a run with too few steps to judge its rate: no evidence is no proof."""
+    if advice.action not in {Action.KEEP, Action.NOT_THE_CAUSE}:
+        return advice
+    steps = count_text(case.scale.entries, "step")
+    because = f"{steps} are too few to judge the rate; they show nothing against it."
+    return Advice(Action.UNKNOWN, because, current=advice.current)

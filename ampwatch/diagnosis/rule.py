@@ -1,18 +1,28 @@
-"""What a rule is: one function with its code, name, page and relations to other findings.
+"""What a rule is: one function with its code, its name and its page.
 
-The page is what `ampwatch explain` prints. A rule reads a `Case` and returns what it saw, or
-nothing; it stays silent if its signals are absent. To add one, write the function in a module of
-`rules/`, with everything that is true of it alone, and test it.
+The page is `pages/CODE.md`: what `ampwatch explain` prints, with the thresholds filled in by name.
+A rule reads a `Case` and returns what it saw, or nothing; it stays silent if its signals are
+absent. To add one, write the function in a module of `rules/`, with everything that is true of it
+alone, write its page, give it a row in `causes` and test it.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import re
+import string
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Finding, FindingStatus, Severity
+from ampwatch.diagnosis.value_text import scale_text
+
+_PAGES = Path(__file__).parent / "pages"
 
 
 class Stretch(Protocol):
@@ -39,12 +49,12 @@ class Seen:
     last_step: int | None = None
     layer: str | None = None
     ranks: tuple[int, ...] | None = None  # all of the run's, if not said
-    evidence: tuple[Evidence, ...] = ()
+    evidence: Evidence | tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What `ampwatch explain CODE` prints."""
+    """What `ampwatch explain CODE` prints: the parts of the page's file, in their order."""
 
     meaning: str
     looks: str
@@ -53,73 +63,77 @@ class Page:
     example: str
 
 
+class _Names(dict[str, Any]):
+    """What a page may name: `NAME` of its rule's file, `file.NAME` of another one."""
+
+    def __missing__(self, file: str) -> Any:
+        return importlib.import_module(f"ampwatch.diagnosis.{file}")
+
+
+class _Thresholds(string.Formatter):
+    """Python's own formats for what a page names; `scale` for a loss scale, `%` for per cent."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        shown = value() if callable(value) else value
+        if format_spec == "scale":
+            return scale_text(shown)
+        if format_spec.startswith("%"):
+            return format(100 * shown, format_spec[1:])
+        return format(shown, format_spec)
+
+
+@functools.cache
+def _parts_of(code: str) -> tuple[str, ...]:
+    """The parts of a page's file; the first holds its titles."""
+    text = (_PAGES / f"{code}.md").read_text("utf-8")
+    return tuple(re.split(r"^## .*$", text, flags=re.MULTILINE))
+
+
+@functools.cache
+def _page_of(code: str, module: str) -> Page:
+    names, (_, *parts) = _Names(vars(sys.modules[module])), _parts_of(code)
+    return Page(*(" ".join(_Thresholds().vformat(part, (), names).split()) for part in parts))
+
+
+@functools.cache
+def titles_of(code: str) -> dict[str, str]:
+    """What is wrong in the words that people search for, without a number; none if unknown.
+
+    `{layer}` and `{rank}` are filled in where the finding names them; the title under `Unnamed` is
+    for findings that do not, the one under `Milder` for those that are a warning at most.
+    """
+    if not (_PAGES / f"{code}.md").exists():
+        return {}
+    return dict(re.findall(r"^- (\w+): (.+)$", _parts_of(code)[0], flags=re.MULTILINE))
+
+
+def title_of(finding: Finding, every_rank: tuple[int, ...] = ()) -> str:
+    """The finding's title, with its layer and rank where it names them."""
+    titles = titles_of(finding.code)
+    title = titles.get("Title", finding.name.replace("-", " ").capitalize())
+    if finding.severity is not Severity.ERROR:
+        title = titles.get("Milder", title)
+    rank = finding.ranks[0] if len(finding.ranks) == 1 < len(every_rank) else None
+    lacks = ("{layer}" in title and not finding.layer) or ("{rank}" in title and rank is None)
+    return titles["Unnamed"] if lacks else title.format(layer=finding.layer, rank=rank)
+
+
 Check = Callable[[Case], Iterable[Seen]]
-Exclusion = Callable[[Case, Finding], bool]
-
-# Codes that several rules are tied to.
-RATE = ("AMP301", "AMP302")
-# Weights, activations, the loss: the surest first.
-NOT_FINITE = ("AMP207", "AMP203", "AMP204")
-# Gradients of several steps are mixed: what is read from gradients then has no basis.
-MIXED = ("AMP403", "AMP412")
-# The optimizer received something else than this step's gradients.
-NOT_ITS_GRADIENTS = ("AMP404", *MIXED)
-# Reported from the first skip on; too high a rate shows only after several skips or in the loss.
-FROM_THE_FIRST_SKIP = ("AMP103", "AMP104", "AMP105", "AMP202", "AMP208")
-
-
-def codes(listed: str) -> tuple[str, ...]:
-    """The codes of rules listed in a text."""
-    return tuple(listed.split())
-
-
-def never(_case: Case, _finding: Finding) -> bool:
-    """The exclusion of a rule whose finding a learning rate can cause."""
-    return False
-
-
-def always(_case: Case, _finding: Finding) -> bool:
-    """The exclusion of a rule whose finding no learning rate can cause."""
-    return True
-
-
-def before_any_update(case: Case, finding: Finding) -> bool:
-    """The exclusion of a rule whose finding began before the first update."""
-    first = case.scale.first_accepted_step
-    return finding.first_step is not None and (first is None or finding.first_step <= first)
-
-
-@dataclass(frozen=True, slots=True)
-class Ties:
-    """How a finding relates to the others and to the learning rate."""
-
-    explained_by: tuple[str, ...] = ()  # its possible causes, the most certain first
-    groundless_beside: tuple[str, ...] = ()  # beside one of these it is not reported
-    excludes_rate: Exclusion = never  # whether no learning rate could have caused it
-    shown_late: bool = False  # only a sample shows it, which may come after its effect
-    late_to: tuple[str, ...] = ()  # it takes more steps to detect than these, its effects
-    ends_the_run: bool = False  # its cause was still there then
-    in_strict_order: bool = (
-        False  # what stands beside it may be cause or effect: the first one is the cause
-    )
-    spares_weights: bool = False  # it cannot be what made weights not finite
-    cures: tuple[str, ...] = ()  # changes from outside that may mend it (`recovery.switches`), the
-    # likeliest first; a lower rate is none of them
-
-
-_NO_TIES = Ties()
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: its finding's code, name, usual severity, page and ties, and its function."""
+    """A rule: its finding's code, name and usual severity, and its function."""
 
     code: str
     name: str
     usual: Severity
-    page: Page
     check: Check
-    ties: Ties = _NO_TIES
+
+    @property
+    def page(self) -> Page:
+        """The rule's page, with the thresholds of the file that holds its function."""
+        return _page_of(self.code, self.check.__module__)
 
     def findings(self, case: Case) -> list[Finding]:
         """What the rule finds in a case."""
@@ -128,6 +142,7 @@ class Rule:
     def _finding(self, seen: Seen, case: Case) -> Finding:
         lasting = self.usual if seen.standing.weighs else Severity.INFO
         steps: Stretch = seen if seen.at is None else seen.at
+        told = seen.evidence
         return Finding(
             code=self.code,
             name=self.name,
@@ -139,16 +154,14 @@ class Rule:
             summary=seen.summary,
             cause=seen.cause,
             action=(seen.action or self.page.do) if seen.standing.weighs else seen.if_healed,
-            evidence=seen.evidence,
+            evidence=(told,) if isinstance(told, Evidence) else told,
         )
 
 
-def rule(
-    code: str, name: str, usual: Severity, page: Page, ties: Ties = _NO_TIES
-) -> Callable[[Check], Rule]:
-    """Make a function a rule, with its code, name, usual severity, page and ties."""
+def rule(code: str, name: str, usual: Severity) -> Callable[[Check], Rule]:
+    """Make a function a rule, with its code, name and usual severity."""
 
     def make(check: Check) -> Rule:
-        return Rule(code, name, usual, page, check, ties)
+        return Rule(code, name, usual, check)
 
     return make

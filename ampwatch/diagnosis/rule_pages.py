@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ampwatch.diagnosis.causes import row_of
 from ampwatch.diagnosis.rule import Rule
 from ampwatch.diagnosis.rules import RULES
 
@@ -62,7 +63,7 @@ def write_pages(folder: Path) -> None:
 def _sections(rule: Rule) -> Iterator[tuple[str, str]]:
     for title, name in PARTS:
         yield title, getattr(rule.page, name)
-    causes = ", ".join(rule.ties.explained_by)
+    causes = ", ".join(row_of(rule.code).explained_by)
     if causes:
         yield (
             "What may have caused it",

@@ -25,6 +25,7 @@ from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode, SkipSpan
 from ampwatch.diagnosis.established_levels import EstablishedLevels
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.overflow_culprits import OverflowCulprits, OverflowOrigin
+from ampwatch.diagnosis.record import Scaler
 from ampwatch.diagnosis.scale_segments import (
     NAN,
     ScaleBeforeBlock,
@@ -34,7 +35,6 @@ from ampwatch.diagnosis.scale_segments import (
     filled_forward,
     scale_segments_of,
 )
-from ampwatch.diagnosis.scaler import Scaler
 from ampwatch.diagnosis.times import Times
 
 # Of falls from one level the first says all; of some 280 powers of two, few are ever levels.
@@ -54,9 +54,7 @@ class ScaleHistory:
     first_scale: float = NAN  # the first known
     sees_beginning: bool = False  # the first row is of the run's first step
     first_is_untold: bool = False  # ... and holds only the scale after it, which may have fallen
-    search: SkipEpisode = field(
-        default_factory=SkipEpisode
-    )  # the skips before the first accepted step
+    search: SkipEpisode = field(default_factory=SkipEpisode)  # skips before the first accepted step
     first_accepted: int | None = None
     first_accepted_step: int | None = None
     level: float | None = None  # established
@@ -78,9 +76,8 @@ class ScaleHistory:
     loose: SkipSpan = field(default_factory=SkipSpan)
     spikes: SkipSpan = field(default_factory=SkipSpan)  # falls, and what of the loose is a burst
     falls: tuple[ScaleFall, ...] = ()
-    culprits: OverflowCulprits = field(
-        default_factory=OverflowCulprits
-    )  # of overflows that nothing explains
+    # Of overflows that nothing explains.
+    culprits: OverflowCulprits = field(default_factory=OverflowCulprits)
     highest_skip: float = NAN  # the highest scale that overflowed after the search
     lowest_skip: float = NAN  # the lowest scale that overflowed since the search began
     last_skip: int = 0  # the last one's position

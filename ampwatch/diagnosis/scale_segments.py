@@ -17,7 +17,7 @@ import numpy as np
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
-from ampwatch.diagnosis.scaler import Scaler
+from ampwatch.diagnosis.record import Scaler
 from ampwatch.rows import EventKind
 
 NAN = float("nan")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -10,8 +10,7 @@ import numpy as np
 
 from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.causes import TIES, link_causes
-from ampwatch.diagnosis.enough_to_judge import is_too_short, little_seen, unsure_advice
+from ampwatch.diagnosis.causes import RATE, causes_of, excludes_rate, link_causes
 from ampwatch.diagnosis.findings import (
     CUT_OFF,
     Diagnosis,
@@ -24,12 +23,15 @@ from ampwatch.diagnosis.findings import (
 )
 from ampwatch.diagnosis.learning_rate import Judgement
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.outcome import outcome_of
-from ampwatch.diagnosis.outcome_remedies import REMEDIES
-from ampwatch.diagnosis.rule import RATE
+from ampwatch.diagnosis.outcome import (
+    REMEDIES,
+    is_too_short,
+    little_seen,
+    outcome_of,
+    unsure_advice,
+)
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.value_text import rate_text
-from ampwatch.diagnosis.weighed_causes import causes_of
 
 
 def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Verdict:
@@ -90,27 +92,15 @@ def _are_rare(case: Case) -> bool:
 def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome) -> list[Finding]:
     """The findings as grave as the outcome is: one that nothing tells of is told, in its words."""
     if outcome.is_explained:
-        findings = [
-            replace(finding, severity=Severity.INFO) if finding.code in _OF_THE_LOSS else finding
-            for finding in findings
-        ]
+        findings = _at_most(Severity.INFO, _OF_THE_LOSS, findings)
     if outcome.is_good:
         mild = _SYMPTOMS | (_NUMBERS if _are_rare(case) else frozenset())
-        return [
-            replace(finding, severity=Severity.WARNING)
-            if finding.code in mild and finding.severity is Severity.ERROR
-            else finding
-            for finding in findings
-            if finding.code not in RATE  # nothing is too high for a loss at its best
-        ]
+        # Nothing is too high for a loss at its best.
+        findings = [finding for finding in findings if finding.code not in RATE]
+        return _at_most(Severity.WARNING, mild, findings)
     by_rate = any(f.code in RATE and f.severity is Severity.ERROR for f in findings)
     if outcome.severity is not Severity.ERROR and not by_rate:  # it may come back, or be the task
-        findings = [
-            replace(finding, severity=Severity.WARNING)
-            if finding.code == _RISE and finding.severity is Severity.ERROR
-            else finding
-            for finding in findings
-        ]
+        findings = _at_most(Severity.WARNING, {_RISE}, findings)
     if outcome.came_at_once:
         findings = [finding for finding in findings if finding.code not in RATE]
     graver = outcome.severity.weight > max((f.severity.weight for f in findings), default=0)
@@ -122,6 +112,14 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
     if tells:
         return [replace(f, severity=outcome.severity) if f in tells else f for f in findings]
     return [*(f for f in findings if f.code != codes[0]), _told(case, outcome, codes[0])]
+
+
+def _at_most(most: Severity, codes: Set[str], findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, those with one of these codes no graver than this."""
+    return [
+        replace(f, severity=most) if f.code in codes and f.severity.weight > most.weight else f
+        for f in findings
+    ]
 
 
 def _told(case: Case, outcome: Outcome, code: str) -> Finding:
@@ -137,7 +135,7 @@ def _told(case: Case, outcome: Outcome, code: str) -> Finding:
         layer=None,
         summary=outcome.words,
         cause="This record does not show why.",
-        action=REMEDIES[outcome.state],
+        action=REMEDIES.get(outcome.state, known.page.do),
         evidence=outcome.evidence,
     )
 
@@ -154,7 +152,7 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
     low = next((f for f in causes if f.code == _TOO_LOW and not several), None)
     if low is not None and (raised := _raised_again(low)) is not None:
         return raised
-    named = next((f for f in causes if TIES[f.code].excludes_rate(case, f)), None)
+    named = next((f for f in causes if excludes_rate(case, f)), None)
     if named is not None and not any(f.code in RATE for f in causes):
         return _explained_by(named, current=seen.base)
     if verdict is Verdict.INCOMPLETE:

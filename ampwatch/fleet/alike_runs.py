@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from ampwatch.diagnosis.earlier_runs import (
     EarlierRun,
     LessonOfEarlierRuns,
+    Signature,
     lesson_of,
     outcome_of,
     rate_told,
 )
-from ampwatch.diagnosis.signature import Signature
 from ampwatch.fleet.chosen_runs import made_of
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.verdicts import RunVerdict, read_verdicts

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ampwatch.diagnosis import RULES
-from ampwatch.diagnosis.signature import Signature, signature_of
+from ampwatch.diagnosis.earlier_runs import Signature, signature_of
 from ampwatch.errors import RunError, SearchError
 from ampwatch.fleet.runs_delta_table import PublishedRun
 from ampwatch.fleet.summary import MODEL, PERSON, PERSON_SETTINGS, settings_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ampwatch.diagnosis.signature import signature_of
+from ampwatch.diagnosis.earlier_runs import signature_of
 from ampwatch.fleet.row_tables import time_of
 from ampwatch.fleet.run_details import RankNote
 from ampwatch.fleet.runs_delta_table import PublishedRun

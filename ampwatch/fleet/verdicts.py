@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from ampwatch.diagnosis import Diagnosis, Severity, Verdict
-from ampwatch.diagnosis.signature import signature_of
+from ampwatch.diagnosis.earlier_runs import signature_of
 from ampwatch.errors import PlaceError, RunError
 from ampwatch.fleet.keyed_table import KEY_NAMES, Key, KeyedTable
 from ampwatch.fleet.lost_time import lost_time
@@ -173,13 +173,13 @@ class FleetVerdicts:
 def rules_version() -> str:
     """The version of the rules in a verdict's key; it changes exactly when the diagnosis changes.
 
-    It is made of our version and a digest of the diagnosis' source.
+    It is made of our version and a digest of the diagnosis' source and pages.
     """
     import ampwatch.diagnosis
 
     folder = Path(ampwatch.diagnosis.__file__).parent
     digest = hashlib.sha256(str(_EDITION).encode())
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".md"}):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return f"{ampwatch.__version__}+{digest.hexdigest()[:12]}"
 

@@ -10,8 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampwatch.diagnosis import Diagnosis
-from ampwatch.diagnosis.earlier_runs import EarlierRun, LessonOfEarlierRuns, Outcome, lesson_of
-from ampwatch.diagnosis.signature import Signature, signature_of
+from ampwatch.diagnosis.earlier_runs import (
+    EarlierRun,
+    LessonOfEarlierRuns,
+    Outcome,
+    Signature,
+    lesson_of,
+    signature_of,
+)
 from ampwatch.follow.list_entry import KeptEntries, ListEntry, entry_of
 from ampwatch.store import Run, RunSummary
 from ampwatch.store.kept_facts import stamp_of

@@ -17,8 +17,14 @@ import numpy as np
 
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.diagnosis.column_arrays import numbers
-from ampwatch.diagnosis.earlier_runs import Outcome, outcome_of, rate_told, steps_held
-from ampwatch.diagnosis.signature import Signature, signature_of
+from ampwatch.diagnosis.earlier_runs import (
+    Outcome,
+    Signature,
+    outcome_of,
+    rate_told,
+    signature_of,
+    steps_held,
+)
 from ampwatch.diagnosis.verdict import verdict_text
 from ampwatch.rows import Table
 from ampwatch.store import OWN_SOURCE, Reading, Run, RunSummary
@@ -214,4 +220,4 @@ def _code_version() -> str:
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    yield from sorted(folder.rglob("*.py"))
+    yield from sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".md"})

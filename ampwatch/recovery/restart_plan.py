@@ -17,9 +17,9 @@ import numpy as np
 
 from ampwatch.diagnosis import Action, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.column_arrays import integers
-from ampwatch.diagnosis.evidence_text import evidence_text
-from ampwatch.diagnosis.finding_titles import title_of
 from ampwatch.diagnosis.findings import CUT_OFF, LIVE
+from ampwatch.diagnosis.rule import title_of
+from ampwatch.diagnosis.value_text import evidence_text
 from ampwatch.follow import diagnose
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, ROOT
 from ampwatch.recovery.outcome import Try

@@ -1,6 +1,6 @@
 """What can be changed in a training from outside, one thing at a time.
 
-Which of them may cure a finding is declared by the finding's rule (`Ties.cures`); how each is done
+Which of them may cure a finding stands in the finding's row of `diagnosis.causes`; how each is done
 in the process that trains stands in `integrations.rerun_changes`, under the same name.
 """
 
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampwatch.diagnosis import RULES, Diagnosis, Finding
+from ampwatch.diagnosis import Diagnosis, Finding
+from ampwatch.diagnosis.causes import row_of
 from ampwatch.diagnosis.column_arrays import Floats, Integers, integers, numbers
 from ampwatch.recovery.change import FLOAT32, ROOT, Value
 from ampwatch.report.scaler_settings import ScalerSettings, scaler_settings
@@ -90,15 +91,12 @@ def trouble_of(run: Run, diagnosis: Diagnosis) -> Trouble:
 def cures_of(trouble: Trouble) -> list[tuple[str, Value]]:
     """What the rule of the finding names, as far as this run has it."""
     found = trouble.finding
-    return [] if found is None else _asked(_CURES.get(found.code, ()), trouble)
+    return [] if found is None else _asked(row_of(found.code).cures, trouble)
 
 
 def bisect_of(trouble: Trouble) -> list[tuple[str, Value]]:
     """Everything that can be switched, one at a time."""
     return _asked((name for name, one in SWITCHES.items() if one.is_in_bisect), trouble)
-
-
-_CURES = {rule.code: rule.ties.cures for rule in RULES}
 
 
 def _asked(names: Iterable[str], trouble: Trouble) -> list[tuple[str, Value]]:

@@ -22,9 +22,8 @@ from ampwatch.diagnosis.column_arrays import (
     texts,
 )
 from ampwatch.diagnosis.event import detail_of
-from ampwatch.diagnosis.evidence_text import value_text
 from ampwatch.diagnosis.record import Record
-from ampwatch.diagnosis.value_text import rate_text, scale_text, two_digits
+from ampwatch.diagnosis.value_text import rate_text, scale_text, two_digits, value_text
 from ampwatch.report.facts import rows_of_optimizer
 from ampwatch.report.letter_facts import Fact, Holds, Reading
 from ampwatch.rows import COLUMNS, EventKind, Table, column

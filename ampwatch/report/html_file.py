@@ -23,8 +23,7 @@ from rich.style import Style
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ampwatch.diagnosis.evidence_text import evidence_text
-from ampwatch.diagnosis.value_text import powers, short_dtype, shortened, steps_text
+from ampwatch.diagnosis.value_text import evidence_text, powers, short_dtype, shortened, steps_text
 from ampwatch.errors import ReportError
 from ampwatch.printable_text import cut, printable
 from ampwatch.report.comparison_text import comparison_text, letter

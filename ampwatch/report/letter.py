@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis import Diagnosis, Finding, Verdict
-from ampwatch.diagnosis.evidence_text import label_of
-from ampwatch.diagnosis.finding_titles import title_of
+from ampwatch.diagnosis.causes import RATE
 from ampwatch.diagnosis.findings import CALM, CUT_OFF
-from ampwatch.diagnosis.rule import RATE
-from ampwatch.diagnosis.value_text import short_dtype
+from ampwatch.diagnosis.rule import title_of
+from ampwatch.diagnosis.value_text import label_of, short_dtype
 from ampwatch.report.fact_reader import FactReader, optimizer_of
 from ampwatch.report.happenings import (
     Course,

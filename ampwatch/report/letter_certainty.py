@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding
-from ampwatch.diagnosis.rule import codes
+from ampwatch.diagnosis.causes import codes
 from ampwatch.report.facts import ruled_out
 from ampwatch.report.letter_facts import (
     Fact,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity, Verdict
-from ampwatch.diagnosis.rule import codes
+from ampwatch.diagnosis.causes import codes
 from ampwatch.report.happenings import Course
 from ampwatch.report.letter_facts import (
     Fact,

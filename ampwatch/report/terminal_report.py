@@ -13,9 +13,15 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ampwatch.diagnosis.evidence_text import evidence_text
 from ampwatch.diagnosis.findings import CUT_OFF
-from ampwatch.diagnosis.value_text import count_text, limit_text, powers, steps_text, two_digits
+from ampwatch.diagnosis.value_text import (
+    count_text,
+    evidence_text,
+    limit_text,
+    powers,
+    steps_text,
+    two_digits,
+)
 from ampwatch.printable_text import printable
 from ampwatch.report.facts import facts_of
 from ampwatch.report.letter import letter_of

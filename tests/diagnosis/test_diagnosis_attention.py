@@ -7,7 +7,7 @@ import pytest
 from hand_built import layer_table, scaled_run
 
 from ampwatch.diagnosis import Engine, diagnose
-from ampwatch.diagnosis.attention_scores import is_attention, scores_of
+from ampwatch.diagnosis.layer_history import is_attention, scores_of
 
 STEPS = 6000
 EVERY = 50

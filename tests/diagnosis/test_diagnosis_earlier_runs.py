@@ -6,8 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from ampwatch.diagnosis.earlier_runs import EarlierRun, Outcome, lesson_of, outcome_of, rate_told
-from ampwatch.diagnosis.signature import Signature
+from ampwatch.diagnosis.earlier_runs import (
+    EarlierRun,
+    Outcome,
+    Signature,
+    lesson_of,
+    outcome_of,
+    rate_told,
+)
 
 SAME = Signature("k", "f", 6.0, 2.0, 5.0)
 WIDER = replace(SAME, key="other", width=7.0)

@@ -11,8 +11,8 @@ from hand_built import scaled_run
 
 import ampwatch.diagnosis.rules
 from ampwatch.diagnosis import Evidence, diagnose
-from ampwatch.diagnosis.evidence_text import _FORMS, evidence_text, label_of
 from ampwatch.diagnosis.learning_rate.signs import TABLE, SignReading
+from ampwatch.diagnosis.value_text import _FORMS, evidence_text, label_of
 
 RULES = Path(ampwatch.diagnosis.rules.__file__).parent
 _COMPARED = 4  # with its fourth argument a piece of evidence compares

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ampwatch.diagnosis import Engine, diagnose
-from ampwatch.diagnosis.rounding_history import RoundingHistory, RoundingSample
+from ampwatch.diagnosis.precision_history import RoundingHistory, RoundingSample
 from tests.diagnosis.hand_built import HandBuiltRun, step_table
 
 STEPS, EVERY = 400, 20

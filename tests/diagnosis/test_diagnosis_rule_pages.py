@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from ampwatch.diagnosis import RULES, rules
-from ampwatch.diagnosis.rule_pages import markdown_pages, plain_page, write_pages
+from ampwatch.diagnosis.causes import CAUSES, LATE_TO, row_of
+from ampwatch.diagnosis.rule_pages import PARTS, markdown_pages, plain_page, write_pages
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 REMEDY = "write them anew: python -m ampwatch.diagnosis.rule_pages docs/findings"
@@ -34,31 +35,47 @@ def test_the_terminals_page_and_the_documented_one_say_the_same():
 def test_the_findings_that_a_rule_is_tied_to_are_findings_that_there_are():
     known = {rule.code for rule in RULES}
     for rule in RULES:
-        ties = rule.ties
-        named = {*ties.explained_by, *ties.groundless_beside, *ties.late_to}
+        row = row_of(rule.code)
+        named = {*row.explained_by, *row.groundless_beside, *LATE_TO.get(rule.code, ())}
         assert named <= known - {rule.code}, rule.code
 
 
 def test_no_finding_is_without_ground_beside_what_it_explains():
-    for rule in RULES:
-        assert not {*rule.ties.groundless_beside} & {*rule.ties.explained_by}, rule.code
+    for code, row in CAUSES.items():
+        assert not {*row.groundless_beside} & {*row.explained_by}, code
+
+
+def test_each_row_of_the_table_of_causes_is_of_a_finding_that_there_is():
+    assert {*CAUSES, *LATE_TO} <= {rule.code for rule in RULES}
 
 
 # Numbers of a format, a card or a code, which no constant of ours can change.
 GIVEN = r"AMP\d+|fp16|bf16|fp8|fp4|below 16 bits|float\d+|2\^-?\d+|65504|\b0\b|log2|FP16|below 1\b"
 
 
-def written_looks():
-    """What each page says of how its finding looks, without what is printed from a constant."""
-    for path in Path(rules.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.keyword) and node.arg == "looks":
-                parts = getattr(node.value, "values", [node.value])
-                yield path.name, " ".join(p.value for p in parts if isinstance(p, ast.Constant))
+def written_pages():
+    """Each page as it is written: its code, its headings and its parts, names not filled in."""
+    for path in (Path(rules.__file__).parents[1] / "pages").iterdir():
+        head, *parts = re.split(r"^## (.*)$", path.read_text("utf-8"), flags=re.MULTILINE)
+        yield path.name, head.split("\n")[0], dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_each_rule_has_a_page_with_its_code_its_name_and_all_parts_in_order():
+    written = {name: (head, list(parts)) for name, head, parts in written_pages()}
+    titles = [title for title, _ in PARTS]
+    assert written == {f"{r.code}.md": (f"# {r.code} {r.name}", titles) for r in RULES}
+
+
+def test_a_part_of_a_page_is_one_paragraph_of_sentences():
+    for name, _, parts in written_pages():
+        for text in parts.values():
+            assert "```" not in text, name
+            assert "\n\n" not in text.strip(), name
 
 
 def test_a_page_prints_the_thresholds_of_its_rule_and_never_repeats_them():
-    for name, text in written_looks():
+    for name, _, parts in written_pages():
+        text = re.sub(r"\{.*?\}", "", parts["How it looks"])
         assert not re.search(r"\d", re.sub(GIVEN, "", text)), (name, text)
 
 

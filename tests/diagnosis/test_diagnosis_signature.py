@@ -9,7 +9,7 @@ from structured_runs import BEGAN_NS, write_structured
 from written_runs import event_columns, write_run
 
 from ampwatch import codec, store
-from ampwatch.diagnosis.signature import Signature, signature_of
+from ampwatch.diagnosis.earlier_runs import Signature, signature_of
 from ampwatch.rows import Table
 
 

@@ -180,3 +180,10 @@ def test_a_head_that_is_trained_alone_is_only_told_and_one_optimizer_for_all_say
     assert [one.severity.value for one in alone.findings if one.code == "AMP417"] == ["info"]
     everything = diagnose(with_layers({"body.0": 0, "body.1": 1, "head": 0}))
     assert not [one for one in everything.findings if one.code == "AMP417"]
+
+
+def test_layers_that_no_optimizer_has_are_named_in_the_order_of_their_samples():
+    left_out = ["stem", "clock", "body.1", "neck", "arm"]
+    told = diagnose(with_layers(dict.fromkeys(left_out) | {"body.0": 0, "head": 0}))
+    [found] = [one for one in told.findings if one.code == "AMP417"]
+    assert "stem, clock, body.1 and 2 more" in found.summary

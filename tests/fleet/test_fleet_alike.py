@@ -7,7 +7,7 @@ from structured_runs import write_structured
 from written_runs import write_run
 
 from ampwatch import cli, store
-from ampwatch.diagnosis.signature import signature_of
+from ampwatch.diagnosis.earlier_runs import signature_of
 from ampwatch.errors import RunError
 from ampwatch.fleet import list_published, publish
 from ampwatch.fleet.alike_runs import alike_in, runs_in

@@ -9,8 +9,7 @@ from structured_runs import write_structured
 from written_runs import more, write_run
 
 from ampwatch import cli, store
-from ampwatch.diagnosis.earlier_runs import with_lesson
-from ampwatch.diagnosis.signature import signature_of
+from ampwatch.diagnosis.earlier_runs import signature_of, with_lesson
 from ampwatch.follow import KeptEntries, diagnose, keep_for_later, lesson_for
 from ampwatch.report import to_json
 

@@ -10,7 +10,7 @@ import children
 import pytest
 
 import ampwatch
-from ampwatch.diagnosis import RULES
+from ampwatch.diagnosis.causes import CAUSES
 from ampwatch.recovery.change import NOTHING, RATE, WORDS, switch_text
 from ampwatch.recovery.prove import MOST_LAYERS, with_next_layer
 from ampwatch.recovery.switches import SWITCHES
@@ -85,7 +85,7 @@ def test_every_switch_has_words_a_way_to_be_done_and_every_cure_is_a_switch():
     from ampwatch.integrations.rerun_changes import CHANGES
 
     assert set(SWITCHES) == set(WORDS) == set(CHANGES) - {RATE, NOTHING}
-    named = {cure for rule in RULES for cure in rule.ties.cures}
+    named = {cure for row in CAUSES.values() for cure in row.cures}
     assert named
     assert named <= set(SWITCHES)
 

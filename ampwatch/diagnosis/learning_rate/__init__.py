@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from ampwatch.diagnosis.learning_rate.advice import advise
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
-from ampwatch.diagnosis.learning_rate.micro_batches import comparable
 from ampwatch.diagnosis.learning_rate.rate_history import (
     Group,
     RateRows,
     RateState,
     Setup,
+    comparable,
     fold,
     rows_of,
     rows_of_block,

@@ -10,14 +10,18 @@ from functools import lru_cache
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
 from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds
-from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
-from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
+from ampwatch.diagnosis.learning_rate.judgement import (
+    CLEAR_LINE,
+    Attribution,
+    Cause,
+    Judgement,
+    judge_rate,
+)
 from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians
 from ampwatch.diagnosis.learning_rate.onset import OnsetSign
 from ampwatch.diagnosis.learning_rate.optimizer_family import Family
-from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState, micro_batches
 from ampwatch.diagnosis.learning_rate.signs import is_born_zero
 from ampwatch.diagnosis.learning_rate.trouble import LeapBefore, Trouble, Warmup
 from ampwatch.diagnosis.medians import known_of, median

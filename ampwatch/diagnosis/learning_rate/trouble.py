@@ -225,9 +225,7 @@ def _best_end(loss: Floats) -> int:
     last = int(np.flatnonzero(smooth <= near)[-1])
     if last == len(known) - 1:
         return len(loss) - 1
-    return int(
-        known[max(0, last - constants.MEDIAN_STEPS // 2)]
-    )  # a median of the past lags behind
+    return int(known[max(0, last - constants.MEDIAN_STEPS // 2)])  # a median of the past lags
 
 
 def _calm_end(values: Floats) -> int:
@@ -243,9 +241,8 @@ def _calm_end(values: Floats) -> int:
 
 def lasting_trouble(state: RateState) -> Trouble | None:
     """The trouble that lasts to the end of the record; None if there is none."""
-    if (
-        state.setup.several_optimizers
-    ):  # their losses are no single series, and one's outputs are another's inputs
+    # Their losses are no single series, and one's outputs are another's inputs.
+    if state.setup.several_optimizers:
         state = state.without("loss", "input_amax")
     onset = find_onset(state)
     return None if onset is None else Trouble(state, onset)

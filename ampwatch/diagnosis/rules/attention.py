@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampwatch.diagnosis.attention_scores import AttentionScore, AttentionScoreHistory
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.layer_history import AttentionScore, AttentionScoreHistory
+from ampwatch.diagnosis.rule import Seen, rule
 
 # Attention scores that grow: over thousands of steps, in a row of windows each higher than the one
 # before, four times higher in all. The growth after a start slows down before that.
@@ -19,26 +19,7 @@ SCORE_STEPS = 2000
 SCORE_OCTAVES = 2.0
 
 
-@rule(
-    "AMP210",
-    "attention-logit-growth",
-    Severity.WARNING,
-    Page(
-        meaning="The attention scores have grown for thousands of steps and will soon exceed the "
-        "range of half precision. Long before that the softmax saturates, and little is learnt.",
-        looks="The largest score, or the largest query times the largest key, rises from window "
-        f"to window of the record, for at least {SCORE_STEPS:,} steps and by at least "
-        f"{SCORE_OCTAVES:.0f} octaves; if it goes on like this, it reaches 65504 within as "
-        "many steps as it has risen for.",
-        not_to_confuse="The growth of the first few hundred steps, which slows down by itself; a "
-        "mask of large negative numbers; AMP205, which looks at the last samples only. Fused "
-        "attention modules hide their scores and are not judged.",
-        do="Normalise queries and keys (QK norm), or take the product and the softmax in float32; "
-        "a z-loss or weight decay on the two projections slows the growth.",
-        example="scores of 20 at step 20,000 and of 2,600 at step 71,000, 40,000 at 100,000.",
-    ),
-    Ties(explained_by=RATE, cures=("float32", "bfloat16")),
-)
+@rule("AMP210", "attention-logit-growth", Severity.WARNING)
 def attention_logit_growth(case: Case) -> Iterator[Seen]:
     """Attention scores that have grown for long and will exceed the range of half precision."""
     drift = _first_due(case.scores)
@@ -57,14 +38,8 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
         f"{max(drift.left, 0.0):.1f} octaves remain below 65504.",
         action="Normalise queries and keys, or compute their product and its softmax in float32: "
         "multiply q.float() by k.float() within torch.autocast(device_type, enabled=False).",
-        evidence=(
-            Evidence(
-                "log2_headroom",
-                course.last_step,
-                drift.left,
-                drift.left + drift.octaves,
-                "at first",
-            ),
+        evidence=Evidence(
+            "log2_headroom", course.last_step, drift.left, drift.left + drift.octaves, "at first"
         ),
     )
 

@@ -1,18 +1,20 @@
-"""AMP503 to AMP505, AMP508, AMP606: GPU memory that grows or runs out, and GPUs that wait."""
+"""AMP501, AMP503 to AMP505, AMP507, AMP508, AMP606: GPUs that are full, slow or wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.device_history import MEMORY_LIMIT, OneDeviceHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
+from ampwatch.diagnosis.precision_history import LayerPrecision
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import bytes_text, count_text, list_text, percent_text
 
 # The 95th percentile below 70 %: SageMaker Debugger's LowGPUUtilization rule. Seconds in which
 # nothing ran at all (an evaluation on the host, a notebook at rest) are left out.
 IDLE_UTILISATION, IDLE_QUANTILE, IDLE_SAMPLES = 0.7, 0.95, 256
+MEMORY_LEFT = 1 - MEMORY_LIMIT
 # A launch costs the host some 5 us; the slowest card with tensor cores (T4, 65 TFLOP/s) does this
 # many operations in a third of that. Most products below it: the host cannot keep up.
 LAUNCH_FLOPS, LAUNCH_SHARE = 1e8, 0.5
@@ -20,23 +22,7 @@ LAUNCH_FLOPS, LAUNCH_SHARE = 1e8, 0.5
 UNUSED_UTILISATION, USED_UTILISATION, UNUSED_MEMORY = 0.05, 0.3, 0.1
 
 
-@rule(
-    "AMP503",
-    "memory-growth",
-    Severity.WARNING,
-    Page(
-        meaning="The memory that stays allocated on the GPU grows from step to step: something "
-        "keeps tensors alive, and often the whole graph of each step with them.",
-        looks="The minimum and the peak of allocated memory rise together, window after window.",
-        not_to_confuse="The caching allocator, which reserves memory and does not allocate it; a "
-        "first evaluation, which raises the peak once; longer sequences, which raise the peak and "
-        "not the minimum; a buffer that is filled on purpose and then stays.",
-        do="Look for tensors that are kept beyond their step: `total += loss` (use loss.detach()), "
-        "outputs collected in a list, retain_graph=True, hooks and caches that hold activations.",
-        example="Memory on cuda:0 keeps growing: 68.4 GB an hour. The minimum of allocated memory "
-        "rose from 12.9 GB to 26.6 GB, and the peak rose with it.",
-    ),
-)
+@rule("AMP503", "memory-growth", Severity.WARNING)
 def memory_growth(case: Case) -> Iterator[Seen]:
     """Device memory that is kept from step to step and grows."""
     grown = [(device, growth) for device in case.devices if (growth := device.growth()) is not None]
@@ -52,30 +38,11 @@ def memory_growth(case: Case) -> Iterator[Seen]:
         cause=f"The minimum of allocated memory rose from {bytes_text(growth.first_bytes)} to "
         f"{bytes_text(growth.last_bytes)}, and the peak rose with it: tensors are kept beyond "
         "their step.",
-        evidence=(
-            _now(case, "allocated_bytes", growth.last_bytes, growth.first_bytes, "at first"),
-        ),
+        evidence=_now(case, "allocated_bytes", growth.last_bytes, growth.first_bytes, "at first"),
     )
 
 
-@rule(
-    "AMP504",
-    "memory-near-limit",
-    Severity.WARNING,
-    Page(
-        meaning=f"The peak of allocated memory is within {100 * (1 - MEMORY_LIMIT):.0f} % of what "
-        "the GPU has for this process, and it still rises: a longer batch may end the run.",
-        looks="The peak over the total, less what other processes and the driver hold, at "
-        f"{100 * MEMORY_LIMIT:.0f} % or more and higher again and again in the last half of the "
-        "record.",
-        not_to_confuse="A GPU that is filled on purpose, whose peak no longer changes; reserved "
-        "memory, which the allocator gives back when it must.",
-        do="Leave room for the longest batch: a smaller batch, activation checkpointing, or bound "
-        "the sequence length. Run the longest batch first, to see whether it fits.",
-        example="cuda:0 uses 97 % of its memory, and the peak still rises. The peak is 76.7 GB of "
-        "80.0 GB.",
-    ),
-)
+@rule("AMP504", "memory-near-limit", Severity.WARNING)
 def memory_near_limit(case: Case) -> Iterator[Seen]:
     """Device memory whose peak is near the limit and still rising."""
     near = [
@@ -91,28 +58,11 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
         "the peak still rises.",
         cause=f"The peak is {bytes_text(float(device.peak_bytes.whole[-1]))} of "
         f"{bytes_text(device.total_bytes)}, part of which other processes or the driver hold.",
-        evidence=(_now(case, "peak_share", share, MEMORY_LIMIT, "threshold"),),
+        evidence=_now(case, "peak_share", share, MEMORY_LIMIT, "threshold"),
     )
 
 
-@rule(
-    "AMP505",
-    "gpu-idle",
-    Severity.INFO,
-    Page(
-        meaning="Even in its busiest seconds the GPU waits: for data, for the CPU, or for copies.",
-        looks="NVML's utilisation, the share of time in which any kernel ran, has its "
-        f"{100 * IDLE_QUANTILE:.0f}th percentile below {100 * IDLE_UTILISATION:.0f} %; seconds in "
-        "which nothing ran at all do not count.",
-        not_to_confuse="A pause for evaluation or a checkpoint; a GPU whose kernels are too small "
-        "to fill it, which reads 100 %.",
-        do="Give the DataLoader workers and pinned memory, and copy with non_blocking=True; move "
-        ".item() and print out of the loop; see AMP508 where the network is small.",
-        example="cuda:0 is often idle: kernels run in 30 % of a typical second. In its busiest "
-        "seconds it is 38 %.",
-    ),
-    Ties(explained_by=("AMP508",)),
-)
+@rule("AMP505", "gpu-idle", Severity.INFO)
 def gpu_idle(case: Case) -> Iterator[Seen]:
     """Devices that wait: even in their busiest seconds kernels do not run all the time."""
     idle = _waiting_devices(case)
@@ -126,26 +76,11 @@ def gpu_idle(case: Case) -> Iterator[Seen]:
         f"{100 * device.utilisation_at(0.5, busy=True):.0f} % of a typical second.",
         cause=f"In its busiest seconds it is {100 * _busiest(device):.0f} %: the GPU waits for "
         "data, for the CPU or for copies.",
-        evidence=(_now(case, "utilisation", _busiest(device), IDLE_UTILISATION, "threshold"),),
+        evidence=_now(case, "utilisation", _busiest(device), IDLE_UTILISATION, "threshold"),
     )
 
 
-@rule(
-    "AMP508",
-    "host-bound",
-    Severity.INFO,
-    Page(
-        meaning="The GPU waits for the CPU: most matrix products finish before the CPU has "
-        "launched the next one.",
-        looks=f"A GPU that waits (AMP505), and most matrix products below {LAUNCH_FLOPS:.0e} "
-        "operations: with tensor cores these take less time than the CPU needs for a launch.",
-        not_to_confuse="Slow data loading, where the products may be large.",
-        do="A larger batch, torch.compile or CUDA graphs, fused optimizers (fused=True), and no "
-        ".item() or print in each step.",
-        example="cuda:0 is waiting for the CPU: 4 of 4 matrix products need fewer than 1e+08 "
-        "operations.",
-    ),
-)
+@rule("AMP508", "host-bound", Severity.INFO)
 def host_bound(case: Case) -> Iterator[Seen]:
     """Devices that wait for the CPU, because most matrix products are too small."""
     idle = _waiting_devices(case)
@@ -159,27 +94,11 @@ def host_bound(case: Case) -> Iterator[Seen]:
         summary=f"{_where(case, idle[0])} is waiting for the CPU: the matrix products are small.",
         cause=f"{small} of {count_text(len(work), 'matrix product')} need fewer than "
         f"{LAUNCH_FLOPS:.0e} operations, less time than the CPU needs to launch them.",
-        evidence=(_now(case, "largest_flops", max(work), LAUNCH_FLOPS, "threshold"),),
+        evidence=_now(case, "largest_flops", max(work), LAUNCH_FLOPS, "threshold"),
     )
 
 
-@rule(
-    "AMP606",
-    "device-idle",
-    Severity.WARNING,
-    Page(
-        meaning="One of several GPUs does all the work: another holds memory of this run and "
-        "computes nothing.",
-        looks=f"A GPU with at least {100 * UNUSED_MEMORY:.0f} % of another's memory that hardly "
-        "ever runs a kernel, beside one that is busy.",
-        not_to_confuse="GPUs of other runs, which hold nothing of this one; layers spread over "
-        "GPUs, which take turns; ranks that wait for one another, whose GPUs read 100 %.",
-        do="Use it for part of the batch (DistributedDataParallel, one process for each GPU), or "
-        "free it. Under DataParallel use batches that divide by the number of GPUs; put inputs "
-        "where the layers are; with torchrun call torch.cuda.set_device(local_rank) first.",
-        example="cuda:1 is idle, and cuda:0 does all the work. It holds 30.8 GB.",
-    ),
-)
+@rule("AMP606", "device-idle", Severity.WARNING)
 def device_idle(case: Case) -> Iterator[Seen]:
     """A device that holds memory and computes nothing, beside one that works."""
     told = [device for device in case.devices if device.seconds_used() >= IDLE_SAMPLES]
@@ -203,9 +122,7 @@ def device_idle(case: Case) -> Iterator[Seen]:
         f"{'does' if len(busy) == 1 else 'do'} all the work.",
         cause=f"It holds {bytes_text(idle[0].reserved_bytes)}, and a kernel runs there in at most "
         f"{100 * kernels:.0f} % of its busiest seconds.",
-        evidence=(
-            _now(case, "utilisation", kernels, busy[0].utilisation_at(0.5), "on the busy GPU"),
-        ),
+        evidence=_now(case, "utilisation", kernels, busy[0].utilisation_at(0.5), "on the busy GPU"),
     )
 
 
@@ -233,3 +150,86 @@ def _where(case: Case, device: OneDeviceHistory) -> str:
 
 def _ranks(devices: Sequence[OneDeviceHistory]) -> tuple[int, ...]:
     return tuple(sorted({device.rank for device in devices}))
+
+
+# Half-precision products are fastest where every side is a multiple of 8 (16 bytes; NVIDIA, "Matrix
+# Multiplication Background"). Below a tenth of the operations, as in a first layer of three
+# channels, there is little to gain.
+ALIGNED_SIDE, MISALIGNED_SHARE = 8, 0.1
+# Volta was the first with tensor cores, Ampere the first that multiplies bf16 there; the GTX 16
+# series calls itself Turing and has none (NVIDIA's tables of compute capabilities).
+TENSOR_CORES = {"float16": 7.0, "bfloat16": 8.0}
+NO_TENSOR_CORES = "GTX 16"
+
+_HALF = ("bfloat16", "float16")
+
+
+@rule("AMP501", "misaligned-shapes", Severity.INFO)
+def misaligned_shapes(case: Case) -> Iterator[Seen]:
+    """Half-precision matrix products whose sides do not fit tensor cores."""
+    devices = [device for device in case.devices if _has_tensor_cores(device, "float16")]
+    products = {name: one for name, one in case.precision.products.items() if one.runs_half}
+    odd = {
+        name: one.flops or 0.0
+        for name, one in products.items()
+        if any(side % ALIGNED_SIDE for side in one.sides)
+    }
+    total = sum(one.flops or 0.0 for one in products.values())
+    if not devices or sum(odd.values()) < MISALIGNED_SHARE * total or not odd:
+        return
+    names = sorted(odd, key=lambda name: -odd[name])
+    yield Seen(
+        at=case.scale,
+        layer=names[0],
+        summary=f"{percent_text(sum(odd.values()) / total)} of the operations are in matrices "
+        f"whose sides are no multiple of {ALIGNED_SIDE}.",
+        cause=f"{list_text([f'{name}: {_sides_text(products[name].sides)}' for name in names])}.",
+        action=f"Round up to a multiple of {ALIGNED_SIDE}: {_rounded(products, names)}.",
+        evidence=Evidence("odd_flops", case.scale.last_step, sum(odd.values()), total, "in all"),
+    )
+
+
+def _sides_text(sides: Sequence[int]) -> str:
+    rows = f", of {sides[2]} rows" if len(sides) > 2 else ""
+    return f"{sides[0]} x {sides[1]}{rows}"
+
+
+def _rounded(products: Mapping[str, LayerPrecision], names: Sequence[str]) -> str:
+    """Which sides to round up for tensor cores, as text: each odd side of the largest layers."""
+    sides = dict.fromkeys(side for name in names[:3] for side in products[name].sides)
+    return list_text([f"{side} to {-(-side // 8) * 8}" for side in sides if side % ALIGNED_SIDE])
+
+
+@rule("AMP507", "no-tensor-cores", Severity.INFO)
+def no_tensor_cores(case: Case) -> Iterator[Seen]:
+    """A GPU without tensor cores for the format of autocast."""
+    for dtype in _HALF:
+        devices = [device for device in case.devices if _has_tensor_cores(device, dtype) is False]
+        if dtype in case.numbers.autocast_dtypes and devices:
+            yield _slow(devices, dtype, case)
+            return
+
+
+def _slow(devices: Sequence[OneDeviceHistory], dtype: str, case: Case) -> Seen:
+    device, needed = devices[0], TENSOR_CORES[dtype]
+    return Seen(
+        at=case.scale,
+        ranks=tuple(sorted({device.rank for device in devices})),
+        summary=f"The {device.name or 'GPU'} gains no speed from {dtype}.",
+        cause=f"Its compute capability is {device.capability}; tensor cores for {dtype} came with "
+        f"{needed}."
+        if float(device.capability or 0) < needed
+        else f"Cards of the {NO_TENSOR_CORES} series have no tensor cores.",
+        evidence=Evidence(
+            "capability", case.scale.first_step, device.capability, str(needed), "needed"
+        ),
+    )
+
+
+def _has_tensor_cores(device: OneDeviceHistory, dtype: str) -> bool | None:
+    """Whether a device has tensor cores for this format; None if that is not known."""
+    try:
+        capability = float(device.capability or "")
+    except ValueError:
+        return None
+    return capability >= TENSOR_CORES[dtype] and NO_TENSOR_CORES not in (device.name or "")

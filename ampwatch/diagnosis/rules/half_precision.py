@@ -1,15 +1,17 @@
-"""AMP405, AMP406, AMP414, AMP502: which layers compute and keep weights in half precision."""
+"""AMP405, AMP406, AMP414, AMP418, AMP502: layers and weights in half precision."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import FLOAT16_PARAMETERS
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
-from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
+from ampwatch.diagnosis.precision_history import KeptUpdates, RoundingSample
+from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.value_text import count_text, list_text
 
 # Half of 2^-24: an eps below it is zero in float16.
 FLOAT16_TINY = 2.0**-25
@@ -20,23 +22,7 @@ PRECISION_SAMPLES = 3
 _FLOAT16 = "float16"
 
 
-@rule(
-    "AMP405",
-    "autocast-not-active",
-    Severity.WARNING,
-    Page(
-        meaning="The loss is scaled, but no layer runs in half precision: the scaler costs "
-        "steps and nothing gets faster.",
-        looks=f"No matrix product with an fp16 or bf16 output or operands in fp8 or fp4, in "
-        f"{PRECISION_SAMPLES} samples or more.",
-        not_to_confuse="AMP502, where some layers do. A scaler that is disabled on purpose.",
-        do="Put the forward pass and the loss into `with torch.autocast(device, "
-        "torch.float16)`. With DataParallel, use autocast inside the model's forward(): its "
-        "state belongs to one thread.",
-        example="with torch.autocast(...) around the optimizer's part of the loop only.",
-    ),
-    Ties(excludes_rate=always),
-)
+@rule("AMP405", "autocast-not-active", Severity.WARNING)
 def autocast_not_active(case: Case) -> Iterator[Seen]:
     """A loss scale although no layer runs in half precision."""
     products = case.precision.products
@@ -49,26 +35,11 @@ def autocast_not_active(case: Case) -> Iterator[Seen]:
         at=case.scale,
         summary="The loss is scaled, and no layer runs in half precision.",
         cause=f"The output of {count_text(len(products), 'matrix product')} is {dtypes}.",
-        evidence=(Evidence("output_dtype", case.scale.last_step, dtypes, "float16", "expected"),),
+        evidence=Evidence("output_dtype", case.scale.last_step, dtypes, "float16", "expected"),
     )
 
 
-@rule(
-    "AMP406",
-    "fp16-parameters",
-    Severity.ERROR,
-    Page(
-        meaning="The parameters themselves are float16. GradScaler refuses to unscale their "
-        "gradients, and small updates to such weights round to nothing.",
-        looks="torch's error about unscaling FP16 gradients.",
-        not_to_confuse="Autocast, which casts temporarily and keeps the weights in float32. "
-        "Frozen float16 weights do no harm.",
-        do="Load or keep the model in float32 (no model.half()) and let autocast cast; or train in "
-        "bf16.",
-        example="model.half(), or from_pretrained(..., torch_dtype=torch.float16).",
-    ),
-    Ties(excludes_rate=always),
-)
+@rule("AMP406", "fp16-parameters", Severity.ERROR)
 def fp16_parameters(case: Case) -> Iterator[Seen]:
     """Weights kept in float16, whose gradients the scaler cannot unscale."""
     event = case.events.raised.get(FLOAT16_PARAMETERS)
@@ -83,26 +54,11 @@ def fp16_parameters(case: Case) -> Iterator[Seen]:
         summary="The parameters are float16, and the scaler cannot unscale their gradients.",
         cause=f"{event.exception}: {FLOAT16_PARAMETERS}."
         + (f" Among them {list_text(named)}." if named else ""),
-        evidence=(Evidence("param_dtype", event.step, "float16", "float32", "expected"),),
+        evidence=Evidence("param_dtype", event.step, "float16", "float32", "expected"),
     )
 
 
-@rule(
-    "AMP414",
-    "eps-underflow",
-    Severity.ERROR,
-    Page(
-        meaning="The optimizer's eps rounds to zero in the format of the weights, so its division "
-        "can be 0 / 0: weights become nan within a few steps, although the gradients are finite.",
-        looks=f"float16 weights that are trained, and an eps below {scale_text(FLOAT16_TINY)}.",
-        not_to_confuse="A normalisation layer's eps, which this finding does not check. A loop "
-        "whose optimizer holds float32 copies of float16 weights.",
-        do="Keep the weights in float32; or set eps to 1e-4 or so.",
-        example="model.half() with Adam, whose eps is 1e-8.",
-    ),
-    # With float32 weights, eps is not zero.
-    Ties(explained_by=("AMP406",), excludes_rate=always),
-)
+@rule("AMP414", "eps-underflow", Severity.ERROR)
 def eps_underflow(case: Case) -> Iterator[Seen]:
     """An optimizer's eps that is zero in the half precision of the weights."""
     kept = [name for name, one in case.precision.layers.items() if one.keeps_float16]
@@ -116,28 +72,14 @@ def eps_underflow(case: Case) -> Iterator[Seen]:
                 summary=f"The optimizer's eps of {tiny[0]:g} is zero in float16.",
                 cause=f"{count_text(len(kept), 'layer')} of float16 weights are trained, among "
                 f"them {list_text(kept)}; float16 rounds what is below 2^-25 to zero.",
-                evidence=(
-                    Evidence(
-                        "eps", event.step, tiny[0], FLOAT16_TINY, "half of float16's smallest"
-                    ),
+                evidence=Evidence(
+                    "eps", event.step, tiny[0], FLOAT16_TINY, "half of float16's smallest"
                 ),
             )
             return
 
 
-@rule(
-    "AMP502",
-    "autocast-not-helping",
-    Severity.INFO,
-    Page(
-        meaning="Most of the arithmetic runs in float32, so mixed precision saves little.",
-        looks=f"Of all operations in matrix products, less than {100 * HALF_WORK_SHARE:.0f} % "
-        "have an fp16 or bf16 output, or operands in fp8 or fp4.",
-        not_to_confuse="AMP405, where none does.",
-        do="Run the large layers under autocast; keep in float32 only what needs it.",
-        example="autocast(enabled=False) around the whole encoder.",
-    ),
-)
+@rule("AMP502", "autocast-not-helping", Severity.INFO)
 def autocast_not_helping(case: Case) -> Iterator[Seen]:
     """Less than half of the arithmetic in half precision, although autocast is on."""
     products = case.precision.products
@@ -153,7 +95,7 @@ def autocast_not_helping(case: Case) -> Iterator[Seen]:
         layer=wide[0],
         summary=f"Only {share:.0f} % of the arithmetic runs in half precision.",
         cause=f"The largest layers in float32 are {list_text(wide)}.",
-        evidence=(Evidence("half_flops", case.scale.last_step, half, total, "in all"),),
+        evidence=Evidence("half_flops", case.scale.last_step, half, total, "in all"),
     )
 
 
@@ -169,3 +111,48 @@ def _each_eps_in_float16(detail: Mapping[str, Any]) -> Iterator[float]:
         eps = group.get("eps") if _FLOAT16 in str(holds).split("/") else None
         if isinstance(eps, (int, float)) and not isinstance(eps, bool):
             yield float(eps)
+
+
+# Most weights do not move, and most of the requested movement is lost. A smaller loss has the
+# effect of a lower rate.
+_UNMOVED_SHARE, _KEPT_SHARE = 0.5, 0.5
+# The later half of the samples, because the rate may have been large enough at first; at least
+# three.
+_LATER_PART, _LEAST_SAMPLES = 2, 3
+# At least 256 weights are read, and 26 or more of them should have moved in these samples: then
+# stochastic rounding does not leave half of them unmoved by chance.
+_ASKED_SHARES = 0.1
+# ... with a margin of this many standard errors of the mean: 2 false alarms in 1,000 runs of a tiny
+# model.
+_ERRORS = 2.0
+
+
+@rule("AMP418", "updates-rounded-away", Severity.WARNING)
+def updates_rounded_away(case: Case) -> Iterator[Seen]:
+    """Half-precision weights that lose most of each update to rounding."""
+    known = case.rounding.samples
+    later = known[-max(_LEAST_SAMPLES, len(known) // _LATER_PART) :]
+    asked = case.rounding.every * sum(one.asked_share for one in later)
+    if len(later) < _LEAST_SAMPLES or asked < _ASKED_SHARES:
+        return
+    unmoved, kept = statistics.median(one.unmoved_share for one in later), KeptUpdates.of(later)
+    if unmoved <= _UNMOVED_SHARE or kept.share + _ERRORS * kept.error >= _KEPT_SHARE:
+        return
+    last = later[-1]
+    yield Seen(
+        first_step=_first_step(known),
+        last_step=last.step,
+        summary=f"A step leaves {100 * unmoved:.3g} % of the half-precision weights unmoved.",
+        cause=f"Over {count_text(len(later), 'sampled step')} the weights moved "
+        f"{max(0.0, 100 * kept.share):.2g} % of what the rate and the optimizer's state ask "
+        "for: the rest is too small for their format and is rounded away.",
+        evidence=(
+            Evidence("unmoved_share", last.step, unmoved, _UNMOVED_SHARE, "threshold"),
+            Evidence("update_kept_share", last.step, kept.share, _KEPT_SHARE, "threshold"),
+        ),
+    )
+
+
+def _first_step(samples: tuple[RoundingSample, ...]) -> int:
+    """The first sampled step in which rounding left most weights unmoved."""
+    return next(one.step for one in samples if one.unmoved_share > _UNMOVED_SHARE)

@@ -9,7 +9,7 @@ import numpy as np
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import LOW_HEADROOM_OCTAVES, TREND_SAMPLES, LayerHistory
-from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Seen, rule
 
 # Close to the limit: in most samples of a layer, and in at least this many.
 LOW_HEADROOM_SAMPLES = 5
@@ -19,25 +19,7 @@ HEADROOM_HORIZON_STEPS = 500
 TREND_STEPS, TREND_OCTAVES, TREND_FALLING_SHARE = 100, 1.0, 0.8
 
 
-@rule(
-    "AMP205",
-    "low-headroom",
-    Severity.WARNING,
-    Page(
-        meaning="A layer's activations stay close to the limit of half precision, or will soon "
-        "reach it if they go on growing. The next spike overflows in the forward pass, where "
-        "no loss scale helps.",
-        looks=f"The largest activation within {LOW_HEADROOM_OCTAVES:.0f} octaves of 65504 in "
-        f"most of {LOW_HEADROOM_SAMPLES} samples or more, or growing so fast in its last "
-        f"{TREND_SAMPLES} samples that it passes 65504 within {HEADROOM_HORIZON_STEPS} steps.",
-        not_to_confuse="AMP203, where the overflow has happened. Gradients near the limit: the "
-        "loss scale takes care of those.",
-        do="Normalise what enters the layer, shrink its initial weights, run it in float32, or "
-        "use bf16, whose range is float32's. If it grows, look at the learning rate.",
-        example="a feed-forward layer whose largest output doubles every 100 steps, now 16,000.",
-    ),
-    Ties(explained_by=("AMP210",)),
-)
+@rule("AMP205", "low-headroom", Severity.WARNING)
 def low_headroom(case: Case) -> Iterator[Seen]:
     """A layer with little headroom below the limit of its format, or due to lose it."""
     layers = case.layers

@@ -1,43 +1,24 @@
-"""AMP212: steps that the loop itself leaves out, and how other findings mention them."""
+"""AMP212 and AMP904: steps that the loop or a guard leaves out, and how other findings say so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.event_history import GuardHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import NOT_FINITE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, share_text
 
 # Occasional bad batches cost one step in a hundred; more than that is wasted training. A single
 # step is no warning, however short the record.
-_WARNING_SHARE, _ALONE = 0.01, 1
+_OFTEN_SHARE, _ALONE = 0.01, 1
 # With gradient accumulation, every second line or more has no update.
 _PAUSES_SHARE = 1 / 3
 
 
-@rule(
-    "AMP212",
-    "loop-skips-steps",
-    Severity.INFO,
-    Page(
-        meaning="The loop checks its own loss or gradients and leaves the step out, or stops, "
-        "when they are not finite: a forward pass ran, and no optimizer step followed. No "
-        "weight is harmed, and nothing is learnt from that batch.",
-        looks="A training forward pass or a loss that is not finite, without a step after it; in a "
-        "run without a scaler, also an update of exactly 0 between others although rate and "
-        f"gradients were not 0. A warning if this is more than {100 * _WARNING_SHARE:.0f} % of the "
-        "steps. At the end of the record it means that the loop stopped there.",
-        not_to_confuse="A skip of the scaler, which halves the loss scale; AMP402, where the "
-        "optimizer does step and update() is missing.",
-        do="Keep the check and fix what it reacts to: the finding that caused this one. A check "
-        "before scaler.scale() hides the overflow from the scaler: if a lower loss scale "
-        "would help, let the scaler skip the step instead.",
-        example="if not math.isfinite(loss.item()): continue",
-    ),
-    Ties(explained_by=("AMP209", *NOT_FINITE, "AMP211", "AMP206")),
-)
+@rule("AMP212", "loop-skips-steps", Severity.INFO)
 def loop_skips_steps(case: Case) -> Iterator[Seen]:
     """Steps that the loop itself leaves out."""
     seen, steps = case.unskipped.left_out, case.numbers.steps
@@ -46,7 +27,7 @@ def loop_skips_steps(case: Case) -> Iterator[Seen]:
     times = seen.joined(unmoved).joined(told)
     if not times.count:
         return
-    often = times.count > max(_ALONE, _WARNING_SHARE * steps)
+    often = times.count > max(_ALONE, _OFTEN_SHARE * steps)
     yield Seen(
         severity=Severity.WARNING if often else Severity.INFO,
         at=times,
@@ -54,8 +35,8 @@ def loop_skips_steps(case: Case) -> Iterator[Seen]:
         cause=f"In {count_text(times.count, 'step')} ({share_text(times.count, steps)}) "
         + " and ".join(_how(case, seen, unmoved, told))
         + ".",
-        evidence=(
-            Evidence("left_out", times.last_step, float(times.count), float(steps), "steps in all"),
+        evidence=Evidence(
+            "left_out", times.last_step, float(times.count), float(steps), "steps in all"
         ),
     )
 
@@ -113,3 +94,72 @@ def left_out_ending(case: Case, times: Times, what: str = "the forward pass") ->
         since = f"Since step {first:,} the training loop has made"
     steps = count_text(running.count, "step")
     return f" {since} no step: {what} was not finite in {steps} in a row."
+
+
+@rule("AMP904", "guard-acts", Severity.INFO)
+def guard_acts(case: Case) -> Iterator[Seen]:
+    """Actions of a guard, or those that a dry run would have taken."""
+    seen = case.guard
+    acted = seen.left_out.joined(seen.lowered).joined(seen.stopped)
+    times = acted.joined(seen.would).joined(seen.capped)
+    if not times.count:
+        return
+    steps = case.numbers.steps
+    yield Seen(
+        severity=_guard_severity(seen, steps),
+        at=times,
+        summary=_guard_summary(seen),
+        cause=_guard_cause(seen, steps),
+        action="Look at the batches of these steps: a rare bad one needs nothing else."
+        if _guard_severity(seen, steps) is Severity.INFO
+        else None,
+        evidence=Evidence(
+            "guard_actions", times.last_step, float(acted.count), float(steps), "steps in all"
+        ),
+    )
+
+
+def _guard_severity(seen: GuardHistory, steps: int) -> Severity:
+    if seen.stopped.count or (seen.standing and seen.left_out.count):
+        return Severity.ERROR
+    often = seen.left_out.count > max(_ALONE, _OFTEN_SHARE * steps)
+    hides = seen.capped.count or seen.lowered.count or often
+    return Severity.WARNING if hides and not seen.would.count else Severity.INFO
+
+
+def _guard_summary(seen: GuardHistory) -> str:
+    if seen.stopped.count:
+        return f"The guard stopped the training at step {seen.stopped.last_step:,}."
+    if seen.would.count:
+        return f"A guard would have acted {count_text(seen.would.count, 'time')} (dry run)."
+    parts = [f"left out {count_text(seen.left_out.count, 'step')}"] * bool(seen.left_out.count)
+    parts += ["lowered the learning rate"] * bool(seen.lowered.count)
+    parts = parts or ["was at its cap"]
+    return f"The guard {' and '.join(parts)}."
+
+
+def _guard_cause(seen: GuardHistory, steps: int) -> str:
+    told = []
+    if seen.left_out.count:
+        share = share_text(seen.left_out.count, steps)
+        told.append(
+            f"In {count_text(seen.left_out.count, 'step')} ({share}) gradients were not finite, or "
+            "gradients, loss, inputs or rate far above what is usual here; no weight moved in them."
+        )
+    if seen.would.count:
+        told.append(
+            "Gradients were not finite, or gradients, loss, inputs or rate far above what is usual "
+            "here; the steps were taken."
+        )
+    if seen.standing:
+        told.append("Steps that are not finite have become the rule: the training stands still.")
+    if seen.capped.count:
+        which = count_text(seen.capped.count, "more outlying step")
+        what = "would have been" if seen.would.count else "were"
+        told.append(f"At least {which} {what} taken, since the guard had acted as often as it may.")
+    if seen.lowered.count:
+        when = f"at step {seen.lowered.last_step:,}"
+        told.append(f"A second one followed soon, and the rate was lowered for a while {when}.")
+    if seen.out_of_work:
+        told.append(seen.out_of_work)
+    return " ".join(told) or "Outlying steps went on when it had acted as often as it may."

@@ -1,7 +1,7 @@
-"""AMP401, 403, 404, 409 and 412: mistakes in the loop that the probe observed directly.
+"""AMP401 to AMP404, AMP407 to AMP409, AMP412: mistakes in the loop, and in who scales the loss.
 
-The probe records the first of each as a `misuse` event with the finding's code and its numbers. A
-rule here is only its page and the wording of the event.
+Of AMP401, 403, 404, 409 and 412 the probe records the first as a `misuse` event with the finding's
+code and its numbers. A rule of these is only the wording of the event.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Rule, Seen, Ties, always
-from ampwatch.diagnosis.rules.fatal_errors import is_about_dtypes
+from ampwatch.diagnosis.rule import Rule, Seen, rule
+from ampwatch.diagnosis.rules.run_endings import is_about_dtypes
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 
 Numbers = Callable[[Event], tuple[str, tuple[Evidence, ...]]]
@@ -23,8 +23,6 @@ def _mistake(
     code: str,
     name: str,
     severity: Severity,
-    page: Page,
-    ties: Ties,
     *,
     summary: str,
     cause: str,
@@ -52,24 +50,13 @@ def _mistake(
             evidence=evidence,
         )
 
-    return Rule(code, name, severity, page, check, ties)
+    return Rule(code, name, severity, check)
 
 
 clip_before_unscale = _mistake(
     "AMP401",
     "clip-before-unscale",
     Severity.ERROR,
-    Page(
-        meaning="Gradients were clipped (or edited) while they were still multiplied by the "
-        "loss scale, so the effective limit is max_norm / scale and nearly every update is "
-        "cut to almost nothing.",
-        looks="Gradients change between backward and unscale_.",
-        not_to_confuse="Clipping after scaler.unscale_(optimizer), which is right.",
-        do="Call scaler.unscale_(optimizer) before clip_grad_norm_.",
-        example="backward, clip_grad_norm_(..., 1.0), scaler.step: an effective limit of 2^-16.",
-    ),
-    # What was cleared too early was not clipped.
-    Ties(groundless_beside=("AMP410",), excludes_rate=always),
     summary="Gradients were clipped or changed before they were unscaled.",
     cause="The gradients changed between backward() and unscale_(), where they are still "
     "multiplied by the loss scale. A limit for clipping is far too small there.",
@@ -97,19 +84,6 @@ update_inside_accumulation = _mistake(
     "AMP403",
     "update-inside-accumulation",
     Severity.ERROR,
-    Page(
-        meaning="scaler.update() ran between the backward passes of one optimizer step. "
-        "Gradients with different scales are added up, or some are unscaled twice: the sum "
-        "is a wrong gradient, and an overflow in it lowers the scale again at each update.",
-        looks="Gradients that no step has used exist when update() is called, and the next "
-        "backward pass adds to them: under another scale, or after unscale_.",
-        not_to_confuse="An update after a step that was left out on purpose, if the gradients "
-        "are cleared next; two optimizers that step at different intervals, while the scale "
-        "does not change.",
-        do="Call scaler.unscale_, step and update together, once, after a step's last backward.",
-        example="for each micro-batch: scale(loss).backward(); unscale_(optimizer); update().",
-    ),
-    Ties(excludes_rate=always),
     summary="scaler.update() is called inside a gradient accumulation.",
     cause="It ran while gradients were waiting for their optimizer's step.",
     numbers=_mixed,
@@ -119,15 +93,6 @@ step_bypasses_scaler = _mistake(
     "AMP404",
     "step-bypasses-scaler",
     Severity.ERROR,
-    Page(
-        meaning="optimizer.step() was called directly although a scaler scales the loss: the "
-        "update uses gradients that are `scale` times too large, and overflows are not skipped.",
-        looks="An optimizer step outside scaler.step.",
-        not_to_confuse="A second optimizer whose loss is not scaled on purpose.",
-        do="Replace optimizer.step() by scaler.step(optimizer).",
-        example="scaler.scale(loss).backward(); optimizer.step()",
-    ),
-    Ties(excludes_rate=always),
     summary="optimizer.step() was called directly, not through the scaler.",
     cause="The loss is scaled, so this update used gradients multiplied by the scale, and an "
     "overflow would not have been skipped.",
@@ -143,19 +108,6 @@ backward_under_autocast = _mistake(
     "AMP409",
     "backward-under-autocast",
     Severity.WARNING,
-    Page(
-        meaning="backward() ran inside the autocast block. PyTorch advises against it: a custom "
-        "backward may run in another type than its forward. Torch's own operations are not "
-        "affected.",
-        looks="Autocast is on when the backward pass starts. Information; a warning if training "
-        "then ended by a mixed-dtype error (AMP415).",
-        not_to_confuse="A gradient penalty's inner torch.autograd.grad, which may be inside the "
-        "block.",
-        do="End the `with torch.autocast(...)` block before backward(). If a framework keeps it "
-        "open (Lightning's manual optimization), nothing needs to be done.",
-        example="with torch.autocast(...): loss = f(x); scaler.scale(loss).backward()",
-    ),
-    Ties(),
     summary="backward() runs inside the autocast block.",
     cause="Autocast was still on when the backward pass began.",
     harms=_met_mixed_types,
@@ -177,20 +129,59 @@ grads_not_cleared = _mistake(
     "AMP412",
     "grads-not-cleared",
     Severity.ERROR,
-    Page(
-        meaning="Gradients that an optimizer step has used are still there at its next step, so "
-        "every step repeats all the steps before it.",
-        looks="Since the last step, only backward passes have written to the gradients that it "
-        "used, and they were not zero when the pass began.",
-        not_to_confuse="Accumulation over micro-batches, which clears after its step; gradients "
-        "that another loss left and that are cleared before this one's backward.",
-        do="Call optimizer.zero_grad() once a step, before the first backward.",
-        example="for batch in data: scaler.scale(loss(batch)).backward(); scaler.step(optimizer); "
-        "scaler.update()",
-    ),
-    Ties(excludes_rate=always),
     summary="The gradients are not cleared between steps.",
     cause="The gradients of the previous step were still in .grad when the next backward pass "
     "began, and were used again; an overflow stays there for ever.",
     left=_inf_in_grad,
 )
+
+
+# One step without an update may be the end of the loop; two are a mistake.
+MISSING_UPDATES = 2
+
+
+@rule("AMP402", "update-missing", Severity.ERROR)
+def update_missing(case: Case) -> Iterator[Seen]:
+    """Steps of a scaler without scaler.update()."""
+    numbers = case.numbers
+    raised = numbers.second_steps.joined(numbers.second_unscales)
+    times = numbers.missing_updates.joined(raised)
+    if times.count < MISSING_UPDATES and not raised.count:
+        return
+    unscaled = times.count == numbers.second_unscales.count
+    yield Seen(
+        at=times,
+        summary="scaler.update() is missing.",
+        cause="unscale_() ran again after another backward pass, with no update in between."
+        if unscaled
+        else f"In {count_text(times.count, 'step')} the optimizer stepped and no update "
+        "followed before the next iteration.",
+        evidence=Evidence("update_seen", times.first_step, "false"),
+    )
+
+
+@rule("AMP408", "fp16-without-scaler", Severity.WARNING)
+def fp16_without_scaler(case: Case) -> Iterator[Seen]:
+    """Half precision without a scaler."""
+    scale = case.scale
+    if scale.has_scaler or "float16" not in case.numbers.autocast_dtypes:
+        return
+    yield Seen(
+        at=scale,
+        summary="The model runs in fp16 and nothing scales the loss.",
+        cause="Autocast is on with float16, and no step of the record has a loss scale.",
+        evidence=Evidence("autocast_dtype", scale.first_step, "float16"),
+    )
+
+
+@rule("AMP407", "scaler-with-bf16", Severity.INFO)
+def scaler_with_bf16(case: Case) -> Iterator[Seen]:
+    """A scaler in a run in bf16, which needs none."""
+    if not case.scale.has_scaler or case.numbers.autocast_dtypes != {"bfloat16"}:
+        return
+    yield Seen(
+        at=case.scale,
+        summary="The model runs in bf16, which needs no loss scale.",
+        cause="Autocast is on with bfloat16, whose range is float32's.",
+        evidence=Evidence("autocast_dtype", case.scale.first_step, "bfloat16"),
+    )

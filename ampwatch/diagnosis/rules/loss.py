@@ -12,17 +12,23 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import RateRows, constants
-from ampwatch.diagnosis.learning_rate.attribution import Cause
-from ampwatch.diagnosis.learning_rate.loss_shift import loss_wanders
+from ampwatch.diagnosis.learning_rate.judgement import Cause
 from ampwatch.diagnosis.learning_rate.noise import trailing_medians
-from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
+from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign, loss_wanders
 from ampwatch.diagnosis.learning_rate.trouble import rows_around
-from ampwatch.diagnosis.loss_band import ROUNDED, WINDOW, has_left_band
-from ampwatch.diagnosis.loss_rise import GREW, OUT_OF_BAND, SHORT, TELLING, LossRise, RiseKind
+from ampwatch.diagnosis.loss_rise import (
+    GREW,
+    OUT_OF_BAND,
+    ROUNDED,
+    TELLING,
+    WINDOW,
+    LossRise,
+    RiseKind,
+    has_left_band,
+)
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
 from ampwatch.diagnosis.medians import known_of, median
-from ampwatch.diagnosis.outlying_inputs import APART_STEPS, INPUT_TIMES
-from ampwatch.diagnosis.rule import NOT_ITS_GRADIENTS, RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text, share_text
 from ampwatch.rows import LR_LEAP
 
@@ -53,28 +59,7 @@ _LEFT_OUT = (
 )
 
 
-@rule(
-    "AMP206",
-    "bad-batch",
-    Severity.WARNING,
-    Page(
-        meaning="Now and then a batch overflows, or its loss jumps, because of its contents: "
-        "the steps before it were ordinary.",
-        looks="An isolated overflow or jump of the loss, with an input maximum "
-        f"{INPUT_TIMES:.0f} times its recent median, after an ordinary update. Or steps "
-        f"whose loss jumps {TELLING:.0f} deviations or more above its recent band and is "
-        f"back at the next step, and which stand out from the noise: a warning from {LEAPS} "
-        f"on, from {GROWN_LEAPS} if gradients or updates jumped with them. Information if "
-        "a guard (AMP904) left them all out.",
-        not_to_confuse="AMP102, an overflow just after the scale grew; AMP301, where updates "
-        f"grow first; AMP303, which is about the recovery. Several in {APART_STEPS} steps "
-        "are AMP105 or AMP203.",
-        do="Look in that batch for outliers, a corrupt file or a missing normalisation. Limit such "
-        "inputs, or leave such samples out.",
-        example="one image in float values of 0 to 65535 among images of 0 to 1.",
-    ),
-    Ties(cures=("clip",)),
-)
+@rule("AMP206", "bad-batch", Severity.WARNING)
 def bad_batch(case: Case) -> Iterator[Seen]:
     """Isolated batches that stand out by their input or by a jump of the loss."""
     if case.judgement.is_the_rate:
@@ -96,9 +81,7 @@ def bad_batch(case: Case) -> Iterator[Seen]:
             "missing normalisation. Limit such inputs, or leave such samples out.",
             cause=f"At step {first.step} the largest input was {first.value:,.4g}, "
             f"{first.times:,.0f} times its recent median, after an ordinary update.",
-            evidence=(
-                Evidence("input_amax", first.step, first.value, first.median, "median before"),
-            ),
+            evidence=Evidence("input_amax", first.step, first.value, first.median, "median before"),
         )
 
 
@@ -123,7 +106,7 @@ def _leaps(case: Case) -> Seen | None:
         cause=f"At step {first.first_step} the loss was {first.peak:,.4g}, after "
         f"{first.level:,.4g}: {first.height:,.0f} deviations above its recent band{also}; at "
         "the next step it was back.",
-        evidence=(Evidence("loss", first.first_step, first.peak, first.level, "before"),),
+        evidence=Evidence("loss", first.first_step, first.peak, first.level, "before"),
     )
 
 
@@ -136,35 +119,7 @@ def _most(case: Case) -> float:
     return max(_FEW, MIXED_SHARE * case.scale.steps)
 
 
-@rule(
-    "AMP303",
-    "recoverable-spike",
-    Severity.INFO,
-    Page(
-        meaning="The loss rose out of its recent band and came back by itself; or several steps "
-        "in a row overflowed, the loss scale fell a few octaves, and the run recovered. This "
-        "finding is about the recovery; the cause may have a finding of its own.",
-        looks="With or without a scaler: a rise of the loss, for at least three steps, "
-        f"{TELLING:.0f} deviations above its level before, at its top or by the mean of its steps "
-        f"(in deviations of such a mean; {OUT_OF_BAND:.0f} at its top, for more than {SHORT} "
-        "entries, if gradients or updates left their band too), that stands out from the "
-        f"noise and comes back. A warning if spikes repeat: {LATE_SPIKES} in the last quarter of "
-        f"the record, or more than {100 * LOST_SHARE:g} % of the steps lost to {LOST_SPIKES} of "
-        f"them (to {GROWN_SPIKES} if gradients or updates left their band as well; to one if it "
-        f"cost {LONG_STEPS} steps and gradients are not known to have stayed). Or "
-        f"{thresholds.SPIKE_SKIPS} or more skips in a row, after which steps are accepted again; "
-        "large runs have recovered like this from falls of about "
-        f"{thresholds.COLLAPSE_OCTAVES} octaves. A rise right after the rate was "
-        "raised is not a spike.",
-        not_to_confuse="AMP103, which does not come back; AMP206, the batch that caused it; "
-        "AMP105, skips that continue.",
-        do="Nothing after a single spike. If spikes return, restart before them and skip those "
-        "batches, or clip the updates layer by layer; only then lower the rate a little.",
-        example="a 13B model whose scale went from 65536 to 4096 and was back within 500 steps, "
-        "with nothing changed.",
-    ),
-    Ties(explained_by=("AMP206",), cures=("clip",)),
-)
+@rule("AMP303", "recoverable-spike", Severity.INFO)
 def recoverable_spike(case: Case) -> Iterator[Seen]:
     """Spikes of the loss, or bursts of skips, from which the run recovered."""
     if case.standing_fall is not None or case.judgement.onset is not None:
@@ -248,27 +203,7 @@ def _burst(case: Case) -> Seen:
     )
 
 
-@rule(
-    "AMP307",
-    "diverging-without-overflow",
-    Severity.ERROR,
-    Page(
-        meaning="The loss diverges and the loss scale does not react, or there is none: nothing "
-        "overflows, every step is taken, and each makes the loss worse.",
-        looks=f"A loss at least {thresholds.DIVERGED_LOSS} times its first value and no better "
-        "than before, updates or weights out of their band before that, and no skips. Or a rise "
-        f"of the loss, {TELLING:.0f} deviations above its recent band, or a climb out of its "
-        "best one, that has not come back by the end and is not falling: an error if "
-        "gradients or updates left their band with it, a warning if no gradient norms are "
-        "recorded, or their noise hides that and the loss is "
-        f"{_DOUBLE:g} times as high; no finding if they stayed.",
-        not_to_confuse="A loss that rises in a healthy run (one half of an adversarial pair): "
-        "its updates stay in their band. AMP103, where the scale falls.",
-        do="As for AMP301, which names the cause.",
-        example="a loss of 2.3 that is 40 after 200 steps, at a steady scale of 2^16.",
-    ),
-    Ties(explained_by=(*NOT_ITS_GRADIENTS, *RATE, "AMP306"), cures=("clip",)),
-)
+@rule("AMP307", "diverging-without-overflow", Severity.ERROR)
 def diverging_without_overflow(case: Case) -> Iterator[Seen]:
     """A loss that diverges or does not come back while the loss scale is steady."""
     if case.standing_fall is None:
@@ -294,7 +229,7 @@ def _diverged(case: Case) -> Seen | None:
         summary=f"The loss diverges without an overflow: {first:.4g} at first, {last:.4g} now.",
         cause=f"From step {onset.step} {onset.sign.value}, and the updates were out of their "
         "band before.",
-        evidence=(Evidence("loss", case.scale.last_step, last, first, "at first"),),
+        evidence=Evidence("loss", case.scale.last_step, last, first, "at first"),
     )
 
 
@@ -423,5 +358,5 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
         if grew
         else "Look at the batches around the step at which the loss rose: was the data changed "
         "there? If it was not, lower the learning rate and start once more.",
-        evidence=(Evidence("loss_peak", step, height, level, "before"),),
+        evidence=Evidence("loss_peak", step, height, level, "before"),
     )

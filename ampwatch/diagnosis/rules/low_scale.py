@@ -11,31 +11,13 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import AT_FLOOR
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.rule import NOT_FINITE, RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.scale_collapse import slow_fall, unknown_cause_text
-from ampwatch.diagnosis.rules.scale_search_and_resets import STARTUP_ERROR_SCALE
+from ampwatch.diagnosis.rules.scale_search_and_growth import STARTUP_ERROR_SCALE
 from ampwatch.diagnosis.value_text import scale_text
 
 
-@rule(
-    "AMP104",
-    "scale-at-floor",
-    Severity.ERROR,
-    Page(
-        meaning="The loss scale is zero, at the framework's minimum, or so small that no step "
-        "can succeed. At 2^-128 and below, its inverse is inf in float32: torch then finds "
-        "no overflow, takes the step, and destroys the weights without a warning.",
-        looks="A skip at the minimum, or any step at a scale below "
-        f"{scale_text(thresholds.FLOOR_SCALE)}. In another trainer's log also the error with "
-        "which it gave up.",
-        not_to_confuse="AMP109: with a loss summed over many items, a scale well below 1 is "
-        "healthy.",
-        do="Stop the run, and fix what made the scale fall. A minimum scale or a lower floor does "
-        "not help.",
-        example="scale 1.2e-38 and still skipping.",
-    ),
-    Ties(explained_by=("AMP103", "AMP209", *RATE, *NOT_FINITE)),
-)
+@rule("AMP104", "scale-at-floor", Severity.ERROR)
 def scale_at_floor(case: Case) -> Iterator[Seen]:
     """A loss scale at the lowest value possible, or too low for any step to work."""
     scale, final, times = case.scale, case.final_scale, case.scale.floored
@@ -52,14 +34,8 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
         cause="It is so small that its inverse is not a finite number."
         if scale.tiny.count
         else "It fell to the lowest scale that the framework allows, and steps still overflow.",
-        evidence=(
-            Evidence(
-                "scale",
-                times.first_step,
-                scale.lowest,
-                thresholds.FLOOR_SCALE,
-                "smallest that works",
-            ),
+        evidence=Evidence(
+            "scale", times.first_step, scale.lowest, thresholds.FLOOR_SCALE, "smallest that works"
         ),
     )
 
@@ -86,7 +62,7 @@ def _gave_up(case: Case) -> Iterator[Seen]:
         last_step=step,
         summary=summary,
         cause=cause + unknown_cause_text(case),
-        evidence=(Evidence("scale", step, final, case.scale.floor, "the framework's lowest"),),
+        evidence=Evidence("scale", step, final, case.scale.floor, "the framework's lowest"),
     )
 
 
@@ -97,22 +73,7 @@ def _is_lost(case: Case) -> bool:
     return low and not case.is_searching and case.standing_fall is None
 
 
-@rule(
-    "AMP109",
-    "low-scale-by-design",
-    Severity.INFO,
-    Page(
-        meaning="The loss scale is below 1 and the run is healthy: the loss is a sum over many "
-        "items, so its gradients are large. This is not a fault.",
-        looks="Steps accepted at an established scale below 1, while the loss falls.",
-        not_to_confuse="AMP103 and AMP104, where a scale below 1 is the end of a fall.",
-        do="Nothing to do. Averaging the loss instead of summing it makes the scale easier to "
-        "read.",
-        example="fairseq's sum-reduced cross entropy at a scale of 2^-3.",
-    ),
-    # A run that loses its gradients is not healthy.
-    Ties(groundless_beside=("AMP201", "AMP410")),
-)
+@rule("AMP109", "low-scale-by-design", Severity.INFO)
 def low_scale_by_design(case: Case) -> Iterator[Seen]:
     """A low loss scale, below 1, at which the run learns."""
     scale, final = case.scale, case.final_scale
@@ -128,7 +89,7 @@ def low_scale_by_design(case: Case) -> Iterator[Seen]:
         summary=f"The loss scale is {scale_text(final)}, and the run is healthy.",
         cause="Steps are accepted at this scale and the loss falls: a loss that is summed over "
         "many items has large gradients.",
-        evidence=(Evidence("scale", scale.last_step, final, 1.0, "usual at least"),),
+        evidence=Evidence("scale", scale.last_step, final, 1.0, "usual at least"),
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
-from ampwatch.diagnosis.findings import Evidence, Finding, Severity
-from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
-from ampwatch.diagnosis.rules.scale_growth import raise_scale_text
+from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rules.scale_search_and_growth import raise_scale_text
 from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # Gradients that are all exactly zero: one batch may give none, so many batches in a row do not. In
@@ -17,38 +17,7 @@ from ampwatch.diagnosis.value_text import count_text, scale_text
 ZERO_STEPS, ZERO_LINES = thresholds.NO_ACCIDENT_STEPS, 5
 
 
-def _unless_died(case: Case, _finding: Finding) -> bool:
-    """Whether the rate is excluded as a cause: too high a rate kills units that had gradients."""
-    return not case.zeros.has_died
-
-
-@rule(
-    "AMP410",
-    "no-gradients",
-    Severity.ERROR,
-    Page(
-        meaning="The optimizer stepped and none of its parameters had a gradient, or every "
-        "gradient was exactly zero, or the loss does not depend on any trainable parameter. "
-        "Nothing is learnt.",
-        looks="torch's error that no inf checks were recorded for this optimizer, or that the "
-        f"loss does not require grad. Or {ZERO_STEPS} accepted steps in a row, up to the end "
-        "of the record, with a gradient norm of exactly 0. The rest of the record shows why, "
-        "in this order: the norm was not zero after the backward pass (cleared too early); "
-        "half precision lost everything (the layers' underflow share, and the scale); the "
-        "loss is exactly 0 (multiplied by 0, masked); it is the same in every step (clamped, "
-        "saturated); it varies (detached, rounded, dead units).",
-        not_to_confuse="A loss that training has brought down until nothing is left to learn (a "
-        "hinge loss, a few memorised examples): this is reported as information. Parameters that "
-        "are frozen on purpose, beside others that learn; a rate of 0 at the start of a warm-up.",
-        do="Check that the optimizer was given this model's parameters, that they require "
-        "gradients, that the loss is not detached (re-entrant checkpointing detaches it if no "
-        "input requires a gradient), and that zero_grad() is not called between backward() and "
-        "step(). If the gradients underflow, scale the loss or raise the scale.",
-        example="the optimizer was made before the model was replaced by its compiled copy; the "
-        "loss is computed from output.round().",
-    ),
-    Ties(explained_by=(*RATE, "AMP408", "AMP107", "AMP103", "AMP201"), excludes_rate=_unless_died),
-)
+@rule("AMP410", "no-gradients", Severity.ERROR)
 def no_gradients(case: Case) -> Iterator[Seen]:
     """Parameters without gradients, a loss without a graph, or gradients that are all zero."""
     raised = next((text for text in _REFUSALS if text in case.events.raised), None)
@@ -63,7 +32,7 @@ def no_gradients(case: Case) -> Iterator[Seen]:
             cause="No step has a gradient norm, no update moved a weight, and no layer's weights "
             "have requires_grad.",
             action="Set requires_grad on the parameters to train, and pass them to the optimizer.",
-            evidence=(Evidence("update_norm", case.scale.last_step, 0.0),),
+            evidence=Evidence("update_norm", case.scale.last_step, 0.0),
         )
 
 
@@ -89,7 +58,7 @@ def _refused(case: Case, text: str) -> Seen:
         summary=summary,
         cause=f"{event.exception}: {text}.",
         action=action,
-        evidence=(Evidence("exception", event.step, event.exception),),
+        evidence=Evidence("exception", event.step, event.exception),
     )
 
 

@@ -10,44 +10,14 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
-from ampwatch.diagnosis.rule import (
-    MIXED,
-    NOT_ITS_GRADIENTS,
-    RATE,
-    Page,
-    Seen,
-    Ties,
-    always,
-    before_any_update,
-    rule,
-)
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
-from ampwatch.diagnosis.rules.scale_search_and_resets import no_scale_helps, startup_has_failed
+from ampwatch.diagnosis.rules.scale_search_and_growth import no_scale_helps, startup_has_failed
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import alone_text, count_text, list_text, steps_text
 
 
-@rule(
-    "AMP204",
-    "loss-not-finite",
-    Severity.ERROR,
-    Page(
-        meaning="The loss is inf or nan although every layer's output is finite: the loss "
-        "function itself, or a mask constant in it, exceeds the range of half precision.",
-        looks="A non-finite loss at a step whose activations are all finite; in a text log, "
-        "which has no activations, any non-finite loss.",
-        not_to_confuse="AMP203, where a layer is the first; AMP209, where the input is.",
-        do="Compute the loss in float32; use the forms that take logits; mask with the format's "
-        "smallest value instead of -1e9.",
-        example="log(softmax(x)) in fp16, exp() of a score above 11, a mask of -1e9.",
-    ),
-    Ties(
-        explained_by=("AMP209", *MIXED, *RATE, "AMP207", "AMP211", "AMP210"),
-        excludes_rate=before_any_update,
-        shown_late=True,
-        cures=("autocast-off", "bfloat16"),
-    ),
-)
+@rule("AMP204", "loss-not-finite", Severity.ERROR)
 def loss_not_finite(case: Case) -> Iterator[Seen]:
     """A loss that is not finite although the activations are."""
     times, value = _bad_losses(case), case.numbers.bad_loss_value
@@ -113,28 +83,7 @@ def _loss_action(case: Case, times: Times) -> str:
     return cure
 
 
-@rule(
-    "AMP207",
-    "weights-not-finite",
-    Severity.ERROR,
-    Page(
-        meaning="A weight is inf or nan before the forward pass. The run cannot recover: every "
-        "later loss and gradient is a consequence.",
-        looks="A layer whose weights are not finite, then skips at any scale.",
-        not_to_confuse="A forward overflow (AMP203), where the weights are finite.",
-        do="Find what made them so: an update far too large, gradients that were not finite; with "
-        "a scaler, a step without it or at a scale below 2^-126; with fp16 weights, an optimizer "
-        "whose eps vanishes.",
-        example="Adam in fp16 with eps 1e-8: nan after the first step.",
-    ),
-    Ties(
-        explained_by=(*NOT_ITS_GRADIENTS, "AMP414", "AMP209", "AMP211", *RATE, "AMP104"),
-        excludes_rate=before_any_update,
-        shown_late=True,
-        in_strict_order=True,
-        cures=("clip", "autocast-off"),
-    ),
-)
+@rule("AMP207", "weights-not-finite", Severity.ERROR)
 def weights_not_finite(case: Case) -> Iterator[Seen]:
     """Weights that are not finite before the forward pass."""
     times, layers, told = case.numbers.bad_weights, case.layers, case.events.weights
@@ -174,24 +123,7 @@ EVERY_BATCH = 5
 _KEPT = "The running statistics of {} have stored it: evaluation returns nan from then on."
 
 
-@rule(
-    "AMP209",
-    "non-finite-input",
-    Severity.ERROR,
-    Page(
-        meaning="An input of the model contains inf or nan. No number format and no loss scale "
-        "helps.",
-        looks="The input itself is not finite; everything after it is a consequence. If it is so "
-        f"in {EVERY_BATCH} steps or more and to the end, every batch is bad. A skipped "
-        "step protects the weights, but not the running statistics of BatchNorm: they keep "
-        "the nan, and the model stays broken when the input is finite again.",
-        not_to_confuse="AMP203, where the inputs are finite.",
-        do="Check the data: division by zero in a normalisation, missing values, a broken file.",
-        example="a column of constants, standardised: 0 / 0.",
-    ),
-    # A rise of the loss that this input cut short might have recovered, as most do.
-    Ties(excludes_rate=always, late_to=RATE),
-)
+@rule("AMP209", "non-finite-input", Severity.ERROR)
 def non_finite_input(case: Case) -> Iterator[Seen]:
     """An input of the model that is not finite."""
     times = case.numbers.bad_input
@@ -255,34 +187,7 @@ _SKIPPED_SHARE = 0.1
 _MOST_SHARE, _MOST_STEPS = 1 / 2, thresholds.NO_ACCIDENT_STEPS
 
 
-@rule(
-    "AMP211",
-    "gradients-not-finite",
-    Severity.ERROR,
-    Page(
-        meaning="The gradients of a step were nan or inf, the loss was finite, and there was no "
-        "scaler to skip the step. An optimizer that takes such a step writes nan into every "
-        "weight.",
-        looks="A gradient norm of nan or inf at a step that was not skipped. An error while such "
-        f"steps continue (in the last {100 * thresholds.RECENT_SHARE:.0f} % of the record, or "
-        f"{thresholds.RECENT_STEPS} steps) or if the weights were not finite afterwards; a warning "
-        "when they are over. Steps that the loop leaves out because of their gradients count if "
-        f"they continue and are more than {100 * _MOST_SHARE:.0f} % of all steps since the first.",
-        not_to_confuse="A loss that is not finite itself (AMP204), which makes every gradient "
-        "so; a step that a scaler skips; an occasional step that the loop itself leaves out "
-        "(AMP212), whose update is exactly zero. A scaler that a log does not mention: its "
-        "search before the first finite norm, and an occasional norm of inf after which norm "
-        f"and loss are finite again (in up to {100 * _SKIPPED_SHARE:.0f} % of the lines): an "
-        "optimizer that takes an inf makes the weights nan. If the loop was watched, it is "
-        "known whether there is a scaler.",
-        do="Look for an operation whose gradient is not "
-        "finite where its value is: sqrt, norm or a division at 0, log near 0, a masked row. "
-        "Until then leave such steps out: step only if torch.isfinite(norm).",
-        example="x.norm(dim=-1) of a row that is all zeros, in bf16: a loss of 2.1, a gradient of "
-        "nan.",
-    ),
-    Ties(explained_by=("AMP209", *MIXED, *RATE), in_strict_order=True, cures=("autocast-off",)),
-)
+@rule("AMP211", "gradients-not-finite", Severity.ERROR)
 def gradients_not_finite(case: Case) -> Iterator[Seen]:
     """Gradients that are not finite in steps that nothing skips."""
     course, weights = case.unskipped, case.numbers.bad_weights

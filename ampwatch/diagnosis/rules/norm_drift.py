@@ -17,7 +17,7 @@ from ampwatch.diagnosis.column_arrays import Integers
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import RateRows
 from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.rule import Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Seen, rule
 
 # Endings of the record, each about two thirds of the one before, so that one of them begins where
 # the rise does: in a shorter one too few points are left to tell it from noise.
@@ -27,25 +27,7 @@ ENDINGS = (thresholds.DRIFT_PART, 0.55, 0.4, 0.3, 0.2, 0.1)
 BEYOND_BEFORE = 2.0
 
 
-@rule(
-    "AMP304",
-    "gradient-norm-drift",
-    Severity.WARNING,
-    Page(
-        meaning="The gradient norm keeps rising: a sign that the run is leaving its stable range.",
-        looks=f"{thresholds.DRIFT_FACTOR:.0f} times higher over the last "
-        f"{100 * thresholds.DRIFT_PART:.0f} % of the record, each of {thresholds.DRIFT_WINDOWS} "
-        f"parts of that above the one before; in the first {thresholds.DRIFT_EARLY_STEPS:,} "
-        "steps only if the loss makes no progress. Or the same over the last half, third, "
-        "fifth or tenth, if the norm ends at twice everything just before it. Or growing gradients "
-        "beside a loss that falls below zero without end, or that swings about it ever wider.",
-        not_to_confuse="A jump at one moment (AMP306); a norm that settles at a new level.",
-        do="Check the largest layers' gradients; clip them or lower the rate before they "
-        "overflow; save a checkpoint.",
-        example="a norm of 0.5 at step 2,000, 0.9 at 4,000, 2.3 at 8,000.",
-    ),
-    Ties(cures=("clip",)),
-)
+@rule("AMP304", "gradient-norm-drift", Severity.WARNING)
 def gradient_norm_drift(case: Case) -> Iterator[Seen]:
     """A gradient norm that keeps rising."""
     endings = ENDINGS if case.rate.rows >= thresholds.DRIFT_ROWS else ()
@@ -59,7 +41,7 @@ def gradient_norm_drift(case: Case) -> Iterator[Seen]:
         summary=f"The gradient norm has grown {last / first:.0f}-fold.",
         cause=f"From {first:.3g} at step {began} to {last:.3g}, rising in every part of the "
         "record since.",
-        evidence=(Evidence("grad_norm", case.scale.last_step, last, first, f"at step {began:,}"),),
+        evidence=Evidence("grad_norm", case.scale.last_step, last, first, f"at step {began:,}"),
     )
 
 

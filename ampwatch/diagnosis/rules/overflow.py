@@ -8,21 +8,11 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.layer_history import KEPT_TIMES, ROOT, UNDERFLOW_SAMPLES
+from ampwatch.diagnosis.layer_history import ROOT
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows
-from ampwatch.diagnosis.rule import (
-    MIXED,
-    RATE,
-    Page,
-    Seen,
-    Ties,
-    always,
-    before_any_update,
-    codes,
-    rule,
-)
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
-from ampwatch.diagnosis.rules.scale_growth import DEFAULT_SCALE, raise_scale_text
+from ampwatch.diagnosis.rules.scale_search_and_growth import DEFAULT_SCALE, raise_scale_text
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import (
     alone_text,
@@ -44,32 +34,7 @@ _OUTPUTS = {
 }
 
 
-@rule(
-    "AMP201",
-    "gradient-underflow",
-    Severity.WARNING,
-    Page(
-        meaning="Most of a layer's gradients are too small for half precision: they become zero "
-        "or lose their digits, and the layer learns slowly or not at all.",
-        looks=f"At accepted steps, {100 * thresholds.UNDERFLOW_SHARE:.0f} % of the non-zero values "
-        "in the gradient at a layer's output are below the smallest normal fp16 number, 2^-14, "
-        f"and no scale below {KEPT_TIMES:.0f} times the one in use suits them, in most of its "
-        f"samples and in at least {UNDERFLOW_SAMPLES}. In the worst case all gradients are zero "
-        "although the loss is not.",
-        not_to_confuse="Zeros after a collapse, which the low scale causes. Zeros of a dead "
-        "unit, a frozen layer, a matrix initialised with zeros or a loss of exactly 0 are "
-        "not lost values. A few lost values in the tail are normal, and so are values below "
-        "2^-14 that keep some digits.",
-        do="Use torch.amp.GradScaler, or bf16, whose range is wide enough; with a scaler, raise "
-        "its initial scale or find what keeps it low. The learning rate is not the cause.",
-        example="autocast without a GradScaler: 98 % lost in the first layers, the loss is flat.",
-    ),
-    Ties(
-        explained_by=codes("AMP408 AMP401 AMP107 AMP208 AMP413 AMP604 AMP602 AMP103"),
-        excludes_rate=always,
-        cures=("init_scale", "float32", "bfloat16"),
-    ),
-)
+@rule("AMP201", "gradient-underflow", Severity.WARNING)
 def gradient_underflow(case: Case) -> Iterator[Seen]:
     """A layer that loses its small gradients to underflow in most of its samples."""
     layers = case.layers
@@ -107,27 +72,7 @@ def _keep_gradients(case: Case) -> str | None:
     return f"The loss scale is {scale_text(final)}. {raise_scale_text(case)}"
 
 
-@rule(
-    "AMP202",
-    "backward-overflow",
-    Severity.WARNING,
-    Page(
-        meaning="The loss is finite, but a layer's gradients, multiplied by the loss scale, "
-        "exceed the range of fp16.",
-        looks=f"At least {thresholds.BACKWARD_OVERFLOWS} overflows that name the same layer, with "
-        "a finite forward pass, and more often than the scale grows.",
-        not_to_confuse="Overflows just after the scale grew (AMP102): any layer may limit the "
-        "scale.",
-        do="Check that layer: a missing normalisation, a very large fan-in, an operation whose "
-        "gradient explodes (sqrt, division, log near 0). Run it in float32.",
-        example="encoder.11.output.dense named in 14 of 15 overflows.",
-    ),
-    Ties(
-        explained_by=(*RATE, "AMP602", "AMP303"),
-        groundless_beside=MIXED,
-        cures=("float32", "bfloat16"),
-    ),
-)
+@rule("AMP202", "backward-overflow", Severity.WARNING)
 def backward_overflow(case: Case) -> Iterator[Seen]:
     """A layer that overflows again and again in the backward pass."""
     named = case.scale.culprits.layers
@@ -161,26 +106,7 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP203",
-    "forward-overflow",
-    Severity.ERROR,
-    Page(
-        meaning="A layer's output is inf or nan although its inputs and weights are finite. "
-        "fp16 ends at 65504; the loss scale does not affect the forward pass and cannot help.",
-        looks="The first layer, innermost and in forward order, whose output is not finite.",
-        not_to_confuse="A non-finite loss after finite activations (AMP204); weights that were "
-        "not finite before (AMP207).",
-        do="Run that layer in float32 (torch.autocast(enabled=False) around it), scale its "
-        "activations down, or use bf16.",
-        example="a feed-forward output of 66,246 in a model that was trained in bf16.",
-    ),
-    Ties(
-        explained_by=("AMP209", *MIXED, *RATE, "AMP207", "AMP210"),
-        excludes_rate=before_any_update,
-        cures=("float32", "bfloat16", "autocast-off"),
-    ),
-)
+@rule("AMP203", "forward-overflow", Severity.ERROR)
 def forward_overflow(case: Case) -> Iterator[Seen]:
     """A layer whose activations overflow in the forward pass."""
     named, unnamed = list(case.events.forward.values()), case.events.unnamed_forward

@@ -9,16 +9,7 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.established_levels import RecordEnding
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import (
-    NOT_FINITE,
-    NOT_ITS_GRADIENTS,
-    RATE,
-    Page,
-    Seen,
-    Ties,
-    codes,
-    rule,
-)
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text, share_text
 
 # A storm that begins late shows in the last part of the record. Over eight growth intervals or
@@ -28,36 +19,7 @@ STORM_INTERVALS = 8
 STORM_ERROR_SHARE = 0.5
 
 
-@rule(
-    "AMP105",
-    "overflow-storm",
-    Severity.WARNING,
-    Page(
-        meaning="Steps are skipped more often than the growth of the scale explains. Each skip "
-        "wastes a forward and a backward pass.",
-        looks="More skips than one in each growth interval, and more than a search that goes on "
-        f"(AMP101) makes; most of them isolated: up to {thresholds.SAWTOOTH_SKIPS} in a row. "
-        f"An error if over {100 * STORM_ERROR_SHARE:.0f} % of the last "
-        f"{thresholds.STORM_WINDOW_STEPS} steps were skipped; or, in a log "
-        "without a scale, if no gradient norm is finite any more.",
-        not_to_confuse="AMP102, one skip after each doubling; AMP103, one long fall; AMP303, "
-        "one burst from which the run recovers.",
-        do="Find the layer that overflows (AMP202, AMP203), and check whether these batches "
-        "differ from the others.",
-        example="growth_interval 2000, 900 skips in 10,000 steps.",
-    ),
-    Ties(
-        explained_by=(
-            "AMP209",
-            *NOT_ITS_GRADIENTS,
-            *RATE,
-            *NOT_FINITE,
-            *codes("AMP202 AMP604 AMP602 AMP108 AMP413 AMP206"),
-        ),
-        spares_weights=True,
-        cures=("growth_interval", "bfloat16"),
-    ),
-)
+@rule("AMP105", "overflow-storm", Severity.WARNING)
 def overflow_storm(case: Case) -> Iterator[Seen]:
     """Steps skipped more often than the growth of the loss scale explains: a storm."""
     scale, loose = case.scale, case.loose

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.precision_history import LayerPrecision
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.half_precision import PRECISION_SAMPLES
 from ampwatch.diagnosis.value_text import count_text, list_text
 
@@ -30,24 +30,7 @@ _OFF = frozenset({"", "0", "false", "none", "no", "off", "null", "disabled", "bf
 _NARROW = re.compile(r"fp8|float8|fp4|float4")
 
 
-@rule(
-    "AMP704",
-    "sensitive-layer-quantised",
-    Severity.WARNING,
-    Page(
-        meaning="A layer that is usually kept in bf16 multiplies in a narrower format: the head, "
-        "the first layer, the router of a mixture of experts, or an embedding. Its rounding errors "
-        "reach the loss without being averaged by other layers, or change which expert is chosen. "
-        "Often a filter by name no longer matches the model and does not exclude the layer.",
-        looks="A format below 16 bits (`input_format`, `weight_format`, `grad_format`) on the last "
-        "matrix product of the forward pass that is not part of repeated blocks; on the first, "
-        "if no embedding runs before it; on a layer named as a head or a router; on an embedding.",
-        not_to_confuse="The last block of a transformer in a narrow format, with the head in bf16: "
-        "that is the usual recipe. A wide gate inside an MLP, which is not a router.",
-        do="Exclude the layer from the conversion, by its full name.",
-        example="the filter names `output`, and the model's head is called `lm_head`.",
-    ),
-)
+@rule("AMP704", "sensitive-layer-quantised", Severity.WARNING)
 def sensitive_layer_quantised(case: Case) -> Iterator[Seen]:
     """A head, first layer, router or embedding that runs below 16 bits."""
     layers = case.precision.layers
@@ -65,7 +48,7 @@ def sensitive_layer_quantised(case: Case) -> Iterator[Seen]:
         cause=f"Of {count_text(len(kept), 'quantised layer')} "
         f"{count_text(len(found), 'is one', 'are some')} that is usually kept in bf16: {told}.",
         action=leave_out(layers, list(found)),
-        evidence=(Evidence("input_format", case.scale.last_step, form, "bfloat16", "usual"),),
+        evidence=Evidence("input_format", case.scale.last_step, form, "bfloat16", "usual"),
     )
 
 
@@ -169,26 +152,7 @@ def leave_out(layers: Mapping[str, LayerPrecision], names: list[str]) -> str:
     )
 
 
-@rule(
-    "AMP705",
-    "quantisation-matched-nothing",
-    Severity.WARNING,
-    Page(
-        meaning="The training asks for a format below 16 bits, and no layer runs in one: a filter "
-        "matched nothing, the conversion was made on another copy of the model, or an option was "
-        "read and never used. Training is as slow as before, without any message.",
-        looks="A conversion was called in this process, or the settings given to `attach` ask for "
-        "fp8 or fp4, and after the first samples no layer has an `input_format` or "
-        "`weight_format`.",
-        not_to_confuse="An option that is off. A compiled model, whose layers ampwatch cannot see: "
-        "then the finding stays silent.",
-        do="Print the names that the filter receives (`[name for name, _ in "
-        "model.named_modules()]`) and match them; convert the model that is trained, before "
-        "creating the optimizer and before attach.",
-        example="module_filter_fn returns False for every layer, because the names begin with "
-        "`_orig_mod.`.",
-    ),
-)
+@rule("AMP705", "quantisation-matched-nothing", Severity.WARNING)
 def quantisation_matched_nothing(case: Case) -> Iterator[Seen]:
     """A format below 16 bits was asked for, and no layer is quantised."""
     products = case.precision.products
@@ -205,7 +169,7 @@ def quantisation_matched_nothing(case: Case) -> Iterator[Seen]:
         summary=f"{asked}, and no layer runs below 16 bits.",
         cause=f"{count_text(len(products), 'matrix product')} were seen, and none of their "
         f"operands is cast; their outputs are {dtypes}.",
-        evidence=(Evidence("output_dtype", case.scale.last_step, dtypes),),
+        evidence=Evidence("output_dtype", case.scale.last_step, dtypes),
     )
 
 

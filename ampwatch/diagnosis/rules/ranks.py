@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.overflow_culprits import JointOverflows
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 
@@ -24,23 +25,7 @@ SILENT_RANK_S, SILENT_RANK_STEPS = 60.0, thresholds.NEAR_STEPS
 SAME_LOSSES = thresholds.NO_ACCIDENT_STEPS
 
 
-@rule(
-    "AMP601",
-    "ranks-disagree",
-    Severity.ERROR,
-    Page(
-        meaning="The ranks of one run have different loss scales, or one skips a step that "
-        "another takes: their weights diverge, and nothing makes them equal again.",
-        looks="A different scale or a different skip on some rank at the same step. If the scales "
-        "differ at the first step already, the scalers were not restored or created alike.",
-        not_to_confuse="Ranks that log at different times: only equal steps are compared.",
-        do="If they started apart: restore the same scaler state on all ranks. Else share "
-        "found_inf: use the sharded scaler with FSDP, or all-reduce the overflow flag "
-        "before scaler.step; do not unscale parameters that only one rank has.",
-        example="a plain GradScaler with FSDP: rank 3 skips step 812, the others do not.",
-    ),
-    Ties(excludes_rate=always),
-)
+@rule("AMP601", "ranks-disagree", Severity.ERROR)
 def ranks_disagree(case: Case) -> Iterator[Seen]:
     """Ranks whose loss scales or skips differ."""
     differ, ranks = case.ranks.differ, case.ranks.differing
@@ -57,8 +42,8 @@ def ranks_disagree(case: Case) -> Iterator[Seen]:
         cause=f"In {count_text(differ.count, 'step')} rank {ranks[0]} and the lowest rank had "
         "different scales, or only one of them skipped.",
         action="Share the overflow flag between ranks before scaler.step.",
-        evidence=(
-            Evidence("differing_steps", differ.last_step, float(differ.count), 0.0, "expected"),
+        evidence=Evidence(
+            "differing_steps", differ.last_step, float(differ.count), 0.0, "expected"
         ),
     )
 
@@ -87,32 +72,13 @@ def _started_apart(case: Case, starts: dict[int, float]) -> Seen:
         "scale, and the reduction adds up gradients of different scales.",
         action="Restore the same scaler state on all ranks: load the one checkpoint's "
         "scaler.state_dict() on each of them, or create GradScaler with the same init_scale.",
-        evidence=(
-            Evidence("differing_steps", differ.last_step, float(differ.count), 0.0, "expected"),
+        evidence=Evidence(
+            "differing_steps", differ.last_step, float(differ.count), 0.0, "expected"
         ),
     )
 
 
-@rule(
-    "AMP602",
-    "one-rank-overflows",
-    Severity.WARNING,
-    Page(
-        meaning="The gradients of one rank overflow, always the same, and all ranks skip the step "
-        "because of it: its share of the data is bad, or its GPU is.",
-        looks="Overflows, not explained by the search or by growth, in which one rank's own loss "
-        "or gradients were not finite and all others' were. Where the scale may have contributed, "
-        "it must be the same rank more often than chance allows.",
-        not_to_confuse="A scale that is too high, which affects a different rank each time; ranks "
-        "of which one skips and another does not (AMP601).",
-        do="Check that rank's batches at these steps. If they look valid, give them to another "
-        "rank and run again. If the same rank overflows again, its GPU is at fault. If the other "
-        "rank overflows instead, the batches are at fault.",
-        example="targets of 1e13 in one rank's share: rank 1 alone overflows, in 10 of 10 "
-        "overflows.",
-    ),
-    Ties(explained_by=("AMP209", "AMP203", "AMP204"), excludes_rate=always),
-)
+@rule("AMP602", "one-rank-overflows", Severity.WARNING)
 def one_rank_overflows(case: Case) -> Iterator[Seen]:
     """A rank that alone causes overflows, for which all ranks skip."""
     joint = case.scale.culprits.joint
@@ -141,39 +107,11 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             f"look valid, give them to another rank and run again. If rank {rank} overflows "
             "again, its GPU is at fault. If the other rank overflows instead, the batches are "
             "at fault.",
-            evidence=(
-                Evidence(
-                    "overflows",
-                    times.last_step,
-                    float(times.count),
-                    float(joint.judged),
-                    "that all ranks tell of",
-                ),
-            ),
+            evidence=_overflows(joint, times),
         )
 
 
-@rule(
-    "AMP603",
-    "rank-silent",
-    Severity.ERROR,
-    Page(
-        meaning="One rank has stopped writing while others continued: its process died, hangs, or "
-        "waits for a collective operation that never completes.",
-        looks=f"A rank's last row is {SILENT_RANK_S:.0f} s older than another's, and "
-        f"{SILENT_RANK_STEPS} steps' time: its steps, "
-        "or the samples of its devices, which continue while a living rank waits for a dead one. "
-        "Clock offsets are corrected at the first common step. Or: it recorded neither an end nor "
-        "an error, and another rank lost the connection.",
-        not_to_confuse="A rank that recorded its end; one that is missing because the run was "
-        "restarted with fewer ranks.",
-        do="Check that rank's process and its output; a rank that died leaves the others "
-        "waiting at the next collective operation.",
-        example="Rank 1 disappeared after step 30. It recorded neither an end nor an error, and "
-        "rank 0 then lost its connection.",
-    ),
-    Ties(excludes_rate=always),
-)
+@rule("AMP603", "rank-silent", Severity.ERROR)
 def rank_silent(case: Case) -> Iterator[Seen]:
     """A rank whose rows stop while other ranks go on."""
     course = case.ranks
@@ -198,7 +136,7 @@ def rank_silent(case: Case) -> Iterator[Seen]:
         summary=f"Rank {one.rank} has been silent since step {one.step}.",
         cause=f"Its last row is {seconds:.0f} s older than another rank's."
         + " Its devices are still sampled, so its process lives." * lives,
-        evidence=(Evidence("silence_s", one.step, seconds, patience / 1e9, "threshold"),),
+        evidence=Evidence("silence_s", one.step, seconds, patience / 1e9, "threshold"),
     )
 
 
@@ -227,7 +165,7 @@ def _disappeared(case: Case, signs: Sequence[_Sign]) -> Iterator[Seen]:
         "connection: the process was killed.",
         action="Check that machine's log for what killed it: the out-of-memory killer, the "
         "scheduler, a hardware fault.",
-        evidence=(Evidence("exception", after.step, after.exception),),
+        evidence=Evidence("exception", after.step, after.exception),
     )
 
 
@@ -253,25 +191,7 @@ def _signs_of_life(case: Case) -> list[_Sign]:
     ]
 
 
-@rule(
-    "AMP604",
-    "reduction-overflow",
-    Severity.ERROR,
-    Page(
-        meaning="The gradients of every rank are finite and their sum is not: the reduction "
-        "between the ranks overflows.",
-        looks="Overflows, not explained by the search or by growth, before which no rank had a "
-        "gradient that was not finite. Seen on sampled steps and on the "
-        f"{thresholds.SAMPLING_DELAY_STEPS} after a skip.",
-        not_to_confuse="One rank with bad gradients (AMP602); gradients that overflow in the "
-        "backward pass of all ranks (AMP202).",
-        do="Reduce in float32 or in bf16 (bf16_compress_hook); divide before the sum instead of "
-        "after it; keep layers that run in float32 out of the compressed buckets.",
-        example="fp16_compress_hook over a head in float32: the ranks' gradients are finite and "
-        "their sum is not, 9 times.",
-    ),
-    Ties(excludes_rate=always, shown_late=True),
-)
+@rule("AMP604", "reduction-overflow", Severity.ERROR)
 def reduction_overflow(case: Case) -> Iterator[Seen]:
     """Finite gradients on all ranks whose sum overflows."""
     joint, times = case.scale.culprits.joint, case.scale.culprits.joint.joining
@@ -287,16 +207,13 @@ def reduction_overflow(case: Case) -> Iterator[Seen]:
         f"{count_text(times.count, 'time')}{standing.ending}.",
         cause="Before the reduction every gradient was finite on every rank: the sum, or the "
         "format in which it is made, overflows.",
-        evidence=(
-            Evidence(
-                "overflows",
-                times.last_step,
-                float(times.count),
-                float(joint.judged),
-                "that all ranks tell of",
-            ),
-        ),
+        evidence=_overflows(joint, times),
     )
+
+
+def _overflows(joint: JointOverflows, times: Times) -> Evidence:
+    count, judged = float(times.count), float(joint.judged)
+    return Evidence("overflows", times.last_step, count, judged, "that all ranks tell of")
 
 
 def _standing(case: Case, times: Times) -> FindingStatus:
@@ -309,20 +226,7 @@ def _standing(case: Case, times: Times) -> FindingStatus:
     return FindingStatus.STANDS if since <= RECURRING_GAPS * gap else standing
 
 
-@rule(
-    "AMP605",
-    "ranks-see-same-data",
-    Severity.WARNING,
-    Page(
-        meaning="All ranks compute identical losses: each sees the same batches, so several GPUs "
-        "do the work of one.",
-        looks="Losses that are bit-identical on all ranks, step after step, and change over time.",
-        not_to_confuse="A loss that is averaged over ranks before it is logged or scaled; tensor "
-        "parallelism, whose ranks share a batch by design.",
-        do="Use a DistributedSampler (and set_epoch), or seed the ranks' data differently.",
-        example="shuffle=True with the same seed on eight ranks and no sampler.",
-    ),
-)
+@rule("AMP605", "ranks-see-same-data", Severity.WARNING)
 def ranks_see_same_data(case: Case) -> Iterator[Seen]:
     """Ranks whose losses are identical to the bit: they see the same data."""
     others = case.ranks.others.values()
@@ -335,9 +239,7 @@ def ranks_see_same_data(case: Case) -> Iterator[Seen]:
         summary=f"All {len(others) + 1} ranks compute the same losses.",
         cause=f"In {count_text(compared, 'step')} they are bit-identical: each rank sees the same "
         "batches.",
-        evidence=(
-            Evidence(
-                "equal_losses", case.scale.last_step, float(compared), float(compared), "compared"
-            ),
+        evidence=Evidence(
+            "equal_losses", case.scale.last_step, float(compared), float(compared), "compared"
         ),
     )

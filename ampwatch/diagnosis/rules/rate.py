@@ -1,49 +1,25 @@
-"""AMP301, AMP302, AMP305: a learning rate that is too high, rises too fast, or could be higher."""
+"""AMP301, AMP302, AMP305, AMP308: a learning rate too high, too steep, too low, or next to zero."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.finiteness_history import DEAD_RATE
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.learning_rate.attribution import LOWER_LINE, weights_text
-from ampwatch.diagnosis.learning_rate.onset import CLIMB, Onset
-from ampwatch.diagnosis.rule import FROM_THE_FIRST_SKIP, MIXED, Page, Seen, Ties, codes, rule
-from ampwatch.diagnosis.value_text import go_back_text
+from ampwatch.diagnosis.learning_rate.onset import Onset
+from ampwatch.diagnosis.medians import median_of_known
+from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.value_text import count_text, go_back_text
 
 
-@rule(
-    "AMP301",
-    "learning-rate-too-high",
-    Severity.ERROR,
-    Page(
-        meaning="The learning rate is higher than this training tolerates: updates, gradients or "
-        "weights left their usual range before the trouble began, and the run did not recover.",
-        looks=f"From random weights: a loss {CLIMB} times its first value, one that gave back "
-        "half of its progress, one that never fell, or skips without end. Later: a loss that "
-        "left the band of its recent past. The cause is then weighed: for each sign, the "
-        "octaves beyond its usual range, times its points; of correlated signs only the "
-        "strongest counts, and what is not recorded counts nothing. Points per octave for "
-        f"the rate: {weights_text()}. The finding is reported from a probability of "
-        f"{LOWER_LINE:.2f} on; as a warning only if the run still learns.",
-        not_to_confuse="A change of the data or the objective, which moves the loss alone; a "
-        "bad batch (AMP206); an operation that overflows at any rate (AMP203); a spike that "
-        "recovers (AMP303). The loss alone never causes this finding.",
-        do="Train again at the advised rate, from the advised step. Dividing by ten fails when "
-        "the rate was far too high and wastes training when it was not.",
-        example="a small network, momentum at a rate of 1.6, where 0.14 is about the limit: the "
-        "weights are 14 times larger by step 50 and the loss never falls; no overflow.",
-    ),
-    # Scaled gradients in the update look like far too high a rate; after a jump a good rate is too
-    # high.
-    Ties(
-        explained_by=("AMP404", "AMP209", "AMP306"),
-        groundless_beside=MIXED,
-        late_to=FROM_THE_FIRST_SKIP,
-    ),
-)
+@rule("AMP301", "learning-rate-too-high", Severity.ERROR)
 def learning_rate_too_high(case: Case) -> Iterator[Seen]:
     """A learning rate that causes lasting trouble and was no longer rising."""
     seen, onset = case.judgement, case.judgement.onset
@@ -53,20 +29,7 @@ def learning_rate_too_high(case: Case) -> Iterator[Seen]:
         yield _seen(seen, onset, advice, severity, "The learning rate is too high.")
 
 
-@rule(
-    "AMP302",
-    "warmup-too-steep",
-    Severity.WARNING,
-    Page(
-        meaning="The rate became too high while it was still rising: it never reached its peak.",
-        looks="As AMP301, at a step at which the rate was still rising.",
-        not_to_confuse="AMP301, where the rate was at its peak or falling.",
-        do="Lower the peak to at most the rate of that step, or warm up for longer.",
-        example="ampwatch demo: a warm-up to 1.0 over 700 steps. Before the rate has reached half "
-        "of that, the loss gives back half of its progress and the scale collapses.",
-    ),
-    Ties(explained_by=("AMP404", "AMP209"), groundless_beside=MIXED, late_to=FROM_THE_FIRST_SKIP),
-)
+@rule("AMP302", "warmup-too-steep", Severity.WARNING)
 def warmup_too_steep(case: Case) -> Iterator[Seen]:
     """A learning rate that caused lasting trouble while it was still rising."""
     seen, onset = case.judgement, case.judgement.onset
@@ -78,31 +41,7 @@ def warmup_too_steep(case: Case) -> Iterator[Seen]:
         yield _seen(seen, onset, advice, severity, summary)
 
 
-@rule(
-    "AMP305",
-    "learning-rate-could-rise",
-    Severity.INFO,
-    Page(
-        meaning="The run hardly learns, and after each update the gradient still points the "
-        "same way: the steps are shorter than they could be.",
-        looks="The loss has fallen by less than a tenth in the last thousand steps, and the "
-        "gradient after an update still points against it: their product, divided by that of the "
-        f"update with its own gradient, is below {constants.RAISE_ALIGNMENT} in the median of "
-        f"{constants.RAISE_STEPS} steps at the full rate. It is computed from `update_alignment`, "
-        "the cosine of each update to the one before, without the part that momentum adds.",
-        not_to_confuse="A low loss or a slow one by itself: neither shows that the rate could "
-        "rise. Updates that are alike only because of momentum or weight decay.",
-        do="Try twice the rate, with a checkpoint to return to.",
-        example="alignment below -0.5 over 100 steps after warm-up: in every run tried, doubling "
-        "was stable. Above -0.3, leave it.",
-    ),
-    # A rate must not be raised while gradients are lost or values diverge.
-    Ties(
-        groundless_beside=codes(
-            "AMP201 AMP205 AMP208 AMP210 AMP211 AMP304 AMP401 AMP408 AMP410 AMP418"
-        )
-    ),
-)
+@rule("AMP305", "learning-rate-could-rise", Severity.INFO)
 def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
     """A learning rate so low that the gradient still points the same way after an update."""
     seen = case.judgement
@@ -115,14 +54,8 @@ def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
         summary="The learning rate could be higher.",
         cause=advice.because,
         action=how_to_change_rate(advice),
-        evidence=(
-            Evidence(
-                "next_gradient",
-                seen.last_step,
-                seen.alignment,
-                constants.RAISE_ALIGNMENT,
-                "threshold",
-            ),
+        evidence=Evidence(
+            "next_gradient", seen.last_step, seen.alignment, constants.RAISE_ALIGNMENT, "threshold"
         ),
     )
 
@@ -180,3 +113,103 @@ def peak_text(advice: Advice) -> str:
         return text
     call = f"ampwatch.set_learning_rate(optimizer, {peak}, scheduler)"
     return f"{text} After loading a checkpoint, call `{call}`."
+
+
+# A log whose rates are all next to zero: reported from three lines on, an error from twenty.
+DEAD_LINES, DEAD_MANY = 3, thresholds.NO_ACCIDENT_STEPS
+# Many warm-ups begin below a hundredth of the base rate; a decay ends at that or at a tenth.
+FIRST_SHARE = 0.01
+# A schedule may advance once an epoch. A finished run in which it never did has at most one epoch,
+# which is no longer than this; while a run goes on, its first epoch may not be over (5,000 steps in
+# ImageNet's).
+STUCK_STEPS, STUCK_RUNNING = 300, 10_000
+
+# No schedule means to end below a hundredth of its highest rate for half of a training.
+VANISHED, VANISHED_SHARE, _VANISHED_ENTRIES, _FELL = 0.009, 0.5, 20, 0.05
+
+
+@rule("AMP308", "rate-never-rose", Severity.WARNING)
+def rate_never_rose(case: Case) -> Iterator[Seen]:
+    """A learning rate that is zero throughout, or stays where its warm-up began."""
+    if rate_is_stuck(case):
+        yield _stuck(case)
+        return
+    if (vanished := _vanished(case)) is not None:
+        yield vanished
+        return
+    numbers, scale = case.numbers, case.scale
+    known_to_search = scale.has_scaler and case.is_searching
+    if case.observed.loop or numbers.any_rate or known_to_search:
+        return
+    # A log that prints a rate only now and then must have printed it often.
+    if numbers.rates < DEAD_LINES or numbers.rates < min(DEAD_MANY, scale.entries):
+        return
+    yield Seen(
+        severity=Severity.ERROR if numbers.rates >= DEAD_MANY else Severity.WARNING,
+        at=scale,
+        summary="Nothing is learnt: the learning rate stayed at its start in "
+        f"{count_text(numbers.rates, 'line')}.",
+        cause="Either the scheduler waits for accepted steps and there are none, or nothing "
+        "calls scheduler.step().",
+        evidence=Evidence("lr", scale.last_step, 0.0, DEAD_RATE, "threshold"),
+    )
+
+
+def rate_is_stuck(case: Case) -> bool:
+    """Whether a schedule's rate never moved from a start far below its base rate."""
+    setup, first = case.setup, case.setup.first_rate
+    if first.rate is None or first.moved or first.share >= FIRST_SHARE:
+        return False
+    if setup.begin or setup.loaded_at_start or setup.loads or setup.optimizers > 1:
+        return False  # the rate may have come down before
+    over = case.record.clean_end or not case.observed.loop
+    enough = first.accepted >= (STUCK_STEPS if over else STUCK_RUNNING)
+    return enough and setup.begins_below(FIRST_SHARE)
+
+
+def _vanished(case: Case) -> Seen | None:
+    """A rate that fell to next to nothing of its highest long before the record ends."""
+    rows = case.rate.head if case.rate.is_whole else case.rate.points.rows
+    known = np.flatnonzero(np.isfinite(rows.of("lr")))
+    if len(known) < _VANISHED_ENTRIES:
+        return None
+    rate, step = rows.of("lr")[known], rows.of("step")[known]
+    top = float(rate.max())
+    alive = np.flatnonzero(rate > VANISHED * top)
+    since = int(alive[-1]) + 1 if len(alive) else 0
+    if not since or since > (1 - VANISHED_SHARE) * len(rate):
+        return None
+    if _falls_on(rows.of("loss")[known][since:]):
+        return None
+    first = int(step[since])
+    return Seen(
+        first_step=first,
+        last_step=case.scale.last_step,
+        summary=f"The learning rate fell to next to nothing: from {top:.3g} to "
+        f"{rate[since]:.3g} at step {first:,}, and stayed there.",
+        cause="The schedule ended long before the training: its lengths may be meant for "
+        "epochs, and scheduler.step() is called in each step.",
+        action="Call scheduler.step() once an epoch, or give the schedule its lengths in steps.",
+        evidence=Evidence("lr", first, float(rate[since]), top, "highest"),
+    )
+
+
+def _falls_on(loss: Floats) -> bool:
+    """Whether the loss went on falling: then the rate is small, and not next to nothing."""
+    few = max(1, len(loss) // 10)
+    return median_of_known(loss[-few:]) < (1 - _FELL) * median_of_known(loss[:few])
+
+
+def _stuck(case: Case) -> Seen:
+    first = case.setup.first_rate
+    assert first.rate is not None, "a constant rate is known"
+    return Seen(
+        at=case.scale,
+        summary=f"The learning rate never rose: it was {first.rate:.3g} in all "
+        f"{count_text(first.steps, 'step')}, {100 * first.share:.2g} % of its base rate.",
+        cause="The schedule starts there and nothing calls scheduler.step(), so next to nothing "
+        "is learnt.",
+        action="Call scheduler.step() after each optimizer.step(), or once an epoch if its "
+        "lengths are in epochs.",
+        evidence=Evidence("lr", case.scale.last_step, first.rate, first.base, "base rate"),
+    )

@@ -9,18 +9,8 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode
 from ampwatch.diagnosis.established_levels import SlowFall
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import (
-    NOT_FINITE,
-    NOT_ITS_GRADIENTS,
-    RATE,
-    Page,
-    Seen,
-    Ties,
-    codes,
-    rule,
-)
-from ampwatch.diagnosis.rules.scale_search_and_resets import (
-    STARTUP_FORWARD_STEPS,
+from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rules.scale_search_and_growth import (
     no_scale_helps,
     startup_has_failed,
 )
@@ -35,41 +25,7 @@ SINK_INTERVALS, SINK_SHARE = 20, 0.25
 ENDING_OCTAVES = thresholds.COLLAPSE_OCTAVES / 2
 
 
-@rule(
-    "AMP103",
-    "scale-collapse",
-    Severity.ERROR,
-    Page(
-        meaning="The loss scale fell far below the level at which the run had worked and did "
-        "not recover: step after step overflows, so hardly any update is made.",
-        looks=f"At least {thresholds.COLLAPSE_SKIPS} skips close together take the scale "
-        f"{thresholds.COLLAPSE_OCTAVES} octaves or more below its established level: the "
-        f"highest scale at which {thresholds.ESTABLISHED_STEPS} steps in a row were accepted. Or "
-        f"slowly: one octave more (up to four, if the level varied before) within "
-        f"{SINK_INTERVALS} growth intervals or {100 * SINK_SHARE:.0f} % of the record; a warning "
-        "once the scale holds. Or no step was ever accepted and no lower scale can help: the "
-        f"forward pass is not finite in {STARTUP_FORWARD_STEPS} steps in a row, or the search has "
-        "passed every scale that a training needs. A warning if the record ends in the middle of "
-        "a fall.",
-        not_to_confuse="A start-up search (AMP101), which ends; a sawtooth (AMP102), one "
-        "overflow at a time; a spike that recovers, after which the scale grows back: then "
-        "this finding is information.",
-        do="Fix the finding that caused it. If there is none, restart from a checkpoint saved "
-        "before the fall, and check what changed there (learning rate, data, a resume).",
-        example="2^16 for 300 steps, then 41 skips in 60 steps: 2^-25 at the end.",
-    ),
-    Ties(
-        explained_by=(
-            "AMP209",
-            *NOT_ITS_GRADIENTS,
-            *RATE,
-            *NOT_FINITE,
-            *codes("AMP604 AMP602 AMP202 AMP413"),
-        ),
-        spares_weights=True,
-        cures=("float32", "bfloat16", "autocast-off"),
-    ),
-)
+@rule("AMP103", "scale-collapse", Severity.ERROR)
 def scale_collapse(case: Case) -> Iterator[Seen]:
     """A loss scale that falls far below its established level and does not recover."""
     if case.is_searching:

@@ -8,30 +8,14 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import RATE, Page, Seen, Ties, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # Scale windows that do not overlap in most of at least so many judged samples.
 CONFLICT_SAMPLES = 5
 
 
-@rule(
-    "AMP208",
-    "no-scale-fits",
-    Severity.WARNING,
-    Page(
-        meaning="No loss scale suits all layers: one loses its gradients to underflow below a "
-        "scale at which another already overflows.",
-        looks="A layer loses most of its gradients, and the lowest scale that would keep them "
-        "is above the highest that another layer (or itself) tolerates, in most of "
-        f"{CONFLICT_SAMPLES} samples or more; or it loses them at the highest scale that "
-        "does not overflow.",
-        not_to_confuse="AMP201, where a higher scale would help.",
-        do="Run one of the two layers in float32, rescale its loss or its output, or use bf16.",
-        example="an embedding that needs 2^20 beside a head that tolerates 2^14.",
-    ),
-    Ties(explained_by=RATE, cures=("float32", "bfloat16")),
-)
+@rule("AMP208", "no-scale-fits", Severity.WARNING)
 def no_scale_fits(case: Case) -> Iterator[Seen]:
     """Layers whose loss scales conflict: one scale that suits them all does not exist."""
     layers = case.layers
@@ -56,7 +40,7 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
         f"{_power(last.tolerates)} at most, in {layers.conflicts} of "
         f"{count_text(layers.window_steps, 'sample')}.",
         action=f"Run layer {last.tolerates_layer} in float32, or use bf16.",
-        evidence=(Evidence("scale_low", last.step, last.needs, last.tolerates, "largest usable"),),
+        evidence=Evidence("scale_low", last.step, last.needs, last.tolerates, "largest usable"),
     )
 
 
@@ -77,9 +61,7 @@ def _lost_at_the_ceiling(case: Case) -> Iterator[Seen]:
         summary=f"No loss scale suits {name} and the rest: at {final} it still loses gradients.",
         cause="A higher scale overflows, as the skips show, and at this one most of its gradients "
         "are below half precision's smallest normal number.",
-        evidence=(
-            Evidence("underflow_share", last, share, thresholds.UNDERFLOW_SHARE, "threshold"),
-        ),
+        evidence=Evidence("underflow_share", last, share, thresholds.UNDERFLOW_SHARE, "threshold"),
     )
 
 

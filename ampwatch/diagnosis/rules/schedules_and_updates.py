@@ -8,7 +8,7 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.loop_history import STARVED
-from ampwatch.diagnosis.rule import Page, Seen, Ties, always, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, list_text, share_text
 
@@ -26,20 +26,7 @@ STILL_STEPS, STILL_LONG_STEPS = 100, 1000
 SILENT_SHARE = 0.5
 
 
-@rule(
-    "AMP411",
-    "scheduler-on-skipped-step",
-    Severity.INFO,
-    Page(
-        meaning="The learning-rate scheduler also advances when the scaler skipped the step, so "
-        "the schedule runs ahead of the updates.",
-        looks="After nearly every skip the rate has changed, although no update was made.",
-        not_to_confuse="A schedule by epochs, which coincides with a skip by chance.",
-        do="Step the scheduler only if the step was not skipped: compare scaler.get_scale() "
-        "before and after update().",
-        example="OneCycleLR with 20 start-up skips: the warm-up is 20 steps short.",
-    ),
-)
+@rule("AMP411", "scheduler-on-skipped-step", Severity.INFO)
 def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
     """A schedule that advances on skipped steps too."""
     loop = case.loop
@@ -57,20 +44,7 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP413",
-    "shared-scaler",
-    Severity.WARNING,
-    Page(
-        meaning="Several optimizers share one scaler. Only the one whose gradients are not finite "
-        "skips its step, but the scale falls for all, and the others lose their small gradients.",
-        looks="Steps that one optimizer skipped and another did not, again and again.",
-        not_to_confuse="A shared loss or shared parameters: then all skip together.",
-        do="Give each loss its own GradScaler, or find out why this loss overflows.",
-        example="a GAN whose discriminator overflows at 2^12 while the generator needs 2^16.",
-    ),
-    Ties(excludes_rate=always),
-)
+@rule("AMP413", "shared-scaler", Severity.WARNING)
 def shared_scaler(case: Case) -> Iterator[Seen]:
     """A scaler shared by several optimizers, of which one's overflows lower the scale for all."""
     part = case.loop.skipped_in_part
@@ -94,29 +68,7 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
     )
 
 
-@rule(
-    "AMP417",
-    "silent-skip",
-    Severity.ERROR,
-    Page(
-        meaning="Steps count as taken, their gradients are finite and not zero, the rate is "
-        "above zero, and the weights do not move: the update is lost.",
-        looks="An update of exactly zero at accepted steps, in most of the record; or almost "
-        "none, because the optimizer received almost nothing of the gradient. Or layers with "
-        "gradients that belong to no optimizer: a warning, if they are the fewer ones. As "
-        f"information: a rate of zero in more than {STILL_STEPS} steps, and in the whole "
-        f"record (more than {STILL_LONG_STEPS}: a warning).",
-        not_to_confuse="A skipped step, which is recorded as such; a rate of zero at the start of "
-        "a warm-up; frozen parameters, which have no gradient; clipping that leaves an update; an "
-        "optimizer that makes several updates in a step (LBFGS), and has moved until it converged.",
-        do="Check that the optimizer was created from this model's parameters, and not from "
-        "copies of them. Check that the weights are float32: a small update does not change a "
-        "float16 weight. Check that your loop does not divide the gradients by the loss scale: "
-        "the scaler already does that.",
-        example="bf16 weights at a rate of 1e-6: every update rounds to nothing.",
-    ),
-    Ties(explained_by=("AMP410",), excludes_rate=always),
-)
+@rule("AMP417", "silent-skip", Severity.ERROR)
 def silent_skip(case: Case) -> Iterator[Seen]:
     """Accepted steps whose updates do not move the weights."""
     if _stands_still(case):

@@ -8,33 +8,14 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Page, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.loss import rise_that_stands
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.value_text import count_text
 from ampwatch.rows import EventKind
 
 
-@rule(
-    "AMP306",
-    "jump-at-event",
-    Severity.WARNING,
-    Page(
-        meaning="The trouble began right after something was changed: a state was loaded, an "
-        "optimizer or the scaler was replaced, the rate was at least doubled, the batch size "
-        "changed.",
-        looks=f"The onset within {thresholds.JUMP_STEPS} steps after such an event in the record. "
-        "Or a restart after which the loss, and with it gradients or updates, jump out of "
-        "their bands, even if the run recovers; or a restart that at least doubled the rate, "
-        "after which the loss climbed and has not come back at the end.",
-        not_to_confuse="AMP301, where only the rate itself is to blame. A rate that is lowered "
-        "is never a cause, nor is the next step of a warm-up that rises by epochs.",
-        do="Undo that change, or make it gradual: load the optimizer's and the scaler's state "
-        "with the model's, warm up after a change of rate or batch size. If the rate leapt, go "
-        "back to the one before, at which the run had trained.",
-        example="a resume without the optimizer's state at step 5,000: the loss jumps at 5,003.",
-    ),
-)
+@rule("AMP306", "jump-at-event", Severity.WARNING)
 def jump_at_event(case: Case) -> Iterator[Seen]:
     """Trouble that began right after something was changed."""
     onset, rise = case.judgement.onset, rise_that_stands(case)
@@ -61,7 +42,7 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
             summary=f"The trouble began {count_text(began - step, 'step')} after {what}.",
             cause=f"From step {began} {sign}; at step {step} {what}.",
             action=_back(case, step),
-            evidence=(Evidence("onset", began, float(began), float(step), "step of the change"),),
+            evidence=Evidence("onset", began, float(began), float(step), "step of the change"),
         )
 
 
@@ -128,5 +109,5 @@ def harmful_restart(case: Case) -> Seen | None:
         summary=summary,
         cause=cause,
         action=action,
-        evidence=(Evidence("loss", last.step, after, before, "before"),),
+        evidence=Evidence("loss", last.step, after, before, "before"),
     )
