@@ -148,8 +148,7 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
     seen = case.judgement
     advice = case.rate_advice
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
-    several = case.rate.setup.several_optimizers  # each has a learning rate of its own
-    low = next((f for f in causes if f.code == _TOO_LOW and not several), None)
+    low = next((f for f in causes if f.code == _TOO_LOW and not case.has_adversary), None)
     if low is not None and (raised := _raised_again(low)) is not None:
         return raised
     named = next((f for f in causes if TIES[f.code].excludes_rate(case, f)), None)
