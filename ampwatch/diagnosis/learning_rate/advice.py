@@ -11,7 +11,7 @@ import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.attribution import CLEAR_LINE, Attribution, Cause
-from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds
+from ampwatch.diagnosis.learning_rate.estimate import MARGIN, Estimate, EstimateBounds
 from ampwatch.diagnosis.learning_rate.judgement import Judgement, judge_rate
 from ampwatch.diagnosis.learning_rate.micro_batches import micro_batches
 from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians
@@ -287,10 +287,9 @@ def _division(
     found: Estimate, bounds: EstimateBounds, trouble: Trouble, base: float
 ) -> tuple[float, int | None, list[str]]:
     """The advised factor for the rate, the steps of a longer warm-up, and the reasons for both."""
-    margin = found.line.margin
-    factor = 2.0 ** -(found.octaves + margin)
+    factor = 2.0 ** -(found.octaves + MARGIN)
     divided = (
-        f"{found.arithmetic}. Divide by {2**found.octaves:.2g}, and by {2**margin:.2g} more "
+        f"{found.arithmetic}. Divide by {2**found.octaves:.2g}, and by {2**MARGIN:.2g} more "
         f"to be safe: by {1 / factor:.2g} in all."
     )
     reasons = [divided]
