@@ -192,6 +192,7 @@ UNFITTED += (
     _c("adamw post-norm clipped", "post", "adamw", 0.005, "warmup", clip=1.0, steps=150, **_HELD),
     _c("lion post-norm", "post", "lion", 0.001, precision=_F32, steps=400, **_HELD),
     _c("adam cnn data change", "changing-squeezed", "adam", 0.005, steps=250, **_HELD),
+    _c("adam mlp data change", "changing-wide", "adam", 0.005, steps=250, **_HELD),
     _c("momentum low-rank mlp", "wide-adapted", "momentum", 0.1, precision=_F32, **_HELD),
     _c("nesterov residual accumulation", "residuals", "nesterov", 0.1, micro_batches=2, **_HELD),
     _c("sgd patches two groups", "patches", "sgd", 0.5, "cosine", two_groups=True, **_HELD),

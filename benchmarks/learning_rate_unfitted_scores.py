@@ -22,6 +22,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from learning_rate_evidence_report import UNFITTED as UNFITTED_INTERVALS
+from learning_rate_evidence_report import placed_state
 from learning_rate_plain import INTERVAL, plain_advice
 from learning_rate_trainings import Configuration, begin
 from learning_rate_truth import SEEDS, Outcome, Truth, outcome_of, truth_of
@@ -228,6 +230,17 @@ def report(found: Sequence[Score], calm: dict[str, tuple[int, int]],
     return "\n".join(lines)
 
 
+def keep_placed(runs: Runs, truth: Truth) -> None:
+    """Put where the estimates lie to what the interval is made of."""
+    kept = UNFITTED_INTERVALS.read_text().splitlines() if UNFITTED_INTERVALS.exists() else []
+    kept = [line for line in kept if json.loads(line)["family"] != runs.family.name]
+    for rate in runs.failing(truth):
+        octaves = math.log2(rate / truth.limit)
+        placed = placed_state(runs.family.name, octaves, runs.state(rate, SEEDS[0]))
+        kept += [json.dumps(vars(one)) for one in placed]
+    UNFITTED_INTERVALS.write_text("".join(f"{line}\n" for line in kept))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=Path, required=True, help="where the trainings are kept")
@@ -244,6 +257,8 @@ def main() -> None:
             found += scores(runs, truth)
             calm[family.name] = healthy(runs, truth)
             earlier[family.name] = list(beside_earlier(runs, truth))
+            if family.group == LOOKED_AT:
+                keep_placed(runs, truth)
     text = report(found, calm, earlier, options.title)
     print(text)
     with RESULT.open("a") as file:
