@@ -302,7 +302,7 @@ _HIGHER, _STILL_RISING = 10.0, 1.5  # times: to try, and from the middle of a wa
 
 def _if_nothing_moves(case: Case, outcome: Outcome, advice: Advice) -> Advice:
     """The advice if the loss stands where it began: a warm-up that is still on may be too slow."""
-    if advice.action is Action.RAISE:
+    if advice.action in {Action.LOWER, Action.RAISE}:  # the rate has been judged
         return advice
     if outcome.state is State.HARDLY_FALLS and case.rate_advice.action is Action.RAISE:
         return case.rate_advice
