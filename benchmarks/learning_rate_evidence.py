@@ -186,7 +186,7 @@ def write_into_the_table(table: Table, samples: Sequence[Sample]) -> None:
     text = SIGNS.read_text()
     for name, weights in zip(("BIAS", *table.names), table.weights, strict=True):
         numbers = f"({', '.join(f'{w + 0.0:.2f}' for w in weights)})".replace("-0.00", "0.00")
-        found = r"^BIAS = \(.*\)$" if name == "BIAS" else rf'^    Entry\("{name}", .*$'
+        found = r"^BIAS = \(.*\)$" if name == "BIAS" else rf'^    SignRow\("{name}", .*$'
         row = re.search(found, text, re.MULTILINE)
         assert row is not None, name
         text = text.replace(row[0], re.sub(_NUMBERS, numbers, row[0]))

@@ -13,12 +13,13 @@ import numpy as np
 from learning_rate_evidence import HIDDEN, Sample
 from learning_rate_runs import LabelledRun, labelled_runs
 
-from ampwatch.diagnosis.learning_rate import constants, judge_rate
+from ampwatch.diagnosis.learning_rate import RateState, constants, judge_rate
 from ampwatch.diagnosis.learning_rate.judgement import LOWER_LINE, WRONG_KEEP, WRONG_LOWER
 
 RESULT = Path(__file__).parent / "results" / "learning_rate_evidence.md"
 INTERVALS = Path(__file__).parent / "data" / "learning_rate_intervals.jsonl"
-QUANTILES = (0.06, 0.94)
+UNFITTED = INTERVALS.with_name("learning_rate_unfitted_intervals.jsonl")  # of kinds looked at
+QUANTILES = (0.04, 0.96)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def main(folder: Path | None) -> None:
         evidence.keep(samples)
         INTERVALS.write_text("".join(json.dumps(vars(p)) + "\n" for p in placed))
     samples = evidence.kept()
-    lines = INTERVALS.read_text().splitlines()
+    lines = [line for path in (INTERVALS, UNFITTED) for line in path.read_text().splitlines()]
     placed = [Placed(**json.loads(line)) for line in lines]
     chances = evidence.left_out(samples)[:, 0]
     inside, width = _left_out(placed)
@@ -53,15 +54,19 @@ def main(folder: Path | None) -> None:
 
 
 def placed_of(run: LabelledRun) -> list[Placed]:
-    seen = judge_rate(run.state)
+    return [] if run.label != "rate" else placed_state(run.family, run.octaves, run.state)
+
+
+def placed_state(family: str, octaves: float | None, state: RateState) -> list[Placed]:
+    seen = judge_rate(state)
     trouble = seen.trouble
-    if run.label != "rate" or run.octaves is None or trouble is None or not seen.is_the_rate:
+    if octaves is None or trouble is None or not seen.is_the_rate:
         return []
     if not trouble.onset.early or trouble.estimate is None or trouble.bounds is None:
         return []
     failed = trouble.bounds.octaves_below(seen.base)
     estimate = max(trouble.estimate.octaves, failed + constants.LEAST_OCTAVES)
-    return [Placed(run.family, round(run.octaves, 3), round(estimate, 3), round(failed, 3))]
+    return [Placed(family, round(octaves, 3), round(estimate, 3), round(failed, 3))]
 
 
 def _told(

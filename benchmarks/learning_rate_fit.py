@@ -22,7 +22,7 @@ from learning_rate import SEEDS, Book, Job, fingerprint
 from learning_rate_trainings import CONFIGURATIONS
 
 from ampwatch.diagnosis.learning_rate import judge_rate
-from ampwatch.diagnosis.learning_rate.estimate import LINES, SLOPE, Estimate
+from ampwatch.diagnosis.learning_rate.estimate import OFFSETS, SLOPE, Estimate
 from ampwatch.diagnosis.learning_rate.optimizer_family import Family
 
 QUANTILES = (2, 5, 25, 50, 75, 90, 95)
@@ -43,7 +43,7 @@ class Point:
     @property
     def broke(self) -> float:
         """What is added for a run that its first update broke."""
-        line = LINES[Family.PLAIN].offset + SLOPE * self.log2_u
+        line = OFFSETS[Family.PLAIN] + SLOPE * self.log2_u
         is_plain = self.estimate.family is Family.PLAIN
         return (
             max(0.0, self.estimate.octaves - line) if self.estimate.steps == 1 and is_plain else 0.0

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from learning_rate_tasks import TASKS, Task
-from torch import nn
+from torch import Tensor, nn
 
 import ampwatch
 from ampwatch.diagnosis import Engine
@@ -47,6 +47,7 @@ class Configuration:
     group: str = TUNED
     steps: int = STEPS
     resumed_after: int = 0  # steps at the nominal rate, before what is watched begins
+    precision: torch.dtype = torch.float16  # with a scaler; any other without one
 
     @property
     def is_tuned_on(self) -> bool:
@@ -101,6 +102,32 @@ CONFIGURATIONS = (
 )
 
 
+class Orthogonal(torch.optim.Optimizer):
+    """As Muon: a matrix moves by its momentum made orthogonal; all else by its sign."""
+
+    def __init__(self, groups: list[dict[str, object]], lr: float) -> None:
+        super().__init__(groups, {"lr": lr, "momentum": 0.95})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                mean.mul_(group["momentum"]).add_(p.grad)
+                p.sub_(group["lr"] * (_orthogonal(mean) if p.ndim > 1 else mean.sign()))
+
+
+def _orthogonal(values: Tensor) -> Tensor:
+    matrix = values.flatten(1)
+    matrix = matrix / (matrix.norm() + 1e-7)
+    for _ in range(5):  # Newton-Schulz
+        square = matrix @ matrix.T
+        matrix = 3.4445 * matrix + (-4.7750 * square + 2.0315 * square @ square) @ matrix
+    return matrix.view_as(values)
+
+
 class Lion(torch.optim.Optimizer):
     """The sign of a mean of gradients, as its paper writes it."""
 
@@ -130,9 +157,11 @@ class Training:
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
     scaler: torch.amp.GradScaler
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: int, log: Callable[..., None] | None = None) -> None:
         for _ in range(steps):
-            _step(self.configuration, self.task, self.optimizer, self.scaler)
+            loss = _step(self.configuration, self.task, self.optimizer, self.scaler)
+            if log is not None and not self.scaler.is_enabled():
+                log(loss=loss)  # no scaler sees it
             if self.scheduler is not None and self.scheduler.last_epoch < self.configuration.steps:
                 self.scheduler.step()
 
@@ -142,8 +171,8 @@ class Training:
             with ampwatch.attach(
                 self.scaler, self.task.model, optimizer=self.optimizer, run="run", log_dir=folder,
                 endpoint="off", start_step=start_step,
-            ):  # fmt: skip
-                self.run(steps)
+            ) as watch:  # fmt: skip
+                self.run(steps, watch.log)
             return Engine().feed(ampwatch.open_run(Path(folder) / "run")).case().rate
 
     def save(self, path: Path) -> None:
@@ -168,7 +197,8 @@ def begin(configuration: Configuration, rate: float, seed: int) -> Training:
     torch.manual_seed(seed)
     data = torch.Generator().manual_seed(1000 + seed)
     task = TASKS[configuration.model](data)
-    scaler = torch.amp.GradScaler("cpu")
+    half = configuration.precision is torch.float16
+    scaler = torch.amp.GradScaler("cpu", enabled=half)
     optimizer = _optimizer(configuration, task.model, rate)
     if configuration.resumed_after:
         good = _optimizer(configuration, task.model, configuration.nominal)
@@ -210,11 +240,12 @@ def _step(
     task: Task,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
-) -> None:
+) -> Tensor:
     optimizer.zero_grad()
+    half = configuration.precision is not torch.float32
     for _ in range(configuration.micro_batches):
         inputs, targets = task.batch()
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast("cpu", configuration.precision if half else None, enabled=half):
             outputs = task.model(inputs)
         loss = task.loss(outputs.float(), targets)
         scaler.scale(loss / configuration.micro_batches).backward()
@@ -223,14 +254,15 @@ def _step(
         nn.utils.clip_grad_norm_(task.model.parameters(), configuration.clip)
     scaler.step(optimizer)
     scaler.update()
+    return loss.detach()
 
 
 def _optimizer(
     configuration: Configuration, model: nn.Module, rate: float
 ) -> torch.optim.Optimizer:
-    groups: list[dict[str, object]] = [{"params": list(model.parameters())}]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, object]] = [{"params": parameters}]
     if configuration.two_groups:
-        parameters = list(model.parameters())
         groups = [{"params": parameters[:2], "lr": rate / 10}, {"params": parameters[2:]}]
     decay = configuration.weight_decay
     make = {
@@ -244,6 +276,8 @@ def _optimizer(
         "adagrad": lambda: torch.optim.Adagrad(groups, rate),
         "adamax": lambda: torch.optim.Adamax(groups, rate),
         "lion": lambda: Lion(groups, rate),
+        "adafactor": lambda: torch.optim.Adafactor(groups, rate),
+        "orthogonal": lambda: Orthogonal(groups, rate),
     }
     return make[configuration.optimizer]()
 
@@ -259,6 +293,7 @@ def _scheduler(
         "warmup": lambda t: min(1.0, (t + 1) / 40),
         "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t / configuration.steps)),
         "step": lambda t: 1.0 if t < 100 else 0.1,
+        "raised": lambda t: 0.1 if t < 100 else 1.0,
     }
     factor = factors.get(configuration.schedule)
     return None if factor is None else torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

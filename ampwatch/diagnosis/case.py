@@ -43,6 +43,7 @@ from ampwatch.diagnosis.record import Record, RecordFacts, scaler_of
 from ampwatch.diagnosis.restart_history import RestartHistory
 from ampwatch.diagnosis.scale_history import ScaleHistory
 from ampwatch.diagnosis.times import Times
+from ampwatch.metric_names import Metric
 from ampwatch.rows import EventKind
 
 # What a run of our own probe has as its source.
@@ -162,10 +163,16 @@ class Case:
             scale=scale.has_scaler,
         )
 
+    @property
+    def has_adversary(self) -> bool:
+        """Whether another network is trained against this one: then neither loss need fall."""
+        return self.rate.setup.several_optimizers or any(self.metrics.of(Metric.ADVERSARY))
+
     @cached_property
     def judgement(self) -> learning_rate.Judgement:
         """The judgement of the learning rate; computed once, when a rule first asks for it."""
-        return learning_rate.judge_rate(self.rate)
+        seen = learning_rate.judge_rate(self.rate)
+        return replace(seen, alignment=None) if self.has_adversary else seen
 
     @cached_property
     def rate_advice(self) -> Advice:

@@ -22,8 +22,8 @@ from typing import Any
 
 from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.findings import Diagnosis, Severity, Verdict
+from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action
-from ampwatch.diagnosis.learning_rate.earlier_rates import TriedRate, bounded
 from ampwatch.diagnosis.value_text import count_text
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run
@@ -254,14 +254,11 @@ class LessonOfEarlierRuns:
         return f"{count} {how}: {self._rates()}{self._others()}."
 
     @property
-    def tried(self) -> tuple[TriedRate, ...]:
-        """The rates that alike earlier runs tried; runs that are only near bound no advice."""
-        told = (Outcome.STABLE, Outcome.FAILING) if self.are_alike else ()
-        return tuple(
-            TriedRate(one.rate, one.steps, held=one.outcome is Outcome.STABLE)
-            for one in self.runs
-            if one.rate and one.outcome in told
-        )
+    def rate_known_to_fail(self) -> float | None:
+        """The lowest rate that failed in an alike earlier run; None if another one held it."""
+        if not self.are_alike or _of(self.failing_from) <= _of(self.stable_to):
+            return None
+        return _of(self.failing_from)
 
     def _rates(self) -> str:
         held, failed = self.stable_to, self.failing_from
@@ -298,14 +295,29 @@ def lesson_of(
 
 
 def with_lesson(diagnosis: Diagnosis, lesson: LessonOfEarlierRuns | None) -> Diagnosis:
-    """The diagnosis, its advice on the rate bounded by what alike earlier runs have shown.
+    """The diagnosis, its advised rate and interval below what failed in alike earlier runs.
 
-    Findings and verdict come from the run's own rows: they are the same whatever ran before.
+    A rate that held bounds nothing: with it the interval held the limit far less often. Findings
+    and verdict come from the run's own rows: they are the same whatever ran before.
     """
-    if lesson is None:
+    advice, failed = diagnosis.learning_rate, None if lesson is None else lesson.rate_known_to_fail
+    now, at, low, high = advice.current, advice.recommended, advice.low, advice.high
+    if failed is None or not now or not at or not low or not high or failed >= now:
         return diagnosis
-    advice = bounded(diagnosis.learning_rate, lesson.tried, steps_held(diagnosis))
-    return replace(diagnosis, learning_rate=advice)
+    most = failed * 2.0**-constants.BELOW_FAILED
+    advised = min(at, failed * 2.0**-constants.LEAST_OCTAVES)
+    below = f" The advised rate is below that, not {at:.3g}." if advised < at else ""
+    told = f"Earlier runs alike failed at {failed:.3g}, which bounds the interval.{below}"
+    bounded = replace(
+        advice,
+        because=f"{advice.because} {told}",
+        recommended=advised,
+        low=low if low < most else most * low / high,
+        high=min(high, most),
+        factor=advised / now,
+        warmup_steps=None if below else advice.warmup_steps,  # it was to the old peak
+    )
+    return replace(diagnosis, learning_rate=bounded)
 
 
 def outcome_of(verdict: str, action: str) -> Outcome:
@@ -349,8 +361,8 @@ def _refutes(failed: EarlierRun, stable: EarlierRun) -> bool:
     return _of(failed) <= _of(stable) and stable.steps <= failed.steps
 
 
-def _of(one: EarlierRun) -> float:
-    return one.rate or 0.0
+def _of(one: EarlierRun | None) -> float:
+    return 0.0 if one is None else one.rate or 0.0
 
 
 def _rate(one: EarlierRun | None) -> str:

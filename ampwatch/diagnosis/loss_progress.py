@@ -19,7 +19,6 @@ from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_outcome import explains_rise
 from ampwatch.diagnosis.value_text import count_text, rate_text, two_digits
-from ampwatch.metric_names import Metric
 
 # A loss that is the same, but for this share, in so many lines or single steps, from the start.
 SAME, SAME_LINES, SAME_STEPS, _GAIN, _BEGAN = 0.003, 8, 200, 0.04, 1.5
@@ -112,7 +111,7 @@ def _may_stand_still(case: Case, series: LossSeries) -> bool:
         return False
     if is_loop and (case.has_converged or not _has_gradients(case, series)):
         return False
-    return _is_beginning(case, series) and not _has_adversary(case)
+    return _is_beginning(case, series) and not case.has_adversary
 
 
 def _hardly_falls(began: float, early: float, late: float, error: float, most: float) -> bool:
@@ -135,11 +134,6 @@ def _has_gradients(case: Case, series: LossSeries) -> bool:
     if len(known) > _MOST * len(series.norm):
         return median(known) > 0
     return median_of_known(case.rate.tail.of("update_norm")) > 0
-
-
-def _has_adversary(case: Case) -> bool:
-    """Whether another network is trained against this one: then neither loss need fall."""
-    return case.rate.setup.several_optimizers or any(case.metrics.of(Metric.ADVERSARY))
 
 
 def _is_beginning(case: Case, series: LossSeries) -> bool:

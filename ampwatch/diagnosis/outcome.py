@@ -118,8 +118,7 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
         good = np.flatnonzero(~bad[told])
         since = told[good[-1] + 1] if len(good) else told[0]
         step = int(tail.of("step")[since])
-        series = series_of_case(case)
-        announced, at_once = _before(series, step)
+        announced, at_once = _before(case, step)
         words = f"The loss is inf or NaN from step {step:,} on."
         evidence = Evidence("loss", step, "nan")
         yield Outcome(State.NOT_FINITE, step, ("loss",), words, announced, (evidence,), at_once)
@@ -135,7 +134,7 @@ def _no_steps(case: Case) -> Iterator[Outcome]:
         step = int(case.rate.tail.of("step")[-streak])
         words = f"Every step is skipped from step {step:,} on."
         evidence = Evidence("skipped", case.scale.last_step, float(streak))
-        announced, at_once = _before(series_of_case(case), step)
+        announced, at_once = _before(case, step)
         yield Outcome(State.NO_STEPS, step, ("skipped",), words, announced, (evidence,), at_once)
 
 
@@ -210,7 +209,7 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
         return still
     if course.end is not LossEnd.WORSE and _is_lost(series, course):
         return _worse(case, series, replace(course, end=LossEnd.WORSE))
-    if course.end is LossEnd.LEARNING and takes_steps and not _is_doubted(case, course):
+    if course.end is LossEnd.LEARNING and takes_steps and not _is_doubted(case, series, course):
         return Outcome(State.LEARNING, None, ("loss",))
     if course.end in {LossEnd.LEARNING, LossEnd.FLAT}:
         return Outcome(State.FLAT, None, ("loss",))
@@ -232,16 +231,21 @@ def _latest(case: Case, series: LossSeries, course: LossCourse) -> tuple[LossSer
     return rows, replace(recent, first=course.first)
 
 
-def _is_doubted(case: Case, course: LossCourse) -> bool:
-    """Whether a loss that fell little stands against a learning rate that looks too high."""
-    return case.judgement.onset is not None and 0 < course.last > (1 - _WORTH) * course.first
+def _is_doubted(case: Case, series: LossSeries, course: LossCourse) -> bool:
+    """Whether a loss that fell little stands against a learning rate that looks too high.
+
+    A loss that such a rate threw up at once comes down for long, to where it had begun.
+    """
+    first = min(course.first, float(series.loss[0]))
+    return case.judgement.onset is not None and 0 < course.last > (1 - _WORTH) * first
 
 
-def _before(series: LossSeries, step: int) -> tuple[bool, bool]:
+def _before(case: Case, step: int) -> tuple[bool, bool]:
     """Whether a trouble at this step was announced, or came while the loss was at its best."""
+    series = series_of_case(case)
     since = int(np.searchsorted(series.step, step))
-    announced = _is_announced(series, since)
-    calm = loss_course(series.loss[:since]).end is LossEnd.LEARNING
+    announced, course = _is_announced(series, since), loss_course(series.loss[:since])
+    calm = course.end is LossEnd.LEARNING and not _is_doubted(case, series, course)
     return announced, calm and not announced
 
 

@@ -14,7 +14,7 @@ from ampwatch.diagnosis.engine import Engine
 from ampwatch.diagnosis.findings import SCHEMA, Diagnosis, Severity, json_value
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice, advise
-from ampwatch.diagnosis.learning_rate.estimate import Estimate, times_text
+from ampwatch.diagnosis.learning_rate.estimate import ABOVE, BELOW, MARGIN, Estimate, times_text
 from ampwatch.diagnosis.learning_rate.judgement import judge_rate
 from ampwatch.diagnosis.learning_rate.rate_history import RateState
 from ampwatch.diagnosis.record import Record
@@ -102,19 +102,19 @@ def advise_together(states: Sequence[RateState]) -> Advice:
             failed.append((bounds.failed, seen.base, found, state))
     if not failed:
         return advise(states[-1])
-    fails, base, first, lowest = min(failed, key=lambda one: one[0])
+    fails, base, _, lowest = min(failed, key=lambda one: one[0])
     works = max((rate for rate in worked if rate < fails), default=None)
     # Above what worked, below what failed, and where the estimates place the limit.
     floor, ceiling = -math.inf if works is None else math.log2(works), math.log2(fails)
     # Estimates from runs of one model have the same error: their mean is steadier, but no more
     # certain than one of them.
     mean = sum(math.log2(rate) - found.octaves for _, rate, found, _ in failed) / len(failed)
-    line = min((found.line for *_, found, _ in failed), key=lambda line: line.below + line.above)
+    doubt = min(found.doubt for *_, found, _ in failed)
     limit = min(max(mean, floor), ceiling)
-    goal = max(min(limit - first.line.margin, ceiling - constants.LEAST_OCTAVES), floor)
+    goal = max(min(limit - MARGIN, ceiling - constants.LEAST_OCTAVES), floor)
     told = f"{fails:.3g} failed" + ("" if works is None else f", {works:.3g} worked")
-    low = max(limit - line.above, floor)
-    high = max(min(limit + line.below, ceiling - constants.BELOW_FAILED), low)
+    low = max(limit - ABOVE - doubt, floor)
+    high = max(min(limit + BELOW + doubt, ceiling - constants.BELOW_FAILED), low)
     spared = "what has worked" if goal == floor else f"{times_text(limit - goal)} below it"
     return dataclasses.replace(
         advise(lowest),

@@ -148,8 +148,7 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
     seen = case.judgement
     advice = case.rate_advice
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
-    several = case.rate.setup.several_optimizers  # each has a learning rate of its own
-    low = next((f for f in causes if f.code == _TOO_LOW and not several), None)
+    low = next((f for f in causes if f.code == _TOO_LOW and not case.has_adversary), None)
     if low is not None and (raised := _raised_again(low)) is not None:
         return raised
     named = next((f for f in causes if excludes_rate(case, f)), None)
@@ -303,7 +302,7 @@ _HIGHER, _STILL_RISING = 10.0, 1.5  # times: to try, and from the middle of a wa
 
 def _if_nothing_moves(case: Case, outcome: Outcome, advice: Advice) -> Advice:
     """The advice if the loss stands where it began: a warm-up that is still on may be too slow."""
-    if advice.action is Action.RAISE:
+    if advice.action in {Action.LOWER, Action.RAISE}:  # the rate has been judged
         return advice
     if outcome.state is State.HARDLY_FALLS and case.rate_advice.action is Action.RAISE:
         return case.rate_advice

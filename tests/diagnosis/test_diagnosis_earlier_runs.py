@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hand_built import HandBuiltRun, step_table
 
+from ampwatch.diagnosis import diagnose
 from ampwatch.diagnosis.earlier_runs import (
     EarlierRun,
     Outcome,
@@ -13,7 +15,9 @@ from ampwatch.diagnosis.earlier_runs import (
     lesson_of,
     outcome_of,
     rate_told,
+    with_lesson,
 )
+from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 
 SAME = Signature("k", "f", 6.0, 2.0, 5.0)
 WIDER = replace(SAME, key="other", width=7.0)
@@ -108,3 +112,64 @@ def test_a_run_ended_while_its_rate_rose_proves_what_it_reached():
     assert rate_told(1e-2, 0, 1e-3) == 1e-3
     assert rate_told(1e-2, 1, 1e-3) == 1e-2  # what the first group reached tells not of the second
     assert rate_told(None, None, 1e-3) is None
+
+
+TOO_HIGH = Advice(
+    Action.LOWER, "It diverged.", current=0.1, recommended=0.001, low=0.002, high=0.09,
+    factor=0.01, group=0, confidence=0.9, warmup_steps=500,
+)  # fmt: skip
+
+
+def bounded(*runs, advice=TOO_HIGH):
+    """This advice beside these earlier runs."""
+    told = replace(diagnose(HandBuiltRun(step_table(loss=[1.0] * 30))), learning_rate=advice)
+    return with_lesson(told, lesson_of(SAME, runs, run_id="me", started_ns=NOW)).learning_rate
+
+
+def test_the_interval_ends_below_the_lowest_rate_that_failed_whatever_held():
+    runs = [ran("a", "stable", 4e-3), ran("b", "failing", 0.03), ran("c", "failing", 0.05)]
+    told = bounded(*runs)
+    assert told.high == pytest.approx(0.03 * 2**-0.1)
+    assert told.low == TOO_HIGH.low  # what held is no bound: it may have been stopped too soon
+    assert told.recommended == TOO_HIGH.recommended
+    assert told.because == (
+        "It diverged. Earlier runs alike failed at 0.03, which bounds the interval."
+    )
+
+
+def test_the_advised_rate_lies_below_one_that_failed():
+    told = bounded(ran("a", "failing", 8e-4, 40))
+    assert told.recommended < 8e-4
+    assert told.factor == pytest.approx(told.recommended / 0.1)
+    assert told.high < 8e-4
+    assert told.high / told.low == pytest.approx(45.0)  # where the limit lies is as uncertain
+    assert told.warmup_steps is None
+    assert "below that, not 0.001" in told.because
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [],
+        [ran("a", "stable", 0.02)],
+        [ran("a", "failing", 0.2)],  # above: nothing new
+        [ran("a", "stable", 0.02), ran("b", "failing", 0.01, 80)],  # they contradict each other
+        [ran("a", "failing", 0.01, signature=WIDER)],
+    ],
+)
+def test_what_proves_nothing_changes_nothing(runs):
+    assert bounded(*runs) is TOO_HIGH
+
+
+@pytest.mark.parametrize(
+    "advice",
+    [
+        Advice(Action.KEEP, "calm", current=0.1, recommended=0.1),
+        Advice(Action.RAISE, "slow", current=0.1, recommended=0.2, low=0.2),
+        Advice(Action.LOWER, "back", current=0.1, recommended=0.05, low=0.05, leapt_at_step=7),
+        Advice(Action.LOWER, "late", current=0.1, recommended=0.07),
+        Advice(Action.UNKNOWN, "short"),
+    ],
+)
+def test_only_an_advice_with_an_interval_is_bounded(advice):
+    assert bounded(ran("a", "failing", 0.03), advice=advice) is advice

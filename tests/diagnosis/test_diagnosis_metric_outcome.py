@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hand_built import HandBuiltRun, Info, extra_table, step_table
+from hand_built import HandBuiltRun, Info, event_table, extra_table, step_table
 
 from ampwatch.diagnosis import Action, Verdict, diagnose
 from ampwatch.diagnosis.engine import Engine
@@ -113,3 +113,18 @@ def test_it_does_not_depend_on_how_the_rows_were_cut():
     run = logged(falling(3000), {"val_loss": val, "acc": acc})
     small = Engine(block_rows=64, settled_rows=64).feed(run).diagnosis().to_json()
     assert small == diagnose(run).to_json()
+
+
+def test_no_rate_is_raised_beside_an_adversary_however_short_the_steps():
+    columns = {"update_alignment": 0.99, "update_norm": 0.01, "lr": 1e-3, "lr_base": 1e-3}
+    loss = falling(500, low=2.0) / 20 + 2.0
+    adam = (0, "optimizer", {"optimizer": 0, "class": "Adam", "groups": [{"betas": [0.9, 0.99]}]})
+    for metrics, actions in (
+        ({"val_loss": [2.1, 2.05, 2.0]}, {Action.RAISE}),
+        ({"d_loss": [0.7, 0.68, 0.7]}, {Action.KEEP, Action.UNKNOWN}),
+    ):
+        run = logged(loss, metrics, **{name: [value] * 500 for name, value in columns.items()})
+        run.events = event_table([adam])
+        told = diagnose(run)
+        assert told.learning_rate.action in actions, told.learning_rate
+        assert ("AMP305" in {f.code for f in told.findings}) == (Action.RAISE in actions)

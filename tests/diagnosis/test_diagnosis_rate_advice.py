@@ -56,7 +56,7 @@ def test_an_early_divergence_lowers_the_rate_by_the_formula():
     x = 1.5 + 0.75 * first_updates(rows)
     assert advice.factor == pytest.approx(2 ** -(x + 2.5))
     assert advice.recommended == pytest.approx(0.1 * advice.factor)
-    assert advice.low == pytest.approx(0.1 * 2 ** -(x + 1.2))
+    assert advice.low == pytest.approx(0.1 * 2 ** -(x + 1.6))
     assert 0.09 < advice.high < 0.1  # the rate that failed bounds the interval and is not in it
     assert "change the weights by about 54 % per step" in advice.because
     assert f"about {2**x:.2g} times too high (2^(1.5 + 0.75 log2 u), u = 0.543)" in advice.because
@@ -94,7 +94,7 @@ def test_a_plain_optimizer_is_known_by_what_it_does_and_has_its_own_offset():
     rows = plain(diverging(ratio=0.5))
     advice = look(rows)
     assert advice.action.value == "lower"
-    assert advice.factor == pytest.approx(2 ** -(2.8 + 0.75 * first_updates(rows) + 1.8))
+    assert advice.factor == pytest.approx(2 ** -(2.8 + 0.75 * first_updates(rows) + 2.5))
 
 
 def test_momentum_is_judged_by_what_its_updates_grow_to():
@@ -120,7 +120,7 @@ def test_a_plain_optimizer_that_broke_at_its_first_update_is_cut_deeper():
     broke = with_columns(rows, skipped=np.arange(61) > 0)
     learnt = with_columns(rows, skipped=np.arange(61) > 1)
     u = math.log2(rows.ratio[0])
-    assert look(broke, setup).factor == pytest.approx(2 ** -(2.8 + 0.75 * u + 0.8 + 1.8))
+    assert look(broke, setup).factor == pytest.approx(2 ** -(2.8 + 0.75 * u + 0.8 + 2.5))
     assert look(learnt, setup).factor > look(broke, setup).factor
 
 

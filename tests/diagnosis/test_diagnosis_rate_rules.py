@@ -245,6 +245,37 @@ def test_a_healthy_run_has_no_finding_on_its_rate_and_keeps_it():
     assert diagnosis.learning_rate.recommended == diagnosis.learning_rate.current == 1e-3
 
 
+def thrown_up(end):
+    """A first step so large that the loss leaps, and comes down to this share of the first one."""
+    loss = np.concatenate([[0.29], end * 0.29 + np.geomspace(1e4, 1e-3, 299)])
+    ratio = np.concatenate([np.full(20, 0.5), np.geomspace(0.5, 0.01, 280)])
+    weights = np.concatenate([[10.0], np.full(299, 120.0)])
+    random = np.random.default_rng(0)
+    rows = course(loss * np.exp(0.02 * random.standard_normal(300)), ratio=ratio, lr=0.1)
+    return run_of(rows_with(rows, param_norm=weights, update_norm=ratio * weights))
+
+
+def test_a_rate_that_threw_the_loss_up_is_too_high_though_the_loss_stands_far_below_its_peak():
+    diagnosis = diagnose(thrown_up(0.92))
+    assert codes(diagnosis)["AMP301"] == "error"
+    assert diagnosis.learning_rate.action.value == "lower"
+
+
+def test_a_rate_that_threw_the_loss_up_is_kept_where_the_loss_then_fell_far_below_its_first():
+    diagnosis = diagnose(thrown_up(0.1))
+    assert "AMP301" not in codes(diagnosis)
+    assert diagnosis.learning_rate.action.value == "keep"
+
+
+def test_a_rate_that_was_judged_too_high_is_lowered_though_the_loss_does_not_move():
+    loss = 2.1 * np.exp(0.005 * np.random.default_rng(0).standard_normal(400))
+    weights = np.concatenate([[10.0], np.full(399, 200.0)])
+    rows = rows_with(course(loss, ratio=0.5), param_norm=weights, update_norm=0.1 * weights)
+    diagnosis = diagnose(run_of(rows))
+    assert codes(diagnosis) == {"AMP301": "error", "AMP309": "warning"}
+    assert diagnosis.learning_rate.action.value == "lower"
+
+
 def test_a_rate_that_could_rise_is_told_only_of_a_healthy_run():
     diagnosis = diagnose(run_of(course(falling(500, 2.3, 2.25), alignment=0.99, update_norm=0.01)))
     assert codes(diagnosis) == {"AMP305": "info", "AMP309": "warning"}

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds
+from ampwatch.diagnosis.learning_rate.estimate import MARGIN, Estimate, EstimateBounds
 from ampwatch.diagnosis.learning_rate.judgement import (
     CLEAR_LINE,
     Attribution,
@@ -296,10 +296,9 @@ def _division(
     found: Estimate, bounds: EstimateBounds, trouble: Trouble, base: float
 ) -> tuple[float, int | None, list[str]]:
     """The advised factor for the rate, the steps of a longer warm-up, and the reasons for both."""
-    margin = found.line.margin
-    factor = 2.0 ** -(found.octaves + margin)
+    factor = 2.0 ** -(found.octaves + MARGIN)
     divided = (
-        f"{found.arithmetic}. Divide by {2**found.octaves:.2g}, and by {2**margin:.2g} more "
+        f"{found.arithmetic}. Divide by {2**found.octaves:.2g}, and by {2**MARGIN:.2g} more "
         f"to be safe: by {1 / factor:.2g} in all."
     )
     reasons = [divided]
