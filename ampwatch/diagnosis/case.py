@@ -287,10 +287,6 @@ class Case:
         )
         return times.last_position >= entries - recent
 
-    def weighs(self, times: Times) -> bool:
-        """Whether what was seen at these times goes on, or the fall of the scale it caused does."""
-        return self.standing(times).weighs
-
     def _brought_about_the_fall(self, times: Times) -> bool:
         fall, first, last = self.standing_fall, times.first_step, times.last_step
         if first is None or last is None:

@@ -106,10 +106,8 @@ class OneDeviceHistory:
         """A quantile of the utilisation, 0 to 1; `busy` leaves out seconds without any kernel."""
         counts = self.utilisation.copy()
         counts[0] *= not busy
-        total = int(counts.sum())
-        if not total:
-            return float("nan")
-        return float(np.searchsorted(np.cumsum(counts), quantile * total)) / (_PERCENTS - 1)
+        seen = np.cumsum(counts)
+        return float(np.searchsorted(seen, quantile * seen[-1])) / (_PERCENTS - 1)
 
     def seconds_used(self, *, busy: bool = False) -> int:
         """How many samples tell the utilisation; `busy` leaves out those without a kernel."""
