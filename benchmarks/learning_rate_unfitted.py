@@ -81,23 +81,6 @@ class Squeezed(nn.Module):
         return self.head(functional.avg_pool2d(hidden, 2).flatten(1))
 
 
-class Residuals(nn.Module):
-    """Residual convolutions under batch norms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.head = nn.Conv2d(1, 12, 3, stride=2, padding=1), nn.Linear(192, 8)
-        self.parts = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(12, 12, 3, padding=1), nn.BatchNorm2d(12)) for _ in range(3)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.enter(x.unflatten(1, (1, 8, 8)))
-        for part in self.parts:
-            hidden = (hidden + part(hidden)).relu()
-        return self.head(hidden.flatten(1))
-
-
 def _stack(*blocks: Callable[[], nn.Module]) -> Callable[[torch.Generator], Task]:
     return lambda generator: Task(
         Sequence(nn.Sequential(*(make() for make in blocks))), tokens(generator), per_token
@@ -142,7 +125,6 @@ TASKS.update(
     {
         "u-wide": _wide,
         "u-squeezed": lambda generator: Task(Squeezed(), taught(generator, 64, 8)),
-        "u-residuals": lambda generator: Task(Residuals(), taught(generator, 64, 8)),
         "u-pre": _stack(_pre, _pre, _pre),
         "u-pre2": _stack(_pre, _pre),
         "u-post": _stack(_post, _post),
@@ -194,7 +176,6 @@ UNFITTED += (
     _c("adam cnn data change", "changing-squeezed", "adam", 0.005, steps=250, **_HELD),
     _c("adam mlp data change", "changing-wide", "adam", 0.005, steps=250, **_HELD),
     _c("momentum low-rank mlp", "wide-adapted", "momentum", 0.1, precision=_F32, **_HELD),
-    _c("nesterov residual accumulation", "residuals", "nesterov", 0.1, micro_batches=2, **_HELD),
     _c("sgd patches two groups", "patches", "sgd", 0.5, "cosine", two_groups=True, **_HELD),
     _c("adam lstm clipped", "lstm", "adam", 0.08, precision=_F32, clip=1.0, **_HELD),
     _c("momentum mlp resumed", "wide", "momentum", 0.05, precision=_B16, resumed_after=60, **_HELD),
