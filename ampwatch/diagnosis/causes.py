@@ -130,13 +130,19 @@ def row_of(code: str) -> CauseRow:
     return CAUSES.get(code, _NO_ROW)
 
 
+_FIRST_STEPS = 1  # with which a log of a whole training begins
+
+
 def excludes_rate(case: Case, finding: Finding) -> bool:
     """Whether no learning rate could have caused a finding."""
     if finding.code == _DIES:
         return not case.zeros.has_died
     if finding.code in _NOT_BEFORE_AN_UPDATE:
         first = case.scale.first_accepted_step
-        return finding.first_step is not None and (first is None or finding.first_step <= first)
+        # A log may begin long after its training: what is lost from its first line on, was before.
+        is_whole = case.observed.loop or (case.scale.first_step or 0) <= _FIRST_STEPS
+        before = first is None or (finding.first_step or 0) <= first
+        return finding.first_step is not None and before and is_whole
     return finding.code in _NEVER_THE_RATE
 
 

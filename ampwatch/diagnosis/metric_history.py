@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.column_arrays import Floats, Integers
@@ -32,25 +33,50 @@ class MetricCourse:
 
 
 @dataclass(frozen=True, slots=True)
+class LostMetric:
+    """A metric that is not finite any more: since which step, and in how many values."""
+
+    since: int
+    count: int
+
+
+def _follow_lost(
+    lost: dict[str, LostMetric], name: str, step: Integers, finite: npt.NDArray[np.bool_]
+) -> None:
+    """Follow whether a metric's values are finite up to the last one."""
+    if not len(step) or metric_of(name) is not Metric.VALIDATION:
+        return
+    good = np.flatnonzero(finite)
+    rest = step[good[-1] + 1 :] if len(good) else step
+    before = None if len(good) else lost.get(name)
+    lost.pop(name, None)
+    if len(rest) and len(lost) < _MOST_METRICS:
+        since, count = (int(rest[0]), 0) if before is None else (before.since, before.count)
+        lost[name] = LostMetric(since, count + len(rest))
+
+
+@dataclass(frozen=True, slots=True)
 class MetricHistory:
     """The metrics whose names say what they measure; `fold` makes a new history."""
 
     cells: Mapping[str, DoublingWindows] = field(default_factory=dict)
+    lost: Mapping[str, LostMetric] = field(default_factory=dict)  # those not finite any more
 
     def fold(self, block: Block) -> MetricHistory:
         """The history of metrics with one more block."""
         told = block.metrics
         if not told.names:
             return self
-        cells = dict(self.cells)
+        cells, lost = dict(self.cells), dict(self.lost)
         finite = np.isfinite(told.value)
         for at, name in enumerate(told.names):
+            _follow_lost(lost, name, told.step[told.name == at], finite[told.name == at])
             known = name in cells or (len(cells) < _MOST_METRICS and metric_of(name) is not None)
             mine = finite & (told.name == at)
             if known and mine.any():
                 rows = np.stack([told.step[mine], told.value[mine], np.ones(mine.sum())], axis=1)
                 cells[name] = cells.get(name, _EMPTY).with_next(rows)
-        return MetricHistory(cells)
+        return MetricHistory(cells, lost)
 
     def of(self, *wanted: Metric) -> Iterator[MetricCourse]:
         """The courses of the metrics that are one of these."""

@@ -12,6 +12,15 @@ _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
 _PHRASES: tuple[tuple[str, str, str], ...] = (
     # Deeplearning4j: its score is the loss.
     ("Score at iteration", rf"Score at iteration (\d+) is ({_NUMBER})", r"iteration \1 loss \2"),
+    # What is measured before its step: `Cost after iteration 0: nan`, `Loss at step 10: 2.3`.
+    (
+        " ",
+        (
+            r"([A-Za-z][\w ]{0,30}) (?:after|at) (iteration|epoch|step):? (\d+)\s*[:=]? "
+            rf"({_NUMBER})\s*$"
+        ),
+        r"\2 \3 \1 \4",
+    ),
     # darknet: the loss, its mean, the learning rate.
     (
         " avg",

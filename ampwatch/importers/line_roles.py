@@ -105,6 +105,10 @@ def learn_roles(
     is_numbered = any(
         words.has_loss and (kind in placed or steps[kind]) for kind, words in said.items()
     )
+    counts = bool(places) or any(
+        words.counts and not words.has_loss and _moves(numbers[kind])
+        for kind, words in said.items()
+    )
     roles: dict[Kind, Role] = {}
     for kind, words in said.items():
         duty = Duty.PLACE if kind in places else None
@@ -112,7 +116,7 @@ def learn_roles(
             duty = Duty.STEP
         elif duty is None and words.has_values and kind not in placed and _moves(numbers[kind]):
             duty = _duty_without_place(
-                words, len(kinds[kind]), has_places=bool(places), is_numbered=is_numbered
+                words, len(kinds[kind]), has_places=counts, is_numbered=is_numbered
             )
         if duty is not None:
             roles[kind] = Role(duty, steps[kind])

@@ -132,7 +132,7 @@ def _offset_of_numbers(lines: Sequence[str]) -> int | None:
     offsets = {int(match[1]) - at for at, match in told}
     if len(offsets) != 1:
         return None
-    kinds = {re.sub(r"\d+", "0", lines[at][match.end() :])[:16] for at, match in told}
+    kinds = {re.sub(r"\d+", "0", lines[at][match.end() :])[:48] for at, match in told}
     lengths = {len(lines[at][match.end() :].split()) for at, match in told}
     return offsets.pop() if len(kinds) > 1 and len(lengths) > 1 else None
 

@@ -16,12 +16,15 @@ from ampwatch.diagnosis.rules.scale_search_and_growth import no_scale_helps, sta
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import alone_text, count_text, list_text, steps_text
 
+_LEAST_EVALUATIONS = 2  # a single one may be of an empty batch
+
 
 @rule("AMP204", "loss-not-finite", Severity.ERROR)
 def loss_not_finite(case: Case) -> Iterator[Seen]:
     """A loss that is not finite although the activations are."""
     times, value = _bad_losses(case), case.numbers.bad_loss_value
     if not times.count:
+        yield from _lost_evaluations(case)
         return
     standing = case.standing(times)
     yield Seen(
@@ -33,6 +36,27 @@ def loss_not_finite(case: Case) -> Iterator[Seen]:
         action=_loss_action(case, times),
         evidence=(Evidence("loss", times.first_step, value),),
     )
+
+
+def _lost_evaluations(case: Case) -> Iterator[Seen]:
+    """A loss of an evaluation that is not finite any more, while that of training is."""
+    for name, lost in case.metrics.lost.items():
+        if lost.count < _LEAST_EVALUATIONS or case.numbers.any_bad_loss:
+            continue
+        yield Seen(
+            severity=Severity.WARNING,
+            first_step=lost.since,
+            last_step=case.scale.last_step,
+            summary=f"{name} is not finite in its last {lost.count} values, from step "
+            f"{lost.since:,} on; the loss of training is.",
+            cause="The loss of training is finite, so the weights are: the data of the evaluation, "
+            "its labels or what it computes are not.",
+            action="Look for nan in the data of the evaluation, for empty batches and for a "
+            "division by a count of zero. No best checkpoint and no early stopping can work "
+            "with it.",
+            evidence=(Evidence("metric", lost.since, "nan", None, name),),
+        )
+        return
 
 
 def _loss_summary(case: Case, times: Times, value: str, standing: FindingStatus) -> str:

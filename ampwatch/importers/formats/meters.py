@@ -29,33 +29,33 @@ _FIELDS: Mapping[str, re.Pattern[str]] = {
 }
 
 
-def _stats(place: re.Match[str], line: str) -> Stats:
+def _stats(place: re.Match[str], line: str) -> Iterator[Statement]:
     epoch, batch, batches = (int(part) for part in place.groups())
-    return Stats(step=epoch * batches + batch, values=fields(line[place.end() - 1 :], _FIELDS))
+    values = fields(line[place.end() - 1 :], _FIELDS)
+    if "loss" in values:  # else it has another name, or only parts: the last resort reads them
+        yield Stats(step=epoch * batches + batch, values=values)
 
 
 def _read_swin(line: str) -> Iterator[Statement]:
     if place := _SWIN.search(line):
-        yield _stats(place, line)
+        yield from _stats(place, line)
 
 
 def _read_timm(line: str) -> Iterator[Statement]:
     if place := _TIMM.search(line):
-        yield _stats(place, line)
+        yield from _stats(place, line)
 
 
 def _read_beit(line: str) -> Iterator[Statement]:
     place = _METRIC_LOGGER.search(line)
     if place and ("loss_scale" in line or "min_lr" in line):
-        yield _stats(place, line)
+        yield from _stats(place, line)
 
 
 def _read_mae(line: str) -> Iterator[Statement]:
     place = _METRIC_LOGGER.search(line)
     if place and "loss_scale" not in line and "min_lr" not in line and "loss" in line:
-        told = _stats(place, line)
-        if "loss" in told.values:  # else its parts have names of their own
-            yield told
+        yield from _stats(place, line)
 
 
 _SMOOTHED = dict.fromkeys(("loss", "grad_norm"), (Mark.AVERAGED.value,))

@@ -99,7 +99,9 @@ class PlainLines:
             place = _place(line, role.step, by_words=self.names_steps)
         values = values_of(line.numbers)
         if "loss" not in values and not self.has_loss and (place or role.duty in _WITHOUT_PLACE):
-            values = {**loss_by_words(line.numbers), **values}
+            losses = loss_by_words(line.numbers)
+            is_sure = line.bar is not None or not _is_by_marks(line) or "loss" in line.text.lower()
+            values = {**(losses if is_sure else {}), **values}
         if place is None:
             yield from self._read_without_place(line, values, role)
         else:
@@ -245,6 +247,11 @@ def _place(
         return Place(whole(step.text), epoch, whole(step.of) if is_of_epoch else None)
     place = None if by_words and line.bar is None else _place_by_marks(line, epoch)
     return place or (None if epoch is None else Place(epoch=epoch))
+
+
+def _is_by_marks(line: _Line) -> bool:
+    """Whether a line's place is only a number at its beginning or in brackets."""
+    return _counters_by_words(line.numbers) == (None, None) and _place(line) is not None
 
 
 def _place_by_marks(line: _Line, epoch: int | None) -> Place | None:
