@@ -46,6 +46,7 @@ _LAYER_FLAGS = (
 )  # fmt: skip
 _LAYER_NUMBERS = (
     "underflow_share", "act_amax", "log2_headroom", "scale_low", "scale_high", "update_ratio",
+    "grad_norm",
     "param_group", "flops", "rows", "order", "amax_staleness",
     "input_saturated_share", "weight_saturated_share", "grad_saturated_share",
     "input_flushed_share", "weight_flushed_share", "grad_flushed_share",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
-from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.blocks import Block, BlockLayerRows
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
 from ampwatch.diagnosis.doubling_windows import DoublingWindows
 
@@ -97,6 +97,7 @@ class LayerHistory:
         share, headroom, low, high = (rows.numbers[name][good] for name in names)
         scale = block.columns["scale"][at[good]]
         few_bits = ~(low < np.where(scale > 0, scale, 1.0) * KEPT_TIMES)
+        few_bits |= rows.numbers["grad_norm"][good] == 0  # of its weights, beside one of its output
         # A tail that is lost is normal: a layer needs a scale when it loses most.
         low = np.where(share >= thresholds.UNDERFLOW_SHARE, low, np.nan)
         grown = grown._with_shares(layer, step, share, few_bits)
@@ -227,14 +228,15 @@ _LEAST_SAMPLES = 2
 
 @dataclass(frozen=True, slots=True)
 class LayersWithoutOptimizer:
-    """Of layers with weights and gradients: samples in which no optimizer had them, and others.
+    """Of layers that should learn: samples without an optimizer, or without any gradient.
 
     Before the first step no optimizer is known, so samples of a block without a step count for
     nothing.
     """
 
     samples: Counter[str] = field(default_factory=Counter)
-    trained: frozenset[str] = frozenset()  # that an optimizer had
+    trained: frozenset[str] = frozenset()  # that an optimizer had, with a gradient
+    unreached: Counter[str] = field(default_factory=Counter)  # that it had, without one
 
     def fold(self, block: Block) -> LayersWithoutOptimizer:
         """The counts with one more block."""
@@ -243,16 +245,14 @@ class LayersWithoutOptimizer:
             return self
         flags = layers.flags
         reached = (flags["grad_finite"] == 1) | (flags["out_grad_finite"] == 1)
-        learns = (flags["trainable"] == 1) & reached & (layers.layer >= 0)
+        learns = (flags["trainable"] == 1) & (layers.layer >= 0)
         has_group = np.isfinite(layers.numbers["param_group"])
-        without, counts = np.unique(layers.layer[learns & ~has_group], return_counts=True)
-        samples = self.samples.copy()
-        for code, count in zip(without.tolist(), counts.tolist(), strict=True):
-            name = layers.names[code]
-            if name in samples or len(samples) < _MOST_COUNTED:
-                samples[name] += count
-        trained = {layers.names[code] for code in np.unique(layers.layer[learns & has_group])}
-        return LayersWithoutOptimizer(samples, self.trained | trained)
+        trained = np.unique(layers.layer[learns & reached & has_group]).tolist()
+        return LayersWithoutOptimizer(
+            _counted(self.samples, layers, learns & reached & ~has_group),
+            self.trained | {layers.names[code] for code in trained},
+            _counted(self.unreached, layers, learns & ~reached & has_group),
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -260,6 +260,24 @@ class LayersWithoutOptimizer:
         often = [name for name, count in self.samples.items() if count >= _LEAST_SAMPLES]
         found = [name for name in often if name not in self.trained]
         return tuple(innermost_layers(found)) if self.trained else ()
+
+    @property
+    def without_gradient(self) -> tuple[str, ...]:
+        """The layers that an optimizer has and no gradient ever reached, if it reached others."""
+        often = [name for name, count in self.unreached.items() if count >= _LEAST_SAMPLES]
+        found = [name for name in often if name not in self.trained]
+        return tuple(innermost_layers(found)) if self.trained else ()
+
+
+def _counted(samples: Counter[str], layers: BlockLayerRows, which: Mask) -> Counter[str]:
+    """The samples of each layer with some more of them, of as many layers as are kept."""
+    codes, counts = np.unique(layers.layer[which], return_counts=True)
+    counted = samples.copy()
+    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        name = layers.names[code]
+        if name in counted or len(counted) < _MOST_COUNTED:
+            counted[name] += count
+    return counted
 
 
 WINDOWS = 16

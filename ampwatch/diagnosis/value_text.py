@@ -219,6 +219,7 @@ _FORMS = {
     "left_out": _counted("steps that the loop left out"),
     "guard_actions": _counted("actions of the guard"),
     "layers_without_optimizer": _counted("layers that no optimizer has"),
+    "layers_without_gradient": _counted("layers that no gradient reaches"),
     "gaps": _counted("gaps in the record"),
     "growths": _counted("doublings of the scale"),
     "resets": _counted("resets of the scale"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.loop_history import STARVED
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.times import Times
@@ -80,7 +81,8 @@ def silent_skip(case: Case) -> Iterator[Seen]:
     if _is_most(case, case.loop.starved):
         yield _starved(case)
         return
-    if (seen := _without_optimizer(case)) is not None:
+    seen = _without_optimizer(case) or _most_without_gradient(case)
+    if seen is not None:
         yield seen
         return
     still = case.loop.still
@@ -114,6 +116,25 @@ def _without_optimizer(case: Case) -> Seen | None:
         action="Make the optimizer after the last change to the model, or give it these parameters "
         "with add_param_group(). If they are to stay as they are, set requires_grad to False.",
         evidence=(Evidence("layers_without_optimizer", case.scale.last_step, float(len(names))),),
+    )
+
+
+def _most_without_gradient(case: Case) -> Seen | None:
+    """More layers that no gradient reaches than layers that learn: a part of it is cut off."""
+    names, learning = case.without_optimizer.without_gradient, case.without_optimizer.trained
+    if len(names) <= len(innermost_layers(list(learning))):  # a few may be for another task
+        return None
+    return Seen(
+        severity=Severity.WARNING,
+        at=case.scale,
+        summary=f"No gradient reaches {count_text(len(names), 'layer')} of "
+        f"{len(names) + len(learning)} that should learn: {list_text(names)}.",
+        cause="An optimizer has their weights, and in no sampled step did they have a gradient: "
+        "the graph is cut between them and the loss.",
+        action="If activations are checkpointed, call checkpoint(..., use_reentrant=False), or "
+        "model.enable_input_require_grads(). Look for detach(), .data and torch.no_grad() between "
+        "these layers and the loss.",
+        evidence=(Evidence("layers_without_gradient", case.scale.last_step, float(len(names))),),
     )
 
 
