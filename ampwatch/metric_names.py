@@ -156,6 +156,11 @@ _OF_GENERATOR = re.compile(
 _OF_DISCRIMINATOR = re.compile(r"(?i)d_(?:[ab]|real|fake)|l_d_\w+")
 
 
+def is_error_share(name: str) -> bool:
+    """Whether a metric is a share of errors, such as of words."""
+    return bool({word.lower() for word in _WORDS.findall(name)} & {"wer", "cer", "per", "ter"})
+
+
 @cache
 def metric_of(name: str) -> Metric | None:
     """What a metric is by its name; None for a name that says nothing of the sort."""

@@ -20,11 +20,13 @@ from ampwatch.diagnosis.loss_outcome import LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_history import MetricCourse
 from ampwatch.diagnosis.value_text import two_digits
-from ampwatch.metric_names import Metric, is_of_validation, is_score
+from ampwatch.metric_names import Metric, is_error_share, is_of_validation, is_score
 
 # A score that is zero, or stands still: of its level, in so many evaluations, below what is good;
 # and how far the training loss must have come down.
 _ZERO, _STILL, _FEW_SCORES, _STILL_SCORES, _HIGH, _LEARNT = 5e-3, 0.1, 5, 8, 0.6, 0.7
+_ALL_WRONG = 0.95  # of what is counted: such a share of errors is no better than guessing
+_FEW_LOST, _NEXT_TO_NONE = 3, 0.1  # values at either level; of the best, what is left
 _RISEN = 1.1  # times its lowest: so much matters of a validation loss
 _LEAST, _PART = 12, 10  # values of a goal that show a course; a tenth of them is its end
 # Of what was won, so much is lost; and what was won is so many times the noise of its parts.
@@ -48,6 +50,7 @@ def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
     if course.end is LossEnd.LEARNING:
         for metric in case.metrics.of(Metric.VALIDATION):
             yield from _overfits(metric)
+            yield from _errs_always(metric, course)
         for metric in case.metrics.of(Metric.GOAL):
             yield from _goal_stands_still(metric, course)
     for metric in case.metrics.of(Metric.GOAL):
@@ -91,6 +94,24 @@ def _goal_stands_still(metric: MetricCourse, course: LossCourse) -> Iterator[Out
         )  # fmt: skip
 
 
+def _errs_always(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
+    """A share of errors that is about 1 in every evaluation, while the training loss fell."""
+    values = metric.value
+    learnt = course.first > 0 and course.last <= _LEARNT * course.first
+    if not learnt or len(values) < _FEW_SCORES or not is_error_share(metric.name):
+        return
+    if _ALL_WRONG <= values.min() <= values.max() <= 2 - _ALL_WRONG:
+        yield Outcome(
+            State.GOAL_STILL, int(metric.step[0]), ("loss", metric.name),
+            f"{metric.name} stays at {two_digits(float(values[-1]))} while the training loss "
+            "falls.",
+            evidence=(
+                Evidence("metric", int(metric.step[-1]), float(values[-1]), float(values[0]),
+                         f"first {metric.name}"),
+            ),
+        )  # fmt: skip
+
+
 def _is_high(level: float) -> bool:
     """Whether a score, as a share or in percent, may be as good as it can be."""
     return level > _HIGH if level <= 1 else level > 100 * _HIGH
@@ -100,6 +121,7 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
     """A figure that should rise, and has lost most of what it had won."""
     values, count = metric.value, len(metric.value)
     if count < _LEAST:
+        yield from _goal_collapsed(metric)
         return
     size = max(3, count // _PART)
     smooth = trailing_medians(values, size)[size - 1 :]
@@ -126,6 +148,24 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
         "on, and is not back.",
         evidence=(Evidence("metric", step, last, best, f"highest {metric.name}"),),
     )  # fmt: skip
+
+
+def _goal_collapsed(metric: MetricCourse) -> Iterator[Outcome]:
+    """A figure of few values that stood three of them near its best, and ends at next to none."""
+    values, best = metric.value, float(metric.value.max(initial=0.0))
+    stood, ended = np.flatnonzero(values >= best / 2), values[-_FEW_LOST:]
+    if len(values) < 2 * _FEW_LOST or best <= 0 or len(stood) < _FEW_LOST:
+        return
+    at_once = stood[-1] - stood[0] + 1 == len(stood)  # what only spikes stands nowhere
+    if at_once and np.abs(ended).max() <= _NEXT_TO_NONE * best and values[0] < best / 2:
+        step = int(metric.step[min(int(stood[-1]) + 1, len(values) - 1)])
+        last = float(values[-1])
+        yield Outcome(
+            State.GOAL_LOST, step, (metric.name,),
+            f"{metric.name} fell from {two_digits(best)} to {two_digits(last)}, from step "
+            f"{step:,} on, and is not back.",
+            evidence=(Evidence("metric", step, last, best, f"highest {metric.name}"),),
+        )  # fmt: skip
 
 
 def _noise(values: Floats, size: int) -> float:

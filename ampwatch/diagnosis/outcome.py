@@ -188,7 +188,9 @@ def _of_loss(case: Case) -> Outcome:
         return shown or by_loss
     if by_loss.state is State.RATE_LEAPT:
         return by_loss  # it says why
-    return shown if shown.severity.weight > by_loss.severity.weight else by_loss
+    if shown.severity.weight <= by_loss.severity.weight:
+        return by_loss
+    return replace(shown, is_announced=by_loss.is_announced)  # what the loss did as well
 
 
 def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
@@ -204,7 +206,7 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     if takes_steps and not is_goal_reached(case) and (lost := without_bound(series)) is not None:
         return lost
     ended_calm = course.end in {LossEnd.LEARNING, LossEnd.FLAT}
-    still = no_progress(case, series, course) if ended_calm else None
+    still = no_progress(case, series, course) if ended_calm and not is_goal_reached(case) else None
     if still is not None:
         return still
     if course.end is not LossEnd.WORSE and _is_lost(series, course):

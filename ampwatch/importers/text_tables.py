@@ -22,6 +22,7 @@ _CELL = re.compile(
 )
 _VALUE = re.compile(NUMBER)
 _NAME = re.compile(r"[A-Za-z][\w .:/()@%-]{0,40}")
+_AROUND = " |\t#%"  # a header may be a comment
 _ROWS_LOOKED_AT = 6
 _LEAST_ROWS, _MOST_NAMES, _LEAST_BARE = 2, 40, 5
 _LOSSES = frozenset({Metric.LOSS, Metric.PER_UNIT, Metric.VALIDATION})
@@ -47,7 +48,7 @@ def tables_in(lines: Sequence[str]) -> list[TextTable]:
     """The tables of a training among a log's lines, each header once."""
     found: dict[tuple[str, ...], TextTable] = {}
     for at, line in enumerate(lines):
-        if len(line) > 400 or _NAME.match(line.strip(" |\t")) is None:
+        if len(line) > 400 or _NAME.match(line.strip(_AROUND)) is None:
             continue
         following = [row for row in lines[at + 1 : at + 1 + _ROWS_LOOKED_AT] if _is_filled(row)]
         for table in _readings(line):
@@ -79,7 +80,7 @@ def bare_columns(lines: Sequence[str]) -> list[TextTable]:
 def _readings(line: str) -> Iterator[TextTable]:
     """The tables whose header a line may be, by what may stand between its cells."""
     for separator in map(re.compile, _SEPARATORS):
-        names = _cells(line.strip(), separator)
+        names = _cells(line.strip(_AROUND), separator)
         if 1 <= len(names) <= _MOST_NAMES and all(map(_NAME.fullmatch, names)):
             plain = tuple(re.sub(r"[^\w/@.-]+", "_", name).strip("_") for name in names)
             if _tells_loss(plain):

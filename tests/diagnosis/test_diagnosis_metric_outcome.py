@@ -128,3 +128,48 @@ def test_no_rate_is_raised_beside_an_adversary_however_short_the_steps():
         told = diagnose(run)
         assert told.learning_rate.action in actions, told.learning_rate
         assert ("AMP305" in {f.code for f in told.findings}) == (Action.RAISE in actions)
+
+
+@pytest.mark.parametrize(
+    ("wer", "expected"),
+    [([1.0] * 8, {"AMP313": "warning"}), ([*np.linspace(1.0, 0.4, 8)], {}), ([0.999, 1.0], {})],
+)
+def test_a_share_of_errors_that_stays_at_one_is_no_learning(wer, expected):
+    told = diagnose(logged(falling(low=0.5), {"eval_wer": wer}))
+    assert codes(told) == expected
+
+
+def test_a_reward_of_few_values_that_stood_and_is_gone_fails_and_a_lucky_one_does_not():
+    loss = 0.02 * np.random.default_rng(0).standard_normal(90)
+    won = [31.0, 214.0, 702.0, 1330.0, 1810.0, 1140.0]
+    lost = diagnose(logged(loss, {"ep_rew_mean": [*won, 62.0, 14.0, 13.0]}))
+    assert (lost.verdict, codes(lost)) == (Verdict.FAILING, {"AMP311": "error"})
+    for seed in range(200):
+        lucky = np.random.default_rng(seed).exponential(10, 8 + seed % 4)
+        lucky[4] *= 1 + seed % 30
+        told = diagnose(logged(loss, {"ep_rew_mean": lucky}))
+        assert "AMP311" not in codes(told), seed
+
+
+def test_a_loss_that_hardly_falls_is_learning_if_its_score_grows():
+    random = np.random.default_rng(0)
+    loss = 0.4465 + 0.016 * np.exp(-np.arange(61) / 4) + 0.002 * random.standard_normal(61)
+    steps = [1000 * n for n in range(1, 62)]
+    auc = 0.808 - 0.012 * np.exp(-np.arange(15) / 5) + 0.0002 * random.standard_normal(15)
+    scores = {"val_auc": dict(zip(steps[::4], auc.tolist(), strict=False))}
+    for extras, expected in ((None, {"AMP309": "warning"}), (extra_table(scores), {})):
+        run = HandBuiltRun(step_table(step=steps, loss=list(loss), lr=[1e-3] * 61), extras=extras)
+        run.info = Info(source="generic")
+        assert codes(diagnose(run)) == expected
+
+
+def test_a_score_lost_behind_growing_gradients_asks_for_a_lower_learning_rate():
+    count = 400
+    at = np.arange(count) / count
+    loss = 7 - 3.8 * np.minimum(at / 0.4, 1) + 2.8 * np.maximum(at - 0.45, 0) ** 1.2
+    loss += 0.05 * np.random.default_rng(0).standard_normal(count)
+    norm = 0.8 * np.exp(2.7 * np.maximum(at - 0.2, 0))
+    top1 = [3, 11, 23, 34, 43, 47, 47, 45, 41, 36, 30, 24, 19, 14]
+    told = diagnose(logged(loss, {"val/top1": top1}, grad_norm=list(norm), lr=[3e-3] * count))
+    assert told.verdict is Verdict.FAILING
+    assert told.learning_rate.action is Action.LOWER
