@@ -157,8 +157,9 @@ def test_a_loss_that_hardly_falls_is_learning_if_its_score_grows():
     steps = [1000 * n for n in range(1, 62)]
     auc = 0.808 - 0.012 * np.exp(-np.arange(15) / 5) + 0.0002 * random.standard_normal(15)
     scores = {"val_auc": dict(zip(steps[::4], auc.tolist(), strict=False))}
-    for extras, expected in ((None, {"AMP309": "warning"}), (extra_table(scores), {})):
-        run = HandBuiltRun(step_table(step=steps, loss=list(loss), lr=[1e-3] * 61), extras=extras)
+    for told, expected in (({}, {"AMP309": "warning"}), (scores, {})):
+        rows = step_table(step=steps, loss=list(loss), lr=[1e-3] * 61)
+        run = HandBuiltRun(rows, extras=extra_table(told))
         run.info = Info(source="generic")
         assert codes(diagnose(run)) == expected
 
