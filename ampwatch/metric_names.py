@@ -20,6 +20,7 @@ class Metric(enum.Enum):
     PER_UNIT = "a loss per token, frame or step"
     GOAL = "a figure that should rise"
     SIZE = "how long or large what is trained on is"
+    POLICY_STEP = "how far an update moved a policy"
 
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -148,6 +149,10 @@ def is_score(name: str) -> bool:
     return not words & {"reward", "rewards", "rew", "return", "returns", "score", "success"}
 
 
+# Of a penalty's weight, its target, a variational model's part of the loss.
+_NO_POLICY_STEP = frozenset(
+    ["coef", "coeff", "beta", "target", "loss", "weight", "penalty", "scale", "latent", "objective"]
+)
 _NO_LOSSES = frozenset(["scale", "kl", "entropy", "norm", "grad", "gradient"])
 # As CycleGAN, pix2pix and their descendants print their losses.
 _OF_GENERATOR = re.compile(
@@ -176,6 +181,8 @@ def metric_of(name: str) -> Metric | None:
         return Metric.VALIDATION
     if is_loss and (not said & _NO_LOSSES or "crossentropy" in glued):
         return _training_loss(said, joined)
+    if "kl" in said or "approxkl" in said:
+        return Metric.POLICY_STEP if not said & _NO_POLICY_STEP else None
     return Metric.SIZE if (said | glued) & _SIZES and not said & _NO_SIZES else None
 
 

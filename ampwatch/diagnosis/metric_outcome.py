@@ -26,6 +26,7 @@ from ampwatch.metric_names import Metric, is_error_share, is_of_validation, is_s
 # and how far the training loss must have come down.
 _ZERO, _STILL, _FEW_SCORES, _STILL_SCORES, _HIGH, _LEARNT = 5e-3, 0.1, 5, 8, 0.6, 0.7
 _ALL_WRONG = 0.95  # of what is counted: such a share of errors is no better than guessing
+_LEAPT = 5.0  # times the usual: a policy's step that is too large
 _FEW_LOST, _NEXT_TO_NONE = 3, 0.1  # values at either level; of the best, what is left
 _RISEN = 1.1  # times its lowest: so much matters of a validation loss
 _LEAST, _PART = 12, 10  # values of a goal that show a course; a tenth of them is its end
@@ -199,6 +200,23 @@ def _first_and_last(values: Floats) -> tuple[float, float]:
 
 
 # --- what explains a rise -------------------------------------------------------------------------
+
+
+def policy_leapt(case: Case, since: int) -> str | None:
+    """What shows that updates moved a policy ever farther before this step, or at it; or None.
+
+    Too large a step of a policy loses a reward as too large a step of weights loses a loss.
+    """
+    for metric in case.metrics.of(Metric.POLICY_STEP):
+        before = np.abs(metric.value[metric.step <= since])
+        if len(before) <= _FEW_LOST:
+            continue
+        usual = median(before[: max(_FEW_LOST, len(before) // 2)])
+        soon = since + (since - int(metric.step[0])) // _FEW_LOST
+        near = np.abs(metric.value[metric.step <= soon])
+        if float(near.max()) >= _LEAPT * usual > 0:
+            return metric.name
+    return None
 
 
 def is_in_balance(case: Case) -> bool:

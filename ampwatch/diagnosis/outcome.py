@@ -36,6 +36,7 @@ from ampwatch.diagnosis.metric_outcome import (
     is_goal_reached,
     is_in_balance,
     metric_outcome,
+    policy_leapt,
 )
 from ampwatch.diagnosis.value_text import count_text, two_digits
 
@@ -190,6 +191,8 @@ def _of_loss(case: Case) -> Outcome:
         return by_loss  # it says why
     if shown.severity.weight <= by_loss.severity.weight:
         return by_loss
+    if shown.state is State.GOAL_LOST and (leapt := policy_leapt(case, shown.since_step or 0)):
+        return replace(shown, is_announced=True, rests_on=(*shown.rests_on, leapt))
     return replace(shown, is_announced=by_loss.is_announced)  # what the loss did as well
 
 

@@ -32,6 +32,7 @@ from ampwatch.diagnosis.outcome import (
 )
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.value_text import rate_text
+from ampwatch.metric_names import Metric, metric_of
 
 
 def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Verdict:
@@ -256,10 +257,15 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
         return Advice(Action.UNKNOWN, because, current=advice.current)
     if outcome.is_announced and outcome.severity is Severity.ERROR and _is_undecided(case, advice):
         base = case.rate.base_rate
+        grew = [name for name in outcome.rests_on if metric_of(name) is Metric.POLICY_STEP]
+        sign = (
+            f"The updates moved the policy ever farther ({grew[0]}) before it"
+            if grew
+            else "Gradients or the learning rate had been rising before it"
+        )
         return Advice(
             Action.LOWER,
-            f"{outcome.words} Gradients or the learning rate had been rising before it: too high a "
-            "learning rate announces itself so.",
+            f"{outcome.words} {sign}: too high a learning rate announces itself so.",
             current=base,
             recommended=None if base is None else _TRY * base,
             factor=_TRY,

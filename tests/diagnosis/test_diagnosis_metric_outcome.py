@@ -174,3 +174,16 @@ def test_a_score_lost_behind_growing_gradients_asks_for_a_lower_learning_rate():
     told = diagnose(logged(loss, {"val/top1": top1}, grad_norm=list(norm), lr=[3e-3] * count))
     assert told.verdict is Verdict.FAILING
     assert told.learning_rate.action is Action.LOWER
+
+
+def test_a_reward_lost_behind_ever_larger_steps_of_the_policy_asks_for_a_lower_learning_rate():
+    loss = 0.02 * np.random.default_rng(0).standard_normal(300)
+    random = np.random.default_rng(1)
+    reward = [*np.linspace(60, 3000, 40), *(3000 + 90 * random.standard_normal(40)), *([70.0] * 40)]
+    calm = 0.012 + 0.002 * random.standard_normal(120)
+    leaps = calm * np.exp(5 * np.exp(-(((np.arange(120) - 80) / 4) ** 2)))
+    for told, action in ((calm, Action.UNKNOWN), (leaps, Action.LOWER)):
+        found = diagnose(logged(loss, {"ep_rew_mean": reward, "approx_kl": told}, lr=[3e-4] * 300))
+        assert codes(found) == {"AMP311": "error"}
+        assert found.learning_rate.action is action
+    assert "approx_kl" in found.learning_rate.because
