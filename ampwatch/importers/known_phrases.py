@@ -49,12 +49,13 @@ _WORDS = {
     "：": ":", "，": ", ", "【": "[",  # noqa: RUF001
     "】": "]", "（": "(", "）": ")", "＝": "=",  # noqa: RUF001
 }  # fmt: skip
+_GLUED = re.compile(r"(?i)\b(epoch|step|iter|iteration|batch)(\d+)\b")  # `epoch0; batch480`
 _COMPILED = tuple((anchor, re.compile(wording), plain) for anchor, wording, plain in _PHRASES)
 
 
 def in_plain_words(line: str) -> str:
     """A line with what is known to mean a step and a loss said in plain words."""
-    line = _MARKS.sub("", _SOURCE.sub(" ", line))
+    line = _GLUED.sub(r"\1 \2", _MARKS.sub("", _SOURCE.sub(" ", line)))
     if not line.isascii():
         for word, english in _WORDS.items():
             line = line.replace(word, english)

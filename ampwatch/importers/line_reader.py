@@ -215,8 +215,8 @@ class LineReader:
 
     def _series_of(self, said: list[Statement]) -> list[Statement]:
         """The statements of a loop's lines, from two places on; a single one is not a training."""
-        if self._is_series:
-            return said
+        if self._is_series or (self.builder.attempts and not self._held):
+            return said  # a training is known
         self._held += said
         told = [held for held in self._held if isinstance(held, Stats | Place)]
         places = [(statement.epoch, statement.step) for statement in told]

@@ -127,7 +127,7 @@ def _duty_without_place(
     words: Words, lines: int, *, has_places: bool, is_numbered: bool
 ) -> Duty | None:
     """What values without a step are, by what the log's other lines are."""
-    if has_places:
+    if has_places or (is_numbered and not words.has_loss):
         return Duty.MORE
     is_step = words.has_loss and not is_numbered and lines >= _LEAST_LINES
     return Duty.UNNUMBERED if is_step else None
