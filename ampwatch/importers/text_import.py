@@ -178,24 +178,19 @@ def _nothing_in(log: LogFile, size: int, text: TextImport, options: ImportOption
         )
     told = "".join(f" {sentence}" for sentence in _unknown(text.reader.unknown))
     broken = f" {log.damage}" if log.damage else ""
-    found = f"No training log found in {log.path} {nothing_on_its_lines()}"
+    found = f"No training log found in {log.path} {nothing_on_its_lines(text.names)}"
     if options.columns:
         named = ", ".join(options.columns.values())
         found = f"No training log found in {log.path}: no lines with the numbers {named}."
-    return f"{found}{told}{broken}{_names(text.names)}"
+    return f"{found}{told}{broken}"
 
 
-def _names(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    return f" Its numbers are called {', '.join(names)}; say which is the loss: --map loss=NAME."
-
-
-def nothing_on_its_lines() -> str:
+def nothing_on_its_lines(names: Sequence[str] = ()) -> str:
     """The rest of the sentence about a log with no training in it: what was looked for."""
+    called = f" Its numbers are called {', '.join(names)}; say which is the loss: --map loss=NAME."
     return (
-        "(no loss, learning rate or loss scale on any line). Known formats: "
-        f"{', '.join(known_sources())}. If you know its format, name it with --as."
+        f"(no loss, learning rate or loss scale on any line).{called if names else ''} Known "
+        f"formats: {', '.join(known_sources())}. If you know its format, name it with --as."
     )
 
 

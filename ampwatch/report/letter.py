@@ -6,6 +6,7 @@ the main finding, and what is separate; the next commands. Every number in it is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -319,6 +320,9 @@ def _effects(findings: Sequence[Finding], head: Finding | None) -> set[str]:
     return found
 
 
+_GUESS = re.compile(r"Read as .+?(?=\. If another)")  # of a log of no known format
+
+
 def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
     """What the record lacks, whose numbers are shown, how a foreign log's steps are numbered."""
     if reader.optimizer is not None:
@@ -340,6 +344,10 @@ def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
         finding.code == _NOTES and "Unnumbered steps" in finding.cause
            for finding in diagnosis.findings):  # fmt: skip
         yield Sentence.of("This log has no step numbers: each of its lines counts as one step.")
+    for finding in diagnosis.findings:
+        guess = _GUESS.search(finding.cause) if finding.code == _NOTES else None
+        if guess is not None:
+            yield Sentence.of(f"{guess[0]}; --map loss=NAME names another number.")
 
 
 def _not_recorded(reader: FactReader) -> list[str]:

@@ -9,9 +9,10 @@ import math
 
 import pytest
 
-from ampwatch import open_run
+from ampwatch import diagnose, open_run
 from ampwatch.errors import LogError
 from ampwatch.importers import ImportOptions, import_log
+from ampwatch.report.letter import letter_of
 from ampwatch.rows import Table
 
 LOSSES = [2 + math.exp(-n / 4) for n in range(12)]
@@ -168,6 +169,9 @@ def test_what_was_guessed_is_said_and_can_be_named(tmp_path):
     assert steps_of(run)["step"] == list(range(1, 13))
     note = next(note for note in run.info.notes if "--map" in note)
     assert "step = `round`, loss = `koleo_loss`" in note
+    unseen = [sentence.text for sentence in letter_of("train", run, diagnose(run)).unseen]
+    guess = "Read as step = `round`, loss = `koleo_loss`; --map loss=NAME names another number."
+    assert guess in unseen
 
     path = tmp_path / "train.log"
     chosen = ImportOptions(columns={"loss": "dino_loss", "step": "round"})
