@@ -169,7 +169,7 @@ def test_what_was_guessed_is_said_and_can_be_named(tmp_path):
     assert steps_of(run)["step"] == list(range(1, 13))
     note = next(note for note in run.info.notes if "--map" in note)
     assert "step = `round`, loss = `koleo_loss`" in note
-    unseen = [sentence.text for sentence in letter_of("train", run, diagnose(run)).unseen]
+    unseen = [str(sentence) for sentence in letter_of("train", run, diagnose(run)).unseen]
     guess = "Read as step = `round`, loss = `koleo_loss`; --map loss=NAME names another number."
     assert guess in unseen
 
