@@ -5,6 +5,8 @@ Each has a neighbour with the one line that mends it.
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import ampwatch
+from ampwatch.diagnosis import Action
 
 SIZE, CLASSES, STEPS = 16, 4, 120
 
@@ -73,6 +76,28 @@ def test_adapters_that_no_gradient_reaches_are_told(tmp_path, inputs_require_gra
     if not inputs_require_grad:
         assert found["AMP417"].severity.value == "warning"
         assert f"{missing} layers" in found["AMP417"].summary
+
+
+@pytest.mark.parametrize("of_copy", [False, True])
+def test_an_optimizer_of_another_models_parameters_has_no_gradients(tmp_path, of_copy):
+    torch.manual_seed(0)
+    model = nn.Linear(SIZE, CLASSES)
+    optimizer = torch.optim.NAdam((copy.deepcopy(model) if of_copy else model).parameters(), 1e-2)
+    losses = []
+    with ampwatch.attach(None, model, optimizer=optimizer, run="r", log_dir=tmp_path):
+        for _ in range(STEPS):
+            inputs = torch.ones(8, SIZE)
+            model.zero_grad()
+            loss = functional.cross_entropy(model(inputs), torch.zeros(8, dtype=torch.long))
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    diagnosis = diagnosed(tmp_path)
+    assert (losses[0] == losses[-1]) is of_copy
+    assert [finding.code for finding in diagnosis.findings] == ["AMP410"] * of_copy
+    if of_copy:
+        assert diagnosis.verdict.value == "failing"
+        assert diagnosis.learning_rate.action is Action.NOT_THE_CAUSE
 
 
 @pytest.mark.parametrize("unit", [1e-6, 1.0])

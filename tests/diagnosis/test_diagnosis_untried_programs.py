@@ -66,7 +66,7 @@ def test_an_lbfgs_that_has_converged_is_no_lost_update(tmp_path, logged):
 def test_an_lbfgs_of_another_models_parameters_moves_nothing(tmp_path):
     losses, diagnosis = by_lbfgs(tmp_path, 0.8, logged=True, steps=40, of_copies=True)
     assert len(set(losses)) == 1
-    assert "AMP417" in codes(diagnosis)
+    assert "AMP410" in codes(diagnosis)
 
 
 def test_a_step_of_many_updates_is_not_judged_by_its_size(tmp_path):

@@ -23,8 +23,6 @@ def no_gradients(case: Case) -> Iterator[Seen]:
     raised = next((text for text in _REFUSALS if text in case.events.raised), None)
     if raised is not None:
         yield _refused(case, raised)
-    elif _are_zero(case):
-        yield _zeros(case)
     elif _are_frozen(case):
         yield Seen(
             at=case.scale,
@@ -34,6 +32,31 @@ def no_gradients(case: Case) -> Iterator[Seen]:
             action="Set requires_grad on the parameters to train, and pass them to the optimizer.",
             evidence=Evidence("update_norm", case.scale.last_step, 0.0),
         )
+    elif is_without_gradients(case):
+        yield _without_gradients(case)
+    elif _are_zero(case):
+        yield _zeros(case)
+
+
+def is_without_gradients(case: Case) -> bool:
+    """Whether the optimizer's parameters never had a gradient, so that no step moved a weight."""
+    loop, told = case.loop, case.numbers.told
+    steps_on_nothing = case.numbers.any_rate and "grad_norm" not in told and not loop.updates
+    return case.observed.loop and steps_on_nothing and loop.unmoved >= ZERO_STEPS
+
+
+def _without_gradients(case: Case) -> Seen:
+    count = count_text(case.loop.unmoved, "step")
+    return Seen(
+        at=case.scale,
+        summary="Steps are taken and the weights do not move: the optimizer's parameters have no "
+        "gradients.",
+        cause=f"In all {count} the update was exactly zero, and no gradient was there: the "
+        "optimizer has parameters of another model, or of one that was replaced.",
+        action="Make the optimizer after the last change to the model, from that model's own "
+        "parameters().",
+        evidence=(Evidence("update_norm", case.scale.last_step, 0.0),),
+    )
 
 
 # torch's words: what they mean, and what to do.

@@ -10,6 +10,7 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.loop_history import STARVED
 from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rules.no_gradients import is_without_gradients
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, list_text, share_text
 
@@ -75,9 +76,8 @@ def silent_skip(case: Case) -> Iterator[Seen]:
     if _stands_still(case):
         yield _without_a_rate(case)
         return
-    if _is_without_gradients(case):
-        yield _without_gradients(case)
-        return
+    if is_without_gradients(case):
+        return  # AMP410
     if _is_most(case, case.loop.starved):
         yield _starved(case)
         return
@@ -170,27 +170,6 @@ def _starved(case: Case) -> Seen:
             ),
         ),
     )  # fmt: skip
-
-
-def _is_without_gradients(case: Case) -> bool:
-    """Whether the optimizer's parameters never had a gradient, so that no step moved a weight."""
-    loop, told = case.loop, case.numbers.told
-    steps_on_nothing = case.numbers.any_rate and "grad_norm" not in told and not loop.updates
-    return case.observed.loop and steps_on_nothing and loop.unmoved >= SILENT_STEPS
-
-
-def _without_gradients(case: Case) -> Seen:
-    count = count_text(case.loop.unmoved, "step")
-    return Seen(
-        at=case.scale,
-        summary="Steps are taken and the weights do not move: the optimizer's parameters have no "
-        "gradients.",
-        cause=f"In all {count} the update was exactly zero, and no gradient was there: the "
-        "optimizer has parameters of another model, or of one that was replaced.",
-        action="Make the optimizer after the last change to the model, from that model's own "
-        "parameters().",
-        evidence=(Evidence("update_norm", case.scale.last_step, 0.0),),
-    )
 
 
 def _stands_still(case: Case) -> bool:
