@@ -174,7 +174,9 @@ def _share_above(losses: Floats, since: int) -> float:
     Where two losses are printed in turn, one that rises moves the median and half of the entries.
     """
     late = losses[-max(1, (len(losses) - since + 1) // 2) :]
-    early = np.sort(losses[max(0, since - len(late)) : since])
+    # Of those before it only the nearest: a loss that had just come down was higher before.
+    near = max(_MANY // 4, len(late) // 2)
+    early = np.sort(losses[max(0, since - near) : since])
     below = np.searchsorted(early, late) + np.searchsorted(early, late, side="right")
     return float(below.mean() / 2 / max(1, len(early)))
 

@@ -127,3 +127,16 @@ def test_two_losses_printed_in_turn_are_no_rise_of_one():
     rising = 1.5 + np.arange(400) / 200 + 0.1 * random.standard_normal(400)
     losses = np.where(np.arange(400) % 2, rising, 0.6 + 0.1 * random.standard_normal(400))
     assert loss_course(losses).end not in TOLD
+
+
+@pytest.mark.parametrize("climb", [1.0, 0.0])
+def test_what_a_loss_had_before_it_came_down_does_not_hide_that_it_climbs(climb):
+    """It falls for 20 entries and climbs by a third of its level in the 35 after them, or not."""
+    ends = []
+    for seed in range(20):
+        noise = 0.12 * np.random.default_rng(seed).standard_normal(55)
+        fall = 3.0 + 7.6 * np.exp(-np.arange(20) / 6)
+        losses = np.concatenate([fall, np.linspace(3.1, 3.1 + climb, 35)]) + noise
+        ends.append(loss_course(losses).end)
+    told = sum(end in {LossEnd.HIGHER, LossEnd.NOT_BACK, LossEnd.WORSE} for end in ends)
+    assert told == (20 if climb else 0)
