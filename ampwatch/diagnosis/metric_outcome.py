@@ -232,7 +232,9 @@ def is_goal_reached(case: Case) -> bool:
 
 def _is_reached(values: Floats) -> bool:
     if len(values) < _LEAST:
-        return False
+        climbs = np.diff(values) > 0  # of few values nearly each one is higher than the last
+        doubled = values[-1] >= 2 * values[0] > 0 if len(values) else False
+        return len(climbs) >= _FEW_SCORES and bool(doubled and (~climbs).sum() <= 1)
     size = max(3, len(values) // _PART)
     smooth = trailing_medians(values, size)[size - 1 :]
     won = float(smooth.max() - smooth[0])

@@ -187,3 +187,16 @@ def test_a_reward_lost_behind_ever_larger_steps_of_the_policy_asks_for_a_lower_l
         assert codes(found) == {"AMP311": "error"}
         assert found.learning_rate.action is action
     assert "approx_kl" in found.learning_rate.because
+
+
+def test_a_loss_that_grows_with_its_reward_is_no_trouble_in_few_lines_either():
+    loss, steps = [8.0, 12.0, 17.0, 21.0, 24.0, 29.0, 33.0, 38.0, 41.0, 44.0], range(10)
+    for reward, expected in (
+        ([22.0, 30, 45, 66, 90, 130, 170, 160, 210, 262], set()),
+        ([22.0, 20, 23, 21] * 2 + [22.0, 20], {"AMP307"}),
+    ):  # fmt: skip
+        rows = step_table(step=[2048 * n for n in steps], loss=loss)
+        told = {"ep_rew_mean": {2048 * n: reward[n] for n in steps}}
+        run = HandBuiltRun(rows, extras=extra_table(told))
+        run.info = Info(source="generic")
+        assert set(codes(diagnose(run))) == expected
