@@ -156,26 +156,26 @@ _NO_POLICY_STEP = frozenset(
 _NO_LOSSES = frozenset(["scale", "kl", "entropy", "norm", "grad", "gradient"])
 # As CycleGAN, pix2pix and their descendants print their losses.
 _OF_GENERATOR = re.compile(
-    r"(?i)g_(?!norm|grad|lr|step|iter)\w+|(?:cycle|idt)_[ab]|l_(?!d_)[a-z]\w+"
+    r"(?i)g_(?!norm|grad|lr|step|iter)\w+|(?:cycle|idt)_[ab]|l_(?!d_|r_|rate)[a-z]\w+"
 )
 _OF_DISCRIMINATOR = re.compile(r"(?i)d_(?:[ab]|real|fake)|l_d_\w+")
 
 
 def is_error_share(name: str) -> bool:
     """Whether a metric is a share of errors, such as of words."""
-    return bool({word.lower() for word in _WORDS.findall(name)} & {"wer", "cer", "per", "ter"})
+    return bool({word.lower() for word in _WORDS.findall(name)} & {"wer", "cer"})
 
 
 @cache
 def metric_of(name: str) -> Metric | None:
     """What a metric is by its name; None for a name that says nothing of the sort."""
-    if _OF_GENERATOR.fullmatch(name) or _OF_DISCRIMINATOR.fullmatch(name):
-        return Metric.LOSS if _OF_GENERATOR.fullmatch(name) else Metric.ADVERSARY
     words = [word.lower() for word in _WORDS.findall(name)]
     said, joined = set(words), "".join(words)
     glued = {a + b for a, b in pairwise(words)}
     if (said & _GOALS or glued & _GOALS) and "loss" not in said:
         return None if said & {"scale", "model", "std", "var"} else Metric.GOAL
+    if _OF_GENERATOR.fullmatch(name) or _OF_DISCRIMINATOR.fullmatch(name):
+        return Metric.LOSS if _OF_GENERATOR.fullmatch(name) else Metric.ADVERSARY
     is_loss = bool(said & _LOSSES or glued & _LOSSES or joined.startswith(("err", "loss")))
     if is_loss and said & _VALIDATION:
         return Metric.VALIDATION

@@ -17,6 +17,7 @@ from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.judgement import WEIGHED, Attribution, Cause, chances_of
 from ampwatch.diagnosis.rule import title_of
 from ampwatch.diagnosis.value_text import evidence_text
+from ampwatch.metric_names import Metric, metric_of
 
 
 def codes(listed: str) -> tuple[str, ...]:
@@ -122,7 +123,22 @@ _OTHERS = frozenset(WEIGHED) - {Cause.RATE}
 # A bad outcome that was announced: in rounds 4 to 6 of the strangers' cases, which came after this
 # sign, the learning rate was at fault in 10 of 11.
 ANNOUNCED = 0.9
-_ANNOUNCEMENT = "gradients or the learning rate had been rising before it"
+# The same sign of a policy has not been measured: the least at which a cause is named.
+_POLICY_LEAPT = 0.6
+
+
+def announcement_of(outcome: Outcome) -> str:
+    """What announced a bad outcome, as part of a sentence."""
+    leapt = _policy_step(outcome)
+    if leapt is not None:
+        return f"the updates moved the policy ever farther ({leapt}) before it"
+    return "gradients or the learning rate had been rising before it"
+
+
+def _policy_step(outcome: Outcome) -> str | None:
+    """The metric by which a policy's steps announced an outcome."""
+    names = (name for name in outcome.rests_on if metric_of(name) is Metric.POLICY_STEP)
+    return next(names, None)
 
 
 def row_of(code: str) -> CauseRow:
@@ -197,7 +213,9 @@ def causes_of(
         # What announced a bad outcome decides where the table of evidence does not.
         by_outcome = is_rate and advice.probability is None
         if by_outcome and outcome.is_announced:
-            found.append(WeighedCause(Cause.RATE.value, None, ANNOUNCED, (_ANNOUNCEMENT,)))
+            likely = ANNOUNCED if _policy_step(outcome) is None else _POLICY_LEAPT
+            sign = announcement_of(outcome)
+            found.append(WeighedCause(Cause.RATE.value, None, likely, (sign,)))
         elif attribution is not None:
             found += _weighed(attribution, roots)
     return tuple(sorted(found, key=lambda cause: -cause.probability))

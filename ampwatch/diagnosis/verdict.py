@@ -10,7 +10,7 @@ import numpy as np
 
 from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.causes import RATE, causes_of, excludes_rate, link_causes
+from ampwatch.diagnosis.causes import RATE, announcement_of, causes_of, excludes_rate, link_causes
 from ampwatch.diagnosis.findings import (
     CUT_OFF,
     Diagnosis,
@@ -32,7 +32,6 @@ from ampwatch.diagnosis.outcome import (
 )
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.value_text import rate_text
-from ampwatch.metric_names import Metric, metric_of
 
 
 def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Verdict:
@@ -256,16 +255,11 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
         because = f"{outcome.words} The loss was at its best until then, and nothing announced it."
         return Advice(Action.UNKNOWN, because, current=advice.current)
     if outcome.is_announced and outcome.severity is Severity.ERROR and _is_undecided(case, advice):
-        base = case.rate.base_rate
-        grew = [name for name in outcome.rests_on if metric_of(name) is Metric.POLICY_STEP]
-        sign = (
-            f"The updates moved the policy ever farther ({grew[0]}) before it"
-            if grew
-            else "Gradients or the learning rate had been rising before it"
-        )
+        base, sign = case.rate.base_rate, announcement_of(outcome)
         return Advice(
             Action.LOWER,
-            f"{outcome.words} {sign}: too high a learning rate announces itself so.",
+            f"{outcome.words} {sign[:1].upper()}{sign[1:]}: too high a learning rate announces "
+            "itself so.",
             current=base,
             recommended=None if base is None else _TRY * base,
             factor=_TRY,

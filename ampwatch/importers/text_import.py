@@ -22,6 +22,7 @@ from ampwatch.rows import Mark
 from ampwatch.store import RunInfo, create_run, describe_run
 
 _MOST_UNREAD_BYTES, _MOST_NAMED_LINES = 8 << 20, 2000
+_GROWN = 1.25  # times: so much more text is read anew by what it teaches
 
 
 class TextImport:
@@ -32,7 +33,7 @@ class TextImport:
         self._info = info
         self._sink = StoreSink(folder, rank)
         self._formats, self._columns = formats_for(options.source), options.columns
-        self._unread = b""
+        self._unread, self._learnt_bytes = b"", 0
         self._begin(self._formats)
 
     def _begin(self, formats: Sequence[Format]) -> None:
@@ -54,19 +55,29 @@ class TextImport:
     def feed(self, chunk: bytes) -> None:
         """Import the next bytes of the text log.
 
-        Until a training is found in it, all its text is read anew by what it teaches.
+        Until a training is found in it, its text is read anew each time it has grown.
         """
         if self.knows_training:
+            self._unread = b""
             self.reader.feed(self._cutter.feed(chunk))
             return
-        self._unread = (self._unread + chunk)[-_MOST_UNREAD_BYTES:]
+        self._unread += chunk
+        if len(self._unread) >= _GROWN * self._learnt_bytes:
+            self._learn()
+        else:
+            self.reader.feed(self._cutter.feed(chunk))
+
+    def _learn(self) -> None:
+        """Read the text in which no training was found anew, by what it teaches."""
+        self._unread = self._unread[-_MOST_UNREAD_BYTES:]
+        self._learnt_bytes = len(self._unread)
         self._begin(formats_learned(self._formats, self._unread, self._info.name, self._columns))
         self.reader.feed(self._cutter.feed(self._unread))
-        if self.knows_training:
-            self._unread = b""
 
     def finish(self) -> None:
         """Import the last line of the text log, and write what is left."""
+        if not self.knows_training and len(self._unread) > self._learnt_bytes:
+            self._learn()
         self.reader.feed(self._cutter.finish())
         self.builder.finish()
 

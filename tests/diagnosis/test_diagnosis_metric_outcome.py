@@ -187,6 +187,8 @@ def test_a_reward_lost_behind_ever_larger_steps_of_the_policy_asks_for_a_lower_l
         assert codes(found) == {"AMP311": "error"}
         assert found.learning_rate.action is action
     assert "approx_kl" in found.learning_rate.because
+    (cause,) = found.causes
+    assert "approx_kl" in str(cause)
 
 
 def test_a_loss_that_grows_with_its_reward_is_no_trouble_in_few_lines_either():

@@ -11,9 +11,11 @@ import pytest
 
 from ampwatch import diagnose, open_run
 from ampwatch.errors import LogError
-from ampwatch.importers import ImportOptions, import_log
+from ampwatch.importers import ImportOptions, TextImport, import_log
+from ampwatch.importers.import_options import fresh_info
 from ampwatch.report.letter import letter_of
 from ampwatch.rows import Table
+from ampwatch.store import create_run
 
 LOSSES = [2 + math.exp(-n / 4) for n in range(12)]
 
@@ -190,3 +192,19 @@ def test_an_unknown_log_says_what_its_numbers_are_called(tmp_path):
         import_log(tmp_path / "train.log", tmp_path, ImportOptions(columns={"loss": "koala"}))
     with pytest.raises(LogError, match="of a text log, step, loss"):
         import_log(tmp_path / "train.log", tmp_path, ImportOptions(columns={"rank": "dino"}))
+
+
+@pytest.mark.parametrize("piece", [7, 100, 4096])
+def test_a_log_that_comes_in_pieces_is_learnt_as_the_whole_one(piece, tmp_path):
+    preface = "".join(f"layer {n % 7} of the model has {n} parameters\n" for n in range(40))
+    text = preface + lines_of("iter {n} step 1: koleo_loss {l:.4f}\n")
+    whole = steps_of(imported(text, tmp_path))
+    folder = create_run(tmp_path / "pieces", fresh_info("train.log", ImportOptions()))
+    pieces = TextImport(folder, fresh_info("train.log", ImportOptions()), ImportOptions())
+    for at in range(0, len(text), piece):
+        pieces.feed(text[at : at + piece].encode())
+    pieces.finish()
+    pieces.describe()
+    pieces.close()
+    found = steps_of(open_run(folder))
+    assert found["loss"] == whole["loss"] == pytest.approx(LOSSES, abs=1e-4)
