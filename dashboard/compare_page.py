@@ -46,15 +46,26 @@ _LONGEST = 60  # letters of a value's name over its panel
 
 def show(*, follow: bool) -> None:
     """Draw the Compare page."""
-    choices = {choice.name: choice for choice in run_list.current_list().choices}
+    choices = _choices()
     names, gone = _chosen_runs(choices)
     _choose_runs(choices, names)
     if gone:
         st.html(f'<div class="aw-muted">No longer there: {said(list_text(gone, MOST))}.</div>')
     if len(names) < 2:
         st.html(f'<div class="aw-muted">Choose two runs or more, at most {MOST}.</div>')
-        return
-    chosen = [choices[name] for name in names]
+    else:
+        _compare([choices[name] for name in names], follow=follow)
+    asked = [*names, *gone]
+    watch = st.fragment(_rerun_on_change, run_every=_WATCH_S)
+    watch(asked, _liveness(asked, choices))
+
+
+def _choices() -> dict[str, run_list.ListedRun]:
+    return {choice.name: choice for choice in run_list.current_list().choices}
+
+
+def _compare(chosen: Sequence[run_list.ListedRun], *, follow: bool) -> None:
+    names = [one.name for one in chosen]
     base = _choose_base(names)
     shown = _shown_runs(chosen, base, _WAIT_S)
     waits = shown.waiting or shown.unparted
@@ -62,20 +73,17 @@ def show(*, follow: bool) -> None:
     is_live = follow and any(choice.live for choice in chosen)
     every_s = _SOON_S if waits else _EVERY_S if is_live else None
     st.fragment(_draw_comparison, run_every=every_s)(names, base)
-    asked = [*names, *gone]
-    st.fragment(_rerun_on_change, run_every=_WATCH_S)(asked, _liveness(asked))
 
 
-def _liveness(names: Sequence[str]) -> list[bool | None]:
-    """Whether each compared run is live; None for one that is gone."""
-    live = {choice.name: choice.live for choice in run_list.current_list().choices}
-    return [live.get(name) for name in names]
+def _liveness(names: Sequence[str], choices: Mapping[str, run_list.ListedRun]) -> list[bool | None]:
+    """Whether each compared run is live; None for one that is not there, or not yet."""
+    return [choices[name].live if name in choices else None for name in names]
 
 
 @guarded
 def _rerun_on_change(names: Sequence[str], seen: Sequence[bool | None]) -> None:
     """Draw the Compare page anew when a compared run has gone, came back or ended."""
-    if _liveness(names) != seen:
+    if _liveness(names, _choices()) != seen:
         st.rerun()
 
 
@@ -195,7 +203,7 @@ def _compared(outlines: Sequence[Outline], partings: Sequence[Divergence]) -> Co
 
 @guarded
 def _draw_comparison(names: Sequence[str], base: str) -> None:
-    choices = {choice.name: choice for choice in run_list.current_list().choices}
+    choices = _choices()
     chosen = [choices[name] for name in names if name in choices]
     for problem in _problems(chosen):
         st.html(f'<div class="aw-muted">{said(problem)}</div>')

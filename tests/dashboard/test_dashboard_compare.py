@@ -333,6 +333,18 @@ def test_fifty_runs_are_read_drawn_and_each_is_in_the_table(page, server, place)
             shutil.rmtree(place / name)
 
 
+def test_old_runs_that_are_listed_late_are_compared_without_a_reload(page, server, place):
+    names = ["listed-late-a", "listed-late-b"]
+    page.open(f"{server.url}/compare?runs={','.join(names)}")
+    page.says("No longer there: listed-late-a, listed-late-b.")
+    for name in names:
+        write_run(place, name, accepted=60, age_s=9000)
+    page.drawn()
+    page.page.locator(".aw-partings", has_text="identical to the bit").wait_for()
+    for name in names:
+        shutil.rmtree(place / name)
+
+
 def test_a_live_run_is_followed_beside_one_that_has_ended(one, server, place):
     with training(place, "goes-on", 100_000, 0.02), tab(one) as page:
         deadline = time.monotonic() + 30
