@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
-from ampwatch.importers.formats import BY_SOURCE, formats_for, formats_learned
+from ampwatch.importers.formats import formats_for, formats_learned, source_names
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.line_reader import LineReader, Unknown
 from ampwatch.importers.line_splitter import LineSplitter, plain_lines
@@ -207,4 +207,4 @@ def nothing_on_its_lines(names: Sequence[str] = ()) -> str:
 
 def known_sources() -> tuple[str, ...]:
     """The names of all log formats that can be imported, text and table."""
-    return tuple(sorted({*BY_SOURCE, *SOURCES}))
+    return tuple(sorted({*source_names(), *SOURCES}))

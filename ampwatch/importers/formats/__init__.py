@@ -1,41 +1,28 @@
-"""The text formats, one small file for each framework, in the order in which they are tried.
+"""The text formats, in the order in which they are tried; the first that reads a line gets it.
 
-The first format that understands a line gets it. A new format is a file in this folder and its name
-in `FORMATS`.
+Most frameworks are a row in `frameworks`; the others are a file each. Another package adds its own
+by an entry point of the group `ampwatch.formats`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 
 from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
 from ampwatch.importers.formats import (
-    apex,
-    colossalai,
     deepspeed,
-    dllogger,
-    espnet,
     evaluations,
     fairseq,
-    fairseq2,
+    frameworks,
     giving_up,
-    gpt_neox,
     hf_trainer,
-    icefall,
-    insightface,
     low_precision_options,
     megatron,
-    metaseq,
-    meters,
-    mindformers,
-    nanogpt,
-    nemo,
-    nvfp16,
     nvidia_inspector,
-    paddle,
-    parlai,
     plain,
     stable_baselines3,
     torchtitan,
@@ -48,30 +35,13 @@ _MOST_LEARNED_LINES = 4000
 
 FORMATS: tuple[Format, ...] = (
     nvidia_inspector.FORMAT,  # the only one with a line for each figure: most lines by far
-    apex.FORMAT,
     deepspeed.FORMAT,
-    nvfp16.FORMAT,
-    gpt_neox.FORMAT,
+    megatron.NEOX,
     megatron.FORMAT,
-    fairseq2.FORMAT,
-    metaseq.FORMAT,
     fairseq.FORMAT,
     ultralytics.FORMAT,  # before those that take its bars for steps
     hf_trainer.FORMAT,
-    meters.SWIN,
-    meters.TIMM,
-    meters.BEIT,
-    meters.MAE,
-    icefall.FORMAT,
-    espnet.FORMAT,
-    parlai.FORMAT,
-    paddle.FORMAT,
-    colossalai.FORMAT,
-    mindformers.FORMAT,
-    insightface.FORMAT,
-    dllogger.FORMAT,
-    nanogpt.FORMAT,
-    nemo.FORMAT,
+    *frameworks.FRAMEWORKS,
     torchtitan.FORMAT,
     stable_baselines3.FORMAT,
     low_precision_options.FORMAT,
@@ -79,18 +49,51 @@ FORMATS: tuple[Format, ...] = (
     evaluations.FORMAT,
     plain.FORMAT,
 )
-BY_SOURCE = {form.source: form for form in FORMATS if not form.is_shared}
+_GROUP = "ampwatch.formats"
 
 
 def formats_for(source: str | None) -> Sequence[Format]:
     """All text formats, or the one with this name; raises LogError if there is none."""
     if source is None:
-        return FORMATS
-    if source not in BY_SOURCE:
+        return (*_added_formats(), *FORMATS)
+    by_source = _by_source()
+    if source not in by_source:
         raise LogError(
-            f"There is no format {source!r}. Known formats: {', '.join(sorted(BY_SOURCE))}."
+            f"There is no format {source!r}. Known formats: {', '.join(sorted(by_source))}."
         )
-    return (BY_SOURCE[source],)
+    return (by_source[source],)
+
+
+def source_names() -> Sequence[str]:
+    """The names of all text formats that identify a framework."""
+    return sorted(_by_source())
+
+
+def _by_source() -> Mapping[str, Format]:
+    known = (*FORMATS, *_added_formats())
+    return {form.source: form for form in known if not form.is_shared}
+
+
+@functools.cache
+def _added_formats() -> tuple[Format, ...]:
+    """The text formats of other packages; raises LogError, with its name, for one that is none."""
+    found = []
+    for entry in entry_points(group=_GROUP):
+        try:
+            form = entry.load()
+        except Exception as problem:
+            raise LogError(f"{_why_not(entry.value)}: {problem!r}. {_REMEDY}") from problem
+        if not isinstance(form, Format):
+            raise LogError(f"{_why_not(entry.value)}: it is a {type(form).__name__}. {_REMEDY}")
+        found.append(form)
+    return tuple(found)
+
+
+_REMEDY = "Mend it, or uninstall its package."
+
+
+def _why_not(value: str) -> str:
+    return f"The text format {value} ({_GROUP}) cannot be loaded"
 
 
 def formats_learned(

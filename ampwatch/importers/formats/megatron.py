@@ -1,4 +1,4 @@
-"""Megatron-LM from 2019 on, and Megatron-DeepSpeed: one line of statistics every few steps.
+"""Megatron-LM from 2019 on, Megatron-DeepSpeed, GPT-NeoX: one line of statistics every few steps.
 
 A loss is omitted if its average is nan or 0. Counters count since the previous line. DeepSpeed's
 skips are not counted: there an unchanged norm beside a missing loss shows one.
@@ -15,6 +15,7 @@ from ampwatch.importers.statements import Statement, Stats
 from ampwatch.rows import Mark
 
 _ITERATION = re.compile(r"iteration +(\d+)/ *\d+ \|")
+_NEOX = re.compile(r"samples/sec: .{0,40}?\| +iteration +(\d+)/ *\d+ \|")
 _LOSS = re.compile(rf"(?:lm|lm-loss|total|lm_loss)[ _-]?loss:? ({NUMBER})|\bloss: ({NUMBER})")
 _SKIPPED = keyed("number of skipped iterations")
 _NAN = keyed("number of nan iterations")
@@ -32,10 +33,17 @@ def read(line: str) -> Iterator[Statement]:
     iteration = _ITERATION.search(line)
     # A complete line ends in a bar; without it, the terminal has wrapped the line.
     if iteration and line.rstrip().endswith("|") and "validation" not in line:
-        yield statistics(line[iteration.start() :], int(iteration[1]))
+        yield _statistics(line[iteration.start() :], int(iteration[1]))
 
 
-def statistics(line: str, step: int) -> Stats:
+def read_neox(line: str) -> Iterator[Statement]:
+    """Yield what a line of GPT-NeoX states."""
+    iteration = _NEOX.search(line)
+    if iteration and line.rstrip().endswith("|"):
+        yield _statistics(line, int(iteration[1]))
+
+
+def _statistics(line: str, step: int) -> Stats:
     """The values between the bars of Megatron's line of statistics, in either wording."""
     values = fields(line, _FIELDS)
     loss = _LOSS.search(line)
@@ -57,13 +65,12 @@ def meant(printed: float) -> float:
     return 2.0 ** round(math.log2(printed)) if 0 < printed < 1 else printed
 
 
+_SCALER = {
+    "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1000.0, "init_scale": 2.0**32,
+    "min_scale": 1.0, "hysteresis": 2.0,
+}  # fmt: skip
+_MARKS = {"loss": (Mark.AVERAGED.value,)}
 FORMAT = Format(
-    source="megatron",
-    anchors=(" iteration ", "] iteration "),
-    read=read,
-    scaler={"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1000.0,
-            "init_scale": 2.0**32, "min_scale": 1.0, "hysteresis": 2.0},
-    marks={"loss": (Mark.AVERAGED.value,)},
-    meant=meant,
-    leads=True,
-)  # fmt: skip
+    "megatron", (" iteration ", "] iteration "), read, _SCALER, _MARKS, meant=meant, leads=True
+)
+NEOX = Format("gpt-neox", ("samples/sec: ",), read_neox, _SCALER, _MARKS, meant=meant, leads=True)

@@ -1,0 +1,246 @@
+"""The frameworks whose lines need no code: for each a row of wordings and what is known of it.
+
+A scale that a meter rounds to 0 is left out; a mean over some steps is marked as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ampwatch.importers.format import TORCH_SCALER, Format
+from ampwatch.importers.scale_arithmetic import snapped
+from ampwatch.importers.wordings import Told, reader, worded
+from ampwatch.rows import Mark
+
+_THOUSAND_STEPS = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1000.0}
+_AVERAGED, _ROUNDED = (Mark.AVERAGED.value,), (Mark.ROUNDED.value,)
+_DLL = r"DLL \S+ \S+ - "
+_METERS = {
+    name: rf"(?<![\w.]){text}:? +<>"
+    for name, text in (
+        ("loss", "[Ll]oss"), ("lr", "(?:lr|LR)"), ("scale_after", "loss_scale"),
+        ("grad_norm", "grad_norm"),
+    )
+}  # fmt: skip
+_METRIC_LOGGER = r"Epoch: \[<epoch>\] +\[ *<step>/<batches>\]"
+
+
+def _is_scale(printed: float) -> bool:
+    """Whether a scale was not rounded to 0."""
+    return printed != 0
+
+
+def _with_milliseconds(told: Told) -> Told:
+    seconds = told.pop("seconds", None)
+    return told if seconds is None else {**told, "step_time_ms": 1000 * seconds}
+
+
+def _with_product(told: Told) -> Told:
+    """Paddle's scale after an overflow, printed as a product."""
+    return {**told, "scale_after": told["scale_after"] * told["backoff_factor"]}
+
+
+def _with_power_of_two(told: Told) -> Told:
+    """MindFormers' scale is rounded to a few digits, or to 0."""
+    scale = snapped(told.pop("scale", 0.0))
+    return {**told, "scale": scale} if scale else told
+
+
+def _keyed(text: str) -> str:
+    """A number after its key: `key: 1`, `key=1` or `'key': '1'`."""
+    return rf"(?<![\w.-]){text}['\"]?\s*[:=]?\s*['\"\[]?<>"
+
+
+def _of_meters(place: str, **more: Any) -> Any:
+    """Meters, `name current (average)`: one inf makes an average nan for ever; it is not used.
+
+    Without a loss by that name the last resort reads the line.
+    """
+    return reader([worded("stats", place, _METERS, wants=("loss",), first_epoch=0, **more)])
+
+
+def _meters(source: str, anchor: str, place: str, **more: Any) -> Format:
+    marks = {"loss": _AVERAGED, "grad_norm": _AVERAGED} if more else {}
+    return Format(
+        source, (anchor,), _of_meters(place, **more), TORCH_SCALER, marks, is_scale=_is_scale
+    )
+
+
+def _form(
+    source: str, anchors: tuple[str, ...], scaler: Mapping[str, float], *wordings: Any, **more: Any
+) -> Format:
+    return Format(source, anchors, reader(wordings), scaler, **more)
+
+
+FRAMEWORKS: tuple[Format, ...] = (
+    # Apex prints on every rank, never prints a growth, and has no lowest scale.
+    _form(
+        "apex",
+        ("Gradient overflow", "OVERFLOW within closure", "Using dynamic loss scale of",
+         "Selected optimization level", "cast_model_type ", "patch_torch_functions ",
+         "keep_batchnorm_fp32 ", "master_weights ", "loss_scale  ", "opt_level  ", "enabled  "),
+        {**TORCH_SCALER, "init_scale": 65536.0, "max_scale": 2.0**24},
+        worded("skip", r"Gradient overflow\. +Skipping step, (?:loss scaler \d+ )?"
+                       "reducing loss scale to <scale_after>"),
+        worded("skip", "Gradient overflow, skipping update"),
+        worded("skip", "OVERFLOW within closure! Skipping step, reducing loss scale to +"
+                       "<scale_after>"),
+        worded("amend", "Using dynamic loss scale of +<scale>"),
+        worded("setup", r"Selected optimization level (?P<opt_level>O\d)", begins=True),
+        worded("setup", r"^\W*(?P<key>enabled|opt_level|cast_model_type|patch_torch_functions|"
+                        r"keep_batchnorm_fp32|master_weights|loss_scale) +: +(?P<value>\S+)"),
+    ),
+    # NVIDIA's FP16_Optimizer as copied into early Megatron-LM, Tacotron 2 and others.
+    _form(
+        "nvfp16",
+        ("OVERFLOW! Skipping step", " Grad Norm "),
+        {**_THOUSAND_STEPS, "init_scale": 2.0**32, "min_scale": 1.0},
+        worded("stats", r"^\W*Train (?:loss|iter) +<step> (?:loss )?<loss> Grad Norm <grad_norm> "
+                        "<seconds>s/it", mended=_with_milliseconds),
+        worded("skip", r"Skipping step\. Attempted loss scale: <scale>"
+                       "(?:, reducing to <scale_after>)?", needs=("OVERFLOW!",), unless=("[deep",)),
+    ),
+    # metaseq (OPT): fairseq's lines, and the scale with its window; it goes on at its floor.
+    _form(
+        "metaseq",
+        ("SCALE_WINDOW", "rejecting batch"),
+        {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 256.0, "init_scale": 4.0,
+         "min_scale": 2.0**-5},
+        worded("scale", "SCALE_WINDOW: +<growth_interval>, loss scale: +<scale_after>"),
+        instead_of=("fairseq",),
+        leads=True,
+    ),
+    _form(
+        "fairseq2",
+        ("ignoring gradient, decreasing", "ignoring gradient, loss scale is already",
+         "No gradient overflow detected in the last"),
+        {"growth_factor": 2.0, "backoff_factor": 0.5},
+        worded("skip", "Overflow detected at step <step>, ignoring gradient, decreasing loss scale "
+                       r"from <scale> to (?:(?=<min_scale> ?\(minimum\)))?<scale_after>"),
+        worded("skip", "Overflow detected at step <step>, ignoring gradient, loss scale is already "
+                       r"at minimum \((?=<scale>\))(?=<scale_after>\))<min_scale>\)"),
+        worded("scale", r"No gradient overflow detected in the last <growth_interval> step\(s\) "
+                        "after step <step>, increasing loss scale from <> to <scale_after>"),
+        worded("fatal", r"Overflow detected at step .{0,80}already.{0,200}exploding",
+               exception="FloatingPointError"),
+    ),
+    _form(
+        "espnet",
+        ("Skipping updating the model", "epoch:train:"),
+        TORCH_SCALER,
+        worded("skip", r"grad norm is <grad_norm>\. Skipping updating the model"),
+        worded("stats", r"(?<!\d)<epoch>epoch:train:\d{1,12}-<step>batch: ",
+               {"loss": "[ ,]loss=<>", "grad_norm": "[ ,]grad_norm=<>",
+                "scale_after": "[ ,]loss_scale=<>", "lr": "[ ,]optim0_lr0=<>"}),
+        marks=dict.fromkeys(("loss", "grad_norm", "scale_after"), _AVERAGED),
+    ),
+    # icefall raises a low scale by itself, and warns.
+    _form(
+        "icefall",
+        ("Grad scale is small", "grad_scale is too small", ", batch "),
+        TORCH_SCALER,
+        worded("scale", "Grad scale is small: <scale_after>"),
+        worded("scale", "grad_scale is too small, exiting: <scale_after>"),
+        worded("fatal", "grad_scale is too small, exiting: ", exception="RuntimeError"),
+        worded("stats", r"Epoch <epoch>, batch <step>,",
+               {"loss": r"[, ]loss\[(?:\w{1,40}=[^,\]]{1,40}, ){0,8}loss=<>", "lr": ", lr: <>",
+                "scale_after": ", grad_scale: <>"}, unless=("validation",)),
+        marks={"step": (Mark.PLACED.value,)},
+    ),
+    _form(
+        "parlai",
+        ("Overflow: setting loss scale to",),
+        TORCH_SCALER,
+        worded("skip", "Overflow: setting loss scale to +<scale_after>"),
+    ),
+    # PaddlePaddle's scaler; PaddleClas, PaddleSeg (which counts through all epochs), PaddleNLP.
+    _form(
+        "paddle",
+        ("Found inf or nan, current scale", "global_step: ", "global step ", "[Train][Epoch "),
+        {**TORCH_SCALER, "init_scale": 32768.0},
+        worded("skip", "Found inf or nan, current scale is: <scale>, decrease to: <scale_after>"
+                       r"\*<backoff_factor>", mended=_with_product),
+        worded("stats", r"\[Train\]\[Epoch <epoch>/\d+\]\[Iter: <step>/\d+\]",
+               {"loss": ", loss: <>", "lr": r"\]lr(?:\(\w{1,40}\))?: <>"}),
+        worded("stats", r"global[_ ]step:? <step>",
+               {"loss": _keyed("loss"), "lr": _keyed("(?:learning_rate|lr)"),
+                "scale_after": _keyed("loss_scale"),
+                "grad_norm": _keyed("(?:global_norm|grad_norm)")},
+               needs=("loss",), unless=("eval",), wants=("loss",)),
+    ),
+    # ColossalAI: a skipped step without a scale (its copy of DeepSpeed's scaler prints as that).
+    _form(
+        "colossalai",
+        ("Found overflow. Skip step",),
+        _THOUSAND_STEPS,
+        worded("skip", r"Found overflow\. Skip step"),
+        instead_of=("deepspeed",),
+    ),
+    # MindFormers: overflow condition and loss scale of each step; the scale is rounded.
+    _form(
+        "mindformers",
+        ("overflow cond:",),
+        _THOUSAND_STEPS,
+        *(
+            worded("stats", place,
+                   {"loss": _keyed("loss"), "lr": _keyed("lr"), "scale": _keyed("loss_scale"),
+                    "grad_norm": r"global_norm: *\[?<>",
+                    "skipped": r"overflow cond: +(?P<found>True|False)"},
+                   wants=("skipped",), first_epoch=1, mended=_with_power_of_two)
+            for place in (
+                r"Epoch:\[ *<epoch>/ *\d+\], step:\[ *<step>/ *<batches>\]",
+                r"(?:cur_step_num|step): *<step>",
+                r"overflow cond:",
+            )
+        ),
+        marks={"scale": _ROUNDED},
+    ),
+    _form(
+        "insightface",
+        ("Global Step:",),
+        TORCH_SCALER,
+        worded("stats", "Global Step: *<step>",
+               {"loss": r"\bLoss:? +<>", "lr": "LearningRate:? +<>",
+                "scale_after": "Fp16 Grad Scale: *<>"}, needs=("Speed",)),
+        is_scale=_is_scale,
+        marks={"scale_after": _ROUNDED, "loss": _AVERAGED},
+    ),
+    # NVIDIA's DLLogger: parameters, and the loss and learning rate of an iteration.
+    _form(
+        "dllogger",
+        ("DLL ",),
+        TORCH_SCALER,
+        worded("scale", _DLL + "PARAMETER (?:.{0,200} )?loss_scale : <scale_after>"),
+        worded("setup", _DLL + r"PARAMETER (?P<key>\w+) : (?P<value>\S+) *$"),
+        worded("stats", _DLL + r"(?:.{0,200}?Iteration: |\(\d+, )?<step>[,)]? ",
+               {"loss": r"(?:step_loss|train[._]loss|train_loss|\bloss) : <>",
+                "lr": r"(?:learning_rate|train[._]lr|\blr) : <>"},
+               unless=("alid",), wants=("loss", "lr")),
+    ),
+    # nanoGPT does not print the scaler.
+    _form(
+        "nanogpt",
+        ("iter ", ": train loss "),
+        {},
+        worded("stats", r"(?:^|[^\w.])iter <step>: loss <loss>, time <step_time_ms>ms"),
+        worded("stats", r"(?:^|[^\w.])step <step>: train loss <>, val loss <val_loss>"),
+    ),
+    # NeMo 2, its `ProgressPrinter` (NVIDIA/NeMo, commit 8cfedd7, nemo/lightning/pytorch/callbacks/
+    # progress_printer.py): means over an interval with four digits, except the global step.
+    _form(
+        "nemo",
+        ("Training epoch ",),
+        {**_THOUSAND_STEPS, "hysteresis": 2.0},
+        worded("stats", r"Training epoch \d+, iteration <step>/\d+ \|",
+               {"step": r"\| global_step: <>", "loss": r"\| reduced_train_loss: <>",
+                "lr": r"\| lr: <>", "grad_norm": r"\| grad_norm: <>",
+                "scale_after": r"\| loss_scale: <>",
+                "seconds": r"\| train_step_timing in s: <>"}, mended=_with_milliseconds),
+        marks={"loss": _AVERAGED, "grad_norm": _AVERAGED},
+    ),
+    _meters("swin", "Train: [", r"Train: \[<epoch>/\d+\]\[<step>/<batches>\]"),
+    _meters("timm", "Train: ", r"Train: <epoch> \[ *<step>/<batches> +\("),
+    _meters("beit", "Epoch: [", _METRIC_LOGGER, needs=("loss_scale", "min_lr")),
+    _meters("mae", "Epoch: [", _METRIC_LOGGER, unless=("loss_scale", "min_lr")),
+)  # fmt: skip
