@@ -159,9 +159,11 @@ class LineReader:
                 is_false = np.isin(told, false)[where]
                 plain &= ~is_false
                 columns["scale_after"][is_false] = np.nan
-        self._hand_on(columns, values, plain)
+        self._hand_on(columns, values, plain, is_redrawn=shape.is_redrawn)
 
-    def _hand_on(self, columns: Columns, values: Columns, plain: np.ndarray) -> None:
+    def _hand_on(
+        self, columns: Columns, values: Columns, plain: np.ndarray, *, is_redrawn: bool
+    ) -> None:
         """Pass plain stretches of template lines on at once, the lines between them one by one."""
         step, at = columns[line_templates.STEP], 0
         while at < len(step):
@@ -172,7 +174,8 @@ class LineReader:
                 count = self.builder.take_many(step[at : at + count], part)
             at += count
             if at < len(step) and (not count or not plain[at] or count < len(rest)):
-                self.builder.take(line_templates.rebuilt(columns, at))
+                line = line_templates.rebuilt(columns, at, is_redrawn=is_redrawn)
+                self.builder.take(line)
                 at += 1
 
     # --- the slow way ----------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class LineTemplate:
 
     pattern: re.Pattern[bytes]
     names: tuple[str, ...]
+    is_redrawn: bool
     taken: list[tuple[bytes, ...]] = field(default_factory=list)
 
     def takes(self, line: bytes) -> bool:
@@ -80,7 +81,8 @@ def learn(line: bytes, read: Callable[[str], Iterable[Statement]]) -> LineTempla
     if within:
         names[within[0]] = TIME
     pattern = _pattern(text, tokens, names, stamp.span() if within and stamp else (0, 0))
-    return LineTemplate(pattern, tuple(names[at] for at in sorted(names)))
+    is_redrawn = any(isinstance(said, Stats) and said.is_redrawn for said in read(text))
+    return LineTemplate(pattern, tuple(names[at] for at in sorted(names)), is_redrawn)
 
 
 def _within(stamp: re.Match[str], tokens: Sequence[re.Match[str]]) -> list[int]:
@@ -94,7 +96,7 @@ def _within(stamp: re.Match[str], tokens: Sequence[re.Match[str]]) -> list[int]:
     return touched if whole else []
 
 
-def rebuilt(columns: Mapping[str, np.ndarray], at: int) -> Stats:
+def rebuilt(columns: Mapping[str, np.ndarray], at: int, *, is_redrawn: bool) -> Stats:
     """The statistics of one line that fitted a template, as its format would have read them."""
     row = {name: column[at] for name, column in columns.items()}
     window, total = row.pop(SKIPS_IN_WINDOW, None), row.pop(SKIPS_IN_ALL, None)
@@ -108,6 +110,7 @@ def rebuilt(columns: Mapping[str, np.ndarray], at: int) -> Stats:
         },
         window_skips=None if window is None else int(window),
         total_skips=None if total is None else int(total),
+        is_redrawn=is_redrawn,
     )
 
 

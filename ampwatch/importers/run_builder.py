@@ -17,7 +17,7 @@ import numpy as np
 from ampwatch.importers.bulk_rows import add_plain_rows, add_plain_statistics, plan_holds, plan_of
 from ampwatch.importers.implied_rows import show_accepted
 from ampwatch.importers.logged_layers import LoggedLayers
-from ampwatch.importers.row_writer import RowWriter
+from ampwatch.importers.row_writer import STEP_COLUMNS, RowWriter
 from ampwatch.importers.run_state import MOST_STEPS, RunState
 from ampwatch.importers.statement_rows import amend, put_skip, take_progress, take_scale, take_stats
 from ampwatch.importers.statements import (
@@ -103,6 +103,8 @@ class RunBuilder:
             self._place = Place(statement.step, statement.epoch, statement.per_epoch)
         if early is not None and _is_meant(early, statement):
             statement = dataclasses.replace(statement, values={**early.values, **statement.values})
+        else:
+            self._take_early(statement.step)
         self._early = None
         return statement
 
@@ -114,6 +116,8 @@ class RunBuilder:
         if more.step is not None or more.epoch is not None:
             early = self._early
             is_same = early is not None and (early.step, early.epoch) == (more.step, more.epoch)
+            if not is_same:
+                self._take_early(more.step)
             told = early.values if early is not None and is_same else {}
             self._early = dataclasses.replace(more, values={**told, **more.values})
             return None
@@ -121,6 +125,14 @@ class RunBuilder:
             is_first = self._state.now.is_empty and "loss" in more.values
             return Stats(values=more.values) if is_first else None
         return Stats(place.step, more.values, place.epoch, place.per_epoch)
+
+    def _take_early(self, step: int | None) -> None:
+        """Take the values of a step that never had a line of its own: a later step has begun."""
+        early, counter = self._early, self._state.now.counter
+        if early is None or early.step is None or step is None or not step > early.step:
+            return
+        if early.values.keys() & STEP_COLUMNS and (counter is None or early.step > counter):
+            self._take_settled(Stats(early.step, early.values))
 
     def _take_settled(self, statement: Statement) -> None:
         if isinstance(statement, Stats):

@@ -28,7 +28,7 @@ def take_stats(state: RunState, stats: Stats) -> None:
     values = _usable(state, stats)
     step = _step_of(state, stats)
     if step is not None and _is_repeat(state, step, values):
-        _merge(state, values)
+        _merge(state, values, are_later=stats.is_redrawn)
         return
     if step is not None:
         state.meet(step)
@@ -109,11 +109,11 @@ def _is_repeat(state: RunState, step: int, values: Mapping[str, float]) -> bool:
     return step > state.now.counter - REMEMBERED_STEPS and not values.keys() - {"time_ns"}
 
 
-def _merge(state: RunState, values: Mapping[str, float]) -> None:
+def _merge(state: RunState, values: Mapping[str, float], *, are_later: bool) -> None:
     if state.now.open is None:
         return
     for name, value in values.items():
-        if state.now.open.get(name) is None:
+        if are_later or state.now.open.get(name) is None:
             state.now.open[name] = value
     if "scale_after" in values and values["scale_after"] == state.now.open.get("scale_after"):
         state.now.scale = values["scale_after"]

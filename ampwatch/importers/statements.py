@@ -25,6 +25,7 @@ class Stats:
     is_summary: bool = False  # of an epoch: its loss is not the loss of a step
     lost_loss: bool = False  # the format omits a loss that is nan or zero, and it is missing here
     is_skipped: bool | None = None  # whether this step was skipped, if the line says
+    is_redrawn: bool = False  # a bar's: drawn again at the same step, the later values hold
 
 
 @dataclass(frozen=True, slots=True)

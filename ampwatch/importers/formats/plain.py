@@ -115,7 +115,8 @@ class PlainLines:
         is_step = bool(values.keys() & {"loss", "grad_norm"})
         is_goal = self.has_goals_alone and any(metric_of(name) is Metric.GOAL for name in told)
         if is_step or is_goal:
-            yield Stats(place.step, told, place.epoch, place.per_epoch)
+            is_bar = line.bar is not None
+            yield Stats(place.step, told, place.epoch, place.per_epoch, is_redrawn=is_bar)
             if is_step and _SKIPPED.search(line.text):
                 yield Amend(is_skip=True)
         elif not values and _is_place(line, role):
