@@ -112,6 +112,11 @@ _GOALS = frozenset(
         "prec1",
     ]
 )
+# Names that a loss has alone, and that say something else within a longer one.
+_WHOLE_NAMES = {
+    "train": Metric.LOSS, "training": Metric.LOSS, "gen": Metric.LOSS, "generator": Metric.LOSS,
+    "disc": Metric.ADVERSARY, "discriminator": Metric.ADVERSARY,
+}  # fmt: skip
 _ADVERSARIES = frozenset({"d", "disc", "discriminator", "dis"})
 _SIZES = frozenset(
     [
@@ -181,6 +186,8 @@ def metric_of(name: str) -> Metric | None:
         return Metric.VALIDATION
     if is_loss and (not said & _NO_LOSSES or "crossentropy" in glued):
         return _training_loss(said, joined)
+    if joined in _WHOLE_NAMES:
+        return _WHOLE_NAMES[joined]
     if "kl" in said or "approxkl" in said:
         return Metric.POLICY_STEP if not said & _NO_POLICY_STEP else None
     return Metric.SIZE if (said | glued) & _SIZES and not said & _NO_SIZES else None

@@ -27,6 +27,8 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
         rf"^ *(\d+): ({_NUMBER}), {_NUMBER} avg(?: loss)?, ({_NUMBER}) rate,.*",
         r"iteration \1 loss \2 lr \3",
     ),
+    # `lr, 0.001` alone.
+    (", ", rf"^\s*([A-Za-z][\w ]{{0,30}}), ({_NUMBER})\s*$", r"\1 \2"),
     # Flower: the loss after a round on all clients.
     ("fit progress", rf"fit progress: \((\d+), ({_NUMBER}), (.*)", r"step \1 loss \2 \3"),
     # VITS and its descendants: a list of losses that ends with the step and the learning rate.

@@ -94,13 +94,11 @@ def learn_roles(
     said = {kind: words_of(members[0]) for kind, members in kinds.items()}
     numbers = {kind: [line.numbers for line in members] for kind, members in kinds.items()}
     steps = {kind: _learned_step(numbers[kind], said[kind], is_no_counter) for kind in kinds}
-    places = {
-        kind for kind, words in said.items()
-        if words.counts and words.is_bare and _moves(numbers[kind])
-    }  # fmt: skip
+    places = _places(numbers, said)
     placed = {
         kind for kind, members in kinds.items()
         if said[kind].place is not None and (places or _changes(map(words_of, members)))
+        and (steps[kind] or not _stands(numbers[kind], said[kind]))
     }  # fmt: skip
     is_numbered = any(
         words.has_loss and (kind in placed or steps[kind]) for kind, words in said.items()
@@ -114,13 +112,36 @@ def learn_roles(
         duty = Duty.PLACE if kind in places else None
         if duty is None and steps[kind] and (words.has_values or words.has_metrics):
             duty = Duty.STEP
-        elif duty is None and words.has_values and kind not in placed and _moves(numbers[kind]):
+        elif duty is None and words.has_values and kind not in placed and _tells(numbers[kind]):
             duty = _duty_without_place(
                 words, len(kinds[kind]), has_places=counts, is_numbered=is_numbered
             )
         if duty is not None:
             roles[kind] = Role(duty, steps[kind])
     return roles
+
+
+def _places(
+    numbers: Mapping[Kind, Sequence[Sequence[NamedNumber]]], said: Mapping[Kind, Words]
+) -> set[Kind]:
+    """The kinds of line that only count, and those with one line that is called as they are."""
+    bare = [kind for kind, words in said.items() if words.counts and words.is_bare]
+    moving = {kind for kind in bare if _moves(numbers[kind])}
+    names = {kind[-1][0][-1:] for kind in moving}
+    return moving | {kind for kind in bare if kind[-1][0][-1:] in names}
+
+
+def _stands(lines: Sequence[Sequence[NamedNumber]], words: Words) -> bool:
+    """Whether the number that is called the step is the same in all of many lines."""
+    if words.step_at is None or len(lines) < _LEAST_LINES:
+        return False
+    values = _values(lines, Counter(words.step_at))
+    return values is not None and bool((values == values[0]).all())
+
+
+def _tells(lines: Sequence[Sequence[NamedNumber]]) -> bool:
+    """Whether lines tell of a training: their numbers change, or they come again and again."""
+    return _moves(lines) or len(lines) >= _LEAST_TO_DOUBT
 
 
 def _duty_without_place(

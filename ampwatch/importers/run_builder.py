@@ -99,7 +99,7 @@ class RunBuilder:
         place, early = self._place, self._early
         if place is not None and statement.step is not None and statement.epoch is None:
             statement = dataclasses.replace(statement, epoch=place.epoch)
-        if statement.step is not None:  # what follows belongs to it
+        if statement.step is not None or statement.epoch is not None:  # what follows belongs to it
             self._place = Place(statement.step, statement.epoch, statement.per_epoch)
         if early is not None and _is_meant(early, statement):
             statement = dataclasses.replace(statement, values={**early.values, **statement.values})

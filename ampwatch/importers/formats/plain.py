@@ -67,6 +67,7 @@ _NOT_FINITE = re.compile(r"(?i)\b(?:nan|inf|non-?finite|not finite|overflow)\b")
 _OF_STEP = re.compile(
     r"(?i)\bskip\w{0,5}\b.{0,30}\b(?:steps?|updat\w+|batch|iteration|optimizer)\b"
 )
+_LAST_NUMBER = re.compile(r"[\w.+-]+$")
 _MOST_CHARACTERS = 4096
 
 
@@ -89,9 +90,12 @@ class PlainLines:
     names_steps: bool = False  # by words: a number at a line's beginning is then no step
     has_loss: bool = False  # by that name: other losses are then its parts
     has_goals_alone: bool = False  # no loss at all, but scores or rewards of a training
+    cut_line: str = ""  # the log's last one, if it breaks off: its last number may be cut
 
     def read(self, text: str) -> Iterator[Statement]:
         """Yield what a plain line of names and numbers states."""
+        if text == self.cut_line:
+            text = _LAST_NUMBER.sub("", text)
         line = _line(text, self.tables, self.mapped)
         role = self.roles.get(kind_of(line.numbers), Role()) if self.roles else Role()
         place = None
@@ -169,7 +173,16 @@ def learned(
         names_steps=sum(words.counts for words in placed) > len(placed) / 2,
         has_loss=has_loss,
         has_goals_alone=is_training and not any(words.has_loss for words in said),
+        cut_line=_cut_line(lines, texts),
     )
+
+
+def _cut_line(lines: Sequence[_Line], texts: Sequence[str]) -> str:
+    """The last line of a log, if it breaks off: other lines begin so and go on."""
+    kind = kind_of(lines[-1].numbers) if lines else ()
+    others = {kind_of(line.numbers) for line in lines[:-1]}
+    goes_on = any(len(other) > len(kind) and other[: len(kind)] == kind for other in others)
+    return texts[-1] if kind and goes_on and kind not in others else ""
 
 
 def guesses(plain: PlainLines, texts: Sequence[str]) -> str | None:
