@@ -56,6 +56,7 @@ class Words:
     place: Hashable  # ... or what stands in a bar, in brackets, at its beginning; None without one
     step_at: int | None
     has_loss: bool
+    names_loss: bool  # by that name
     has_values: bool
     has_metrics: bool
 
@@ -148,7 +149,7 @@ def _duty_without_place(
     words: Words, lines: int, *, has_places: bool, is_numbered: bool
 ) -> Duty | None:
     """What values without a step are, by what the log's other lines are."""
-    if has_places or (is_numbered and not words.has_loss):
+    if has_places or (is_numbered and not words.names_loss):
         return Duty.MORE
     is_step = words.has_loss and not is_numbered and lines >= _LEAST_LINES
     return Duty.UNNUMBERED if is_step else None

@@ -115,7 +115,7 @@ class PlainLines:
         self, place: Place, line: _Line, values: dict[str, float], role: Role
     ) -> Iterator[Statement]:
         """Yield what a plain line states that tells its step or epoch."""
-        told = _with_metrics(line, values)
+        told = self._with_metrics(line, values)
         is_step = bool(values.keys() & {"loss", "grad_norm"})
         is_goal = self.has_goals_alone and any(metric_of(name) is Metric.GOAL for name in told)
         if is_step or is_goal:
@@ -141,9 +141,34 @@ class PlainLines:
         elif not values:
             return
         elif role.duty is Duty.UNNUMBERED:
-            yield Stats(values=_with_metrics(line, values))
+            yield Stats(values=self._with_metrics(line, values))
         elif role.duty is Duty.MORE or _is_list(line, values):
-            yield More(_with_metrics(line, values))
+            yield More(self._with_metrics(line, values, is_more=True))
+
+    def _with_metrics(
+        self, line: _Line, values: Mapping[str, float], *, is_more: bool = False
+    ) -> dict[str, float]:
+        """A plain line's values and metrics; a loss by its words is no metric once more.
+
+        Where no loss has that name, as in adversarial training, all of a line's figures count.
+        """
+        more = metrics_of(line.numbers)
+        if "loss" not in values_of(line.numbers) and "loss" in values:
+            if not self.has_loss:
+                more = {**_figures_of(line.numbers), **more}
+            if not is_more:
+                more.pop(next(iter(named_losses(line.numbers))), None)
+        return {**{name: value for name, value in more.items() if name not in values}, **values}
+
+
+def _figures_of(numbers: Sequence[NamedNumber]) -> dict[str, float]:
+    """A plain line's fractions under their own names, but for times, sizes and settings."""
+    return {
+        "_".join(number.words): float(number.text)
+        for number in numbers
+        if number.words and "." in number.text and "," not in number.text
+        and column_named(number.words) is None and not _is_no_counter(number)
+    }  # fmt: skip
 
 
 def learned(
@@ -219,14 +244,6 @@ def _line(text: str, tables: Sequence[TextTable], mapped: Mapping[str, str]) -> 
     if not values_of(numbers) and _TURNED.search(without):  # `9.98 loss, 0.001 LR`
         numbers = numbers_in(_TURNED.sub(r"\2 \1", without))
     return _Line(text, bar, renamed(numbers, mapped) if mapped else numbers)
-
-
-def _with_metrics(line: _Line, values: Mapping[str, float]) -> dict[str, float]:
-    """A plain line's values and metrics; a loss by its words is no metric once more."""
-    more = metrics_of(line.numbers)
-    if "loss" not in values_of(line.numbers) and "loss" in values:
-        more.pop(next(iter(named_losses(line.numbers))), None)
-    return {**{name: value for name, value in more.items() if name not in values}, **values}
 
 
 def _is_list(line: _Line, values: Mapping[str, float]) -> bool:
@@ -313,6 +330,7 @@ def _words_of(line: _Line, *, has_loss: bool) -> Words:
         place=_place(line),
         step_at=step_at,
         has_loss=has_loss,
+        names_loss="loss" in values,
         has_values=has_loss or bool(values),
         has_metrics=bool(metrics_of(numbers)),
     )
