@@ -291,6 +291,10 @@ class RunBuilder:
         """The counter of all skips that the log has printed last."""
         return self._state.now.total_skips
 
+    def expect_training(self) -> None:
+        """Take an exception for the end of a training, although no step was printed."""
+        self._state.is_of_training = True
+
     def expect(self, defaults: Mapping[str, float]) -> None:
         """Build the run with a framework's scaler defaults where the log prints no settings."""
         self._state.defaults = defaults

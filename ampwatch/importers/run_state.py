@@ -100,6 +100,7 @@ class RunState:
         self.marks: dict[str, set[Mark]] = {}
         self.first_scale: float | None = None  # before the first step
         self.attempts = 0
+        self.is_of_training = False  # by the program's own words, whatever its rows are
         self.epochs = Epochs()
         self.now = Attempt()
 
@@ -205,7 +206,9 @@ class RunState:
     def end(self) -> None:
         """Write the end of the run that the framework announced: a row with the nan, an event."""
         ending, self.now.ending = self.now.ending, None
-        if ending is None or (self.now.is_empty and not ending.says_why):
+        if ending is None:
+            return
+        if self.now.is_empty and not (ending.says_why or self.is_of_training):
             return  # any program ends by exceptions
         self.now.has_ended = True
         column = ending.column

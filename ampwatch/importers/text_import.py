@@ -10,6 +10,7 @@ from pathlib import Path
 from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
 from ampwatch.importers.formats import formats_for, formats_learned, source_names
+from ampwatch.importers.formats.giving_up import speaks_of_training
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.line_reader import LineReader, Unknown
 from ampwatch.importers.line_splitter import LineSplitter, plain_lines
@@ -72,6 +73,8 @@ class TextImport:
         self._unread = self._unread[-_MOST_UNREAD_BYTES:]
         self._learnt_bytes = len(self._unread)
         self._begin(formats_learned(self._formats, self._unread, self._info.name, self._columns))
+        if speaks_of_training(self._unread):
+            self.builder.expect_training()
         self.reader.feed(self._cutter.feed(self._unread))
 
     def finish(self) -> None:

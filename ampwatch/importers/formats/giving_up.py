@@ -116,6 +116,16 @@ _SAYS_WHY = re.compile(
     r"out ?of ?memory|unsafe to autocast|expected scalar|\bCUDA error\b|\bNCCL error\b|cuDNN error|"
     r"\bdtype\b.{0,80}\b(?:half|float16|bfloat16)\b"
 )
+# A traceback's frames, or a launcher's lines, of a program that trains.
+_OF_TRAINING = re.compile(
+    rb"(?i)\b(?:pre)?train(?:er|ing)?\w*\.py\b|\bfine_?tun(?:e|ing)\w*\.py\b|\.backward\(|"
+    rb"optimizer\.step\(|\btorchrun\b|\.training_step\(|\btrainer\.fit\("
+)
+
+
+def speaks_of_training(text: bytes) -> bool:
+    """Whether a text is of a program that trains, by the names of its files and calls."""
+    return _OF_TRAINING.search(text) is not None
 
 
 def read(line: str) -> Iterator[Statement]:
