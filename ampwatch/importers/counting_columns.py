@@ -17,7 +17,7 @@ from ampwatch.importers.row_writer import STEP_COLUMNS
 from ampwatch.importers.run_state import MOST_STEPS
 from ampwatch.importers.table_rows import Say, TableRows
 from ampwatch.importers.tables.cells import Block, Cells
-from ampwatch.importers.tables.column_names import SKIP_COUNT, SKIP_FLAGS, Names
+from ampwatch.importers.tables.column_names import EPOCHS, SKIP_COUNT, SKIP_FLAGS, Names
 from ampwatch.rows import SCHEMAS, Table
 
 _COUNTED = (*SKIP_FLAGS, "step")
@@ -56,6 +56,8 @@ class CountingColumns:
         """Judge the counting columns; report if the step column counts no steps or restarts."""
         step = cells.get("step")
         if step is None:
+            return cls(counts_steps=False)
+        if names["step"].lower() in EPOCHS and _no_step_each(step):
             return cls(counts_steps=False)
         why = _no_counter(step, cells)
         if why is not None:
@@ -122,6 +124,12 @@ class CountingColumns:
         with np.errstate(invalid="ignore"):
             count = count.where((count.values >= 0) & (count.values < MOST_STEPS))
         return flag, count
+
+
+def _no_step_each(epoch: Cells) -> bool:
+    """Whether some epochs of a table are fractions, or have several rows."""
+    told = epoch.values[epoch.present]
+    return bool((told != np.floor(told)).any() or (np.diff(told) == 0).any())
 
 
 def _no_counter(step: Cells, cells: Mapping[str, Cells]) -> str | None:

@@ -30,6 +30,7 @@ class Duty(enum.Enum):
     PLACE = "a step or an epoch, whose values are on other lines"
     MORE = "values of the place before"
     UNNUMBERED = "values of a step that nothing numbers"
+    NONE = "what other lines say already, under a counter that stands still"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,8 @@ def learn_roles(
         duty = Duty.PLACE if kind in places else None
         if duty is None and steps[kind] and (words.has_values or words.has_metrics):
             duty = Duty.STEP
+        elif duty is None and is_numbered and _stands(numbers[kind], words):
+            duty = Duty.NONE
         elif duty is None and words.has_values and kind not in placed and _tells(numbers[kind]):
             duty = _duty_without_place(
                 words, len(kinds[kind]), has_places=counts, is_numbered=is_numbered

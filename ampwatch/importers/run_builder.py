@@ -214,9 +214,12 @@ class RunBuilder:
 
     def take_many(self, step: np.ndarray, columns: Mapping[str, np.ndarray]) -> int:
         """Add plain lines of statistics to the run at once; return how many were plain."""
+        if self._early is not None:  # values that the first line adds to, or ends
+            self.take(Stats(int(step[0]), {name: c[0].item() for name, c in columns.items()}))
+            return 1
         self.settle()
         self._state.go_on(int(step[0]), len(step))
-        self._place, self._early = Place(int(step[-1])), None
+        self._place = Place(int(step[-1]))
         return add_plain_statistics(self._state, step, columns)
 
     def take_table(self, rows: TableRows) -> None:

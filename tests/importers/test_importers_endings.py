@@ -176,6 +176,21 @@ def test_the_traceback_of_any_other_program_is_no_training(tmp_path):
 # --- counts --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        '  File "/home/me/finetune_lora.py", line 200, in <module>',
+        '  File "/opt/transformers/trainer.py", line 1912, in train',
+        "    loss.backward()",
+    ],
+)
+def test_the_traceback_of_a_program_that_trains_is_a_run_without_steps(frame, tmp_path):
+    error = "ValueError: The train_dataset has no length"
+    run = imported(f"Traceback (most recent call last):\n{frame}\n{error}\n", tmp_path)
+    assert diagnose(run).run.steps == 0
+    assert [finding.code for finding in diagnose(run).findings][:1] == ["AMP902"]
+
+
 def counter(step: int, skipped: int) -> str:
     return (
         f"[2022-06-01 10:00:00,000] [INFO] [logging.py:68:log_dist] [Rank 0] step={step}, "

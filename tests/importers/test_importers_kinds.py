@@ -5,6 +5,7 @@ Each log is worded as some program words it, around a course of our own, which i
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -208,3 +209,81 @@ def test_a_log_that_comes_in_pieces_is_learnt_as_the_whole_one(piece, tmp_path):
     pieces.close()
     found = steps_of(open_run(folder))
     assert found["loss"] == whole["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+def test_a_counter_that_stands_still_is_no_step_of_lines_beside_numbered_ones(tmp_path):
+    line = "[{t}] | gnorm 1.5 lr 0.1 | loss {l:.4f}\nTrain batches[  100] | loss 9.99\n"
+    found = steps_of(imported(lines_of(line), tmp_path))
+    assert found["step"] == list(range(0, 1200, 100))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+def test_a_learning_rate_that_is_said_again_and_again_belongs_to_the_step_above_it(tmp_path):
+    line = "INFO: [Epoch {n}] Loss: {l:.4f}\nINFO: Current learning rate is: 0.1\n"
+    found = steps_of(imported(lines_of(line), tmp_path))
+    assert (found["lr"], found["step"]) == ([0.1] * 12, list(range(12)))
+
+
+def test_a_step_whose_own_line_never_came_keeps_what_was_said_of_it(tmp_path):
+    rate, loss = "s.cpp:5] Iteration {t}, lr = 0.1\n", "s.cpp:8] Iteration {t}, loss = {l:.4f}\n"
+    text = lines_of(rate + loss) + "s.cpp:5] Iteration 1200, lr = 0.2\n"
+    text += "s.cpp:5] Iteration 1300, lr = 0.3\ns.cpp:8] Iteration 1300, loss = 2\n"
+    found = steps_of(imported(text, tmp_path))
+    assert found["step"] == list(range(0, 1400, 100))
+    assert found["lr"] == [*[0.1] * 12, 0.2, 0.3]
+    assert found["loss"][-2:] == [None, 2.0]
+
+
+@pytest.mark.parametrize("cut", ["| epoch 1 | 1200/2983 batches | lr 2", "| epoch 1 | 12"])
+def test_the_last_number_of_a_line_that_breaks_off_is_left_out(cut, tmp_path):
+    whole = lines_of("| epoch 1 | {t}/2983 batches | lr 20.0 | ms/batch 11.5 | loss {l:.4f}\n")
+    found = steps_of(imported(whole + cut, tmp_path))
+    assert found["lr"] == [20.0] * 12
+    assert 12 not in found["step"]
+
+
+def test_the_first_line_of_a_cut_log_is_a_place_if_it_is_called_as_the_others_are(tmp_path):
+    lines = lines_of("current step: {n}th step\nbatch loss:{l:.4f}\n")
+    found = steps_of(imported(lines.removeprefix("curren"), tmp_path))
+    assert found["step"] == list(range(12))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(epoch: 1, iters: {t}, time: 1.562, data: 7.2) idt: 2.3 disc: 0.7 gen: {l:.4f}\n",
+        "epoch: 1, iters: {t}, gen_loss: {l:.4f}\n idt: 2.3; disc: 0.7; idt_loss: 3.3;\n",
+    ],
+)
+def test_where_no_loss_has_that_name_every_figure_is_kept_but_for_times(line, tmp_path):
+    run = imported(lines_of(line), tmp_path)
+    assert steps_of(run)["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    names = set(run.read(Table.EXTRAS).column("name").to_pylist())
+    assert names >= ({"idt", "disc"} if "(epoch" in line else {"idt_loss"})
+    assert not names & {"time", "data", "gen"}
+
+
+def test_a_loss_may_be_called_by_what_it_is_of_alone(tmp_path):
+    text = lines_of("Iter {n} - time: 12 - [train]: {l:.4f} - [valid]: 68.8\n")
+    assert steps_of(imported(text, tmp_path))["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+def test_a_bar_that_is_drawn_again_at_the_same_step_has_the_later_loss(tmp_path):
+    bar = "\rTraining:  0%|   | {n}/300 [00:00<15:35, 32.04it/s, Loss={l:.4f}]"
+    pairs = zip(range(1, 13), [9.0, *LOSSES[:-1]], LOSSES, strict=True)
+    text = "".join(bar.format(n=n, l=old) + bar.format(n=n, l=new) for n, old, new in pairs)
+    found = steps_of(imported(text, tmp_path))
+    assert found["step"] == list(range(1, 13))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_an_epoch_is_the_step_of_a_table_in_which_each_row_has_another_one(kind, tmp_path):
+    rows = [{"epoch": 9 + at, "train_loss": loss} for at, loss in enumerate(LOSSES)]
+    text = {
+        "csv": "epoch,train_loss\n" + "".join(f"{r['epoch']},{r['train_loss']}\n" for r in rows),
+        "jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+    }[kind]
+    assert steps_of(imported(text, tmp_path, f"log.{kind}"))["step"] == list(range(9, 21))
+    twice = "epoch,train_loss\n" + "".join(f"{at // 2},{loss}\n" for at, loss in enumerate(LOSSES))
+    assert steps_of(imported(twice, tmp_path, "twice.csv"))["step"] == list(range(12))

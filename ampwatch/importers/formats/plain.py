@@ -56,9 +56,10 @@ _VALUES_ALONE = re.compile(
 _TURNED = re.compile(rf"(?<![\w.])({NUMBER}) +([A-Za-z_]\w{{0,40}}) *(?=,|$)")
 # Characters around a name or a number that change neither.
 _AROUND = re.compile(r"\((?:train|training)\)|\b(?:tensor|array|Array|float\d{0,3})\(")
+_BRACKETED_NAME = re.compile(r"\[([A-Za-z]\w{0,30})\](?= *[:=])")  # `[train]: 0.5`
 _CLOCK = re.compile(rf"{TIMESTAMP}|(?<![\d:])\d+:\d\d:\d\d(?:[.,]\d+)?")
 _NO_COUNTER = re.compile(
-    r"(?i)time|eta|elapsed|remain|second|\bs\b|\bms\b|mem|speed|/s|seed|version|epoch|rank|size|gpu"
+    r"(?i)time|eta|elapsed|remain|second|\bs\b|\bms\b|mem|data|speed|/s|seed|version|epoch|rank|size|gpu"
 )
 _OF_TRAINING = re.compile(r"(?i)\b(?:train|epsilon|lr|learning|entropy|optimi[sz]er|epoch)")
 _EPOCHS = frozenset({"epoch", "epochs", "ep", "train"})
@@ -98,6 +99,8 @@ class PlainLines:
             text = _LAST_NUMBER.sub("", text)
         line = _line(text, self.tables, self.mapped)
         role = self.roles.get(kind_of(line.numbers), Role()) if self.roles else Role()
+        if role.duty is Duty.NONE:
+            return
         place = None
         if role.duty not in _WITHOUT_PLACE:
             place = _place(line, role.step, by_words=self.names_steps)
@@ -234,7 +237,7 @@ def _line(text: str, tables: Sequence[TextTable], mapped: Mapping[str, str]) -> 
     """A plain line as it is read: a table's row by its names, a bar and clocks out of the way."""
     text = text[:_MOST_CHARACTERS]
     text = next((row for table in tables if (row := table.line_of(text)) is not None), text)
-    text = _AROUND.sub("", in_plain_words(text))
+    text = _AROUND.sub("", _BRACKETED_NAME.sub(r"\1", in_plain_words(text)))
     if text.lstrip().startswith("|"):  # a table's row: `| loss | 2.31 |`
         text = text.replace("|", "=")
     bar = _BAR.search(text)

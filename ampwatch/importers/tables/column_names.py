@@ -50,6 +50,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
         "epoch_loss_scale",
     ),
 }  # fmt: skip
+EPOCHS = ("epoch", "epochs", "trainer_epoch", "train_epoch")
 _RATE_OF = re.compile(
     r"lr_(?:decoupled)?(?:adam[a-z0-9]*|sgd[a-z0-9]*|lion[a-z0-9]*|rmsprop|adafactor|lamb)"
     r"(?:_pg1|_1|_group0)?"
@@ -96,16 +97,21 @@ def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> Na
             first = _by_its_end(there, usual)
         if first is not None:
             found[column] = first
-    if "loss" not in found and (found.keys() & {"step", "lr", "grad_norm"} or "epoch" in plain):
-        found.update(_loss_by_its_words(there, found))
+    found = {**_by_their_words(there, plain, found), **found}
     return Names({**_metrics(there, found), **found})
 
 
-def _loss_by_its_words(names: Iterable[str], found: Mapping[str, str]) -> dict[str, str]:
-    """The first column that is a loss by its words, such as `mse_train`, where none is named so."""
-    losses = [name for name in names if metric_of(name) in {Metric.LOSS, Metric.PER_UNIT}]
-    first = next((name for name in losses if name not in found.values()), None)
-    return {} if first is None else {"loss": first}
+def _by_their_words(
+    names: Iterable[str], plain: Mapping[str, str], found: Mapping[str, str]
+) -> dict[str, str]:
+    """An epoch as the step, and a loss by its words such as `mse_train`, where none is named so."""
+    epochs = next((plain[name] for name in EPOCHS if name in plain), None)
+    more = {} if epochs is None else {"step": epochs}  # if each row has another one
+    if "loss" not in found and {*found, *more} & {"step", "lr", "grad_norm"}:
+        losses = [name for name in names if metric_of(name) in {Metric.LOSS, Metric.PER_UNIT}]
+        first = next((name for name in losses if name not in found.values()), None)
+        more.update({} if first is None else {"loss": first})
+    return more
 
 
 def _metrics(names: Iterable[str], found: Mapping[str, str]) -> dict[str, str]:
