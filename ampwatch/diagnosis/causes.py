@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Finding, Outcome, Severity, WeighedCause
+from ampwatch.diagnosis.findings import ROSE_BEFORE, Finding, Outcome, Severity, WeighedCause
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.judgement import WEIGHED, Attribution, Cause, chances_of
 from ampwatch.diagnosis.rule import title_of
 from ampwatch.diagnosis.value_text import evidence_text
-from ampwatch.metric_names import Metric, metric_of
 
 
 def codes(listed: str) -> tuple[str, ...]:
@@ -84,7 +83,7 @@ _ROWS = (
     ("AMP401", "", "AMP410"),  # what was cleared too early was not clipped
     ("AMP410", f"{_RATE} AMP408 AMP107 AMP103 AMP201"),
     ("AMP414", "AMP406"),  # with float32 weights, eps is not zero
-    ("AMP417", "AMP410"),
+    ("AMP417", "AMP410 AMP308"),  # at a rate of next to nothing an update rounds to nothing
     ("AMP505", "AMP508"),
     ("AMP506", "AMP503 AMP504"),
     ("AMP602", "AMP209 AMP203 AMP204"),
@@ -121,24 +120,9 @@ _LEAST = 0.05  # a cause less likely than this is not listed
 _MOST_SIGNS = 4
 _OTHERS = frozenset(WEIGHED) - {Cause.RATE}
 # A bad outcome that was announced: in rounds 4 to 6 of the strangers' cases, which came after this
-# sign, the learning rate was at fault in 10 of 11.
-ANNOUNCED = 0.9
-# The same sign of a policy has not been measured: the least at which a cause is named.
-_POLICY_LEAPT = 0.6
-
-
-def announcement_of(outcome: Outcome) -> str:
-    """What announced a bad outcome, as part of a sentence."""
-    leapt = _policy_step(outcome)
-    if leapt is not None:
-        return f"the updates moved the policy ever farther ({leapt}) before it"
-    return "gradients or the learning rate had been rising before it"
-
-
-def _policy_step(outcome: Outcome) -> str | None:
-    """The metric by which a policy's steps announced an outcome."""
-    names = (name for name in outcome.rests_on if metric_of(name) is Metric.POLICY_STEP)
-    return next(names, None)
+# sign, the learning rate was at fault in 10 of 11. Other signs have not been measured: the least at
+# which a cause is named.
+_ROSE_BEFORE, _OTHER_SIGN = 0.9, 0.6
 
 
 def row_of(code: str) -> CauseRow:
@@ -212,10 +196,9 @@ def causes_of(
         attribution = case.judgement.attribution
         # What announced a bad outcome decides where the table of evidence does not.
         by_outcome = is_rate and advice.probability is None
-        if by_outcome and outcome.is_announced:
-            likely = ANNOUNCED if _policy_step(outcome) is None else _POLICY_LEAPT
-            sign = announcement_of(outcome)
-            found.append(WeighedCause(Cause.RATE.value, None, likely, (sign,)))
+        if by_outcome and outcome.rate_sign:
+            likely = _ROSE_BEFORE if outcome.rate_sign == ROSE_BEFORE else _OTHER_SIGN
+            found.append(WeighedCause(Cause.RATE.value, None, likely, (outcome.rate_sign,)))
         elif attribution is not None:
             found += _weighed(attribution, roots)
     return tuple(sorted(found, key=lambda cause: -cause.probability))

@@ -66,6 +66,10 @@ _DOUBTFUL = {
 }  # fmt: skip
 
 
+# The sign of a learning rate that is too high whose worth has been measured.
+ROSE_BEFORE = "gradients or the learning rate had been rising before it"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a training, since when, and what of the record shows it."""
@@ -74,7 +78,8 @@ class Outcome:
     since_step: int | None = None
     rests_on: tuple[str, ...] = ()  # columns
     words: str = ""
-    is_announced: bool = dataclasses.field(default=False, metadata={"json": False})
+    # How too high a learning rate showed itself in it, as part of a sentence; empty if it did not.
+    rate_sign: str = dataclasses.field(default="", metadata={"json": False})
     evidence: tuple[Evidence, ...] = dataclasses.field(default=(), metadata={"json": False})
     # The loss was at its best until then, and nothing announced it.
     came_at_once: bool = dataclasses.field(default=False, metadata={"json": False})

@@ -28,7 +28,8 @@ _ZERO, _STILL, _FEW_SCORES, _STILL_SCORES, _HIGH, _LEARNT = 5e-3, 0.1, 5, 8, 0.6
 _ALL_WRONG = 0.95  # of what is counted: such a share of errors is no better than guessing
 _LEAPT = 5.0  # times the usual: a policy's step that is too large
 _FEW_LOST, _NEXT_TO_NONE = 3, 0.1  # values at either level; of the best, what is left
-_RISEN = 1.1  # times its lowest: so much matters of a validation loss
+# Times its lowest: so much matters of a validation loss, once a quarter of its fall is left.
+_RISEN, _CAME_DOWN = 1.1, 1 / 4
 _LEAST, _PART = 12, 10  # values of a goal that show a course; a tenth of them is its end
 # Of what was won, so much is lost; and what was won is so many times the noise of its parts.
 LOST, _WON = 0.7, 6.0
@@ -60,14 +61,19 @@ def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
 
 def _overfits(metric: MetricCourse) -> Iterator[Outcome]:
     """A validation loss that left its lowest value while the training loss is at its own."""
-    course = loss_course(metric.value)
-    left = course.end in {LossEnd.HIGHER, LossEnd.NOT_BACK, LossEnd.WORSE}
-    if left and course.last >= _RISEN * course.best > 0:
-        step = int(metric.step[max(0, course.since - 1)])
-        low, high = two_digits(course.best), two_digits(course.last)
+    values, low = metric.value, float(metric.value.min())
+    # How it first came down is no noise: its course is looked at from near its lowest value as well.
+    near = int(np.argmax(values <= low + _CAME_DOWN * (values[0] - low)))
+    for begin in (0, near):
+        course = loss_course(values[begin:])
+        left = course.end in {LossEnd.HIGHER, LossEnd.NOT_BACK, LossEnd.WORSE}
+        if not left or not course.last >= _RISEN * course.best > 0:
+            continue
+        step = int(metric.step[begin + max(0, course.since - 1)])
+        best, last = two_digits(course.best), two_digits(course.last)
         yield Outcome(
             State.OVERFITS, step, ("loss", metric.name),
-            f"{metric.name} rose from {low} to {high}, from step {step:,} on, while the training "
+            f"{metric.name} rose from {best} to {last}, from step {step:,} on, while the training "
             "loss went on falling.",
             evidence=(Evidence("metric", step, course.last, course.best, f"lowest {metric.name}"),),
         )  # fmt: skip

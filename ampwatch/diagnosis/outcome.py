@@ -16,7 +16,8 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Evidence, Outcome, Severity, State
+from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.findings import ROSE_BEFORE, Evidence, Outcome, Severity, State
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation
@@ -51,9 +52,13 @@ _FEW_SKIPS = 2  # of the last rows, of a training whose steps are taken
 _ANNOUNCED, _RISING, _LEAP = 12, 1.2, 2.0  # entries before the loss rose; times: a rate
 _LEFT, _MORE = 0.1, 0.9  # of the first losses: what is left where all is learnt
 _RUNAWAY = 1000.0  # times the first loss, and finite: it grows from step to step
-_MOMENTS = 0.1  # of the record
+_MOMENTS, _TIMES_LEARNT = 0.1, 4  # of the record; times as long as half of all took to learn
 _WORTH, _CALM = 0.15, 0.15  # of the first loss: a gain; of the gain: the noise where all is lost
 _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
+
+# How too high a learning rate shows itself, beside what rose before.
+_RAN_AWAY = "the loss grew from entry to entry"
+_FORGOTTEN = "the loss went back to where it had begun, and learns nothing any more"
 
 # What to do about an outcome where no rule has found why; of the others it is the page's.
 REMEDIES = {
@@ -119,10 +124,10 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
         good = np.flatnonzero(~bad[told])
         since = told[good[-1] + 1] if len(good) else told[0]
         step = int(tail.of("step")[since])
-        announced, at_once = _before(case, step)
+        sign, at_once = _before(case, step)
         words = f"The loss is inf or NaN from step {step:,} on."
         evidence = Evidence("loss", step, "nan")
-        yield Outcome(State.NOT_FINITE, step, ("loss",), words, announced, (evidence,), at_once)
+        yield Outcome(State.NOT_FINITE, step, ("loss",), words, sign, (evidence,), at_once)
 
 
 def _no_steps(case: Case) -> Iterator[Outcome]:
@@ -135,8 +140,8 @@ def _no_steps(case: Case) -> Iterator[Outcome]:
         step = int(case.rate.tail.of("step")[-streak])
         words = f"Every step is skipped from step {step:,} on."
         evidence = Evidence("skipped", case.scale.last_step, float(streak))
-        announced, at_once = _before(case, step)
-        yield Outcome(State.NO_STEPS, step, ("skipped",), words, announced, (evidence,), at_once)
+        sign, at_once = _before(case, step)
+        yield Outcome(State.NO_STEPS, step, ("skipped",), words, sign, (evidence,), at_once)
 
 
 def _nothing_learns(case: Case) -> Iterator[Outcome]:
@@ -192,8 +197,9 @@ def _of_loss(case: Case) -> Outcome:
     if shown.severity.weight <= by_loss.severity.weight:
         return by_loss
     if shown.state is State.GOAL_LOST and (leapt := policy_leapt(case, shown.since_step or 0)):
-        return replace(shown, is_announced=True, rests_on=(*shown.rests_on, leapt))
-    return replace(shown, is_announced=by_loss.is_announced)  # what the loss did as well
+        sign = f"the updates moved the policy ever farther ({leapt}) before it"
+        return replace(shown, rate_sign=sign, rests_on=(*shown.rests_on, leapt))
+    return replace(shown, rate_sign=by_loss.rate_sign)  # what the loss did as well
 
 
 def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
@@ -245,13 +251,24 @@ def _is_doubted(case: Case, series: LossSeries, course: LossCourse) -> bool:
     return case.judgement.onset is not None and 0 < course.last > (1 - _WORTH) * first
 
 
-def _before(case: Case, step: int) -> tuple[bool, bool]:
-    """Whether a trouble at this step was announced, or came while the loss was at its best."""
+def _before(case: Case, step: int) -> tuple[str, bool]:
+    """What announced a trouble at this step, and whether the loss was at its best until then."""
     series = series_of_case(case)
     since = int(np.searchsorted(series.step, step))
-    announced, course = _is_announced(series, since), loss_course(series.loss[:since])
+    course = loss_course(series.loss[:since])
     calm = course.end is LossEnd.LEARNING and not _is_doubted(case, series, course)
-    return announced, calm and not announced
+    sign = ROSE_BEFORE if _is_announced(series, since) else ""
+    if not sign and _ran_away(series.loss[:since]):
+        sign = _RAN_AWAY
+    return sign, calm and not sign
+
+
+def _ran_away(loss: Floats) -> bool:
+    """Whether the last losses grew from each to the next, far beyond all before them."""
+    falls = np.flatnonzero(np.diff(loss) <= 0)
+    top = int(falls[-1]) + 1 if len(falls) else 0
+    usual = np.abs(loss[: top + 1]).max(initial=NOTHING)
+    return len(loss) - 1 - top >= LEAST and bool(loss[-1] >= _FAR * usual)
 
 
 def _is_announced(series: LossSeries, since: int) -> bool:
@@ -295,11 +312,11 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     # Gradients that grow as the loss does follow it; without any, only a leap far up is sure.
     alone = course.is_abrupt and course.last > course.first
     alone |= rose >= _FAR and course.best > 0
-    announced = _is_announced(series, since)
-    sure = announced or (alone if times is None else grew and times > rose)
-    sure |= lost
+    sign = ROSE_BEFORE if _is_announced(series, since) else ""
+    sure = bool(sign) or lost or (alone if times is None else grew and times > rose)
     runaway = course.last >= _RUNAWAY * course.first > NOTHING
-    announced |= runaway
+    if not sign and (runaway or _is_forgotten(series, course)):
+        sign = _RAN_AWAY if runaway else _FORGOTTEN
     state = State.WORSE if course.end is LossEnd.WORSE and (sure or runaway) else State.NOT_BACK
     if course.end is not LossEnd.NOT_BACK and state is not State.WORSE:
         state = State.ANOTHER_LEVEL
@@ -313,8 +330,8 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     words = f"The loss rose from {low} to {high}, from step {step:,} on, {ending}."
     evidence = Evidence("loss_peak", step, course.peak, course.best, "before")
     # Other data, or other labels, lift the loss within a few steps, and leave the gradients.
-    at_once = course.is_abrupt and stayed and not announced
-    return Outcome(state, step, ("loss",), words, announced, (evidence,), at_once)
+    at_once = course.is_abrupt and stayed and not sign
+    return Outcome(state, step, ("loss",), words, sign, (evidence,), at_once)
 
 
 def _is_lost(series: LossSeries, course: LossCourse) -> bool:
@@ -326,7 +343,23 @@ def _is_lost(series: LossSeries, course: LossCourse) -> bool:
     stands = course.since <= 2 * count // 3 and robust_deviation(late) <= _CALM * height
     times = _norm_times(series, course.since)
     as_before = times is not None and 1 / _GREW <= times <= _GREW  # the task may be another one
-    return count >= _LONG and was_won and is_up and stands and not as_before
+    is_lost = count >= _LONG and was_won and is_up and stands and not as_before
+    return is_lost or _is_forgotten(series, course)
+
+
+def _is_forgotten(series: LossSeries, course: LossCourse) -> bool:
+    """Whether the loss leapt to where it had begun, and stands there for longer than it learnt.
+
+    Other data lift it elsewhere, or it falls again. Gradients, where there are any, tell more.
+    """
+    loss, height = series.loss, course.last - course.best
+    first, late = float(loss[0]), loss[course.since + LEAST :]
+    if not 0 < course.best <= _MOST * first or np.isfinite(series.norm).any():
+        return False
+    learnt = int(np.argmax(loss <= (first + course.best) / 2))
+    is_back = _MOST * first <= course.last <= first / _MOST
+    stands = max(course.peak - course.last, robust_deviation(late)) <= _CALM * height
+    return is_back and stands and len(late) >= max(_ANNOUNCED, _TIMES_LEARNT * learnt)
 
 
 def _norm_times(series: LossSeries, since: int) -> float | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.causes import RATE, announcement_of, causes_of, excludes_rate, link_causes
+from ampwatch.diagnosis.causes import RATE, causes_of, excludes_rate, link_causes
 from ampwatch.diagnosis.findings import (
     CUT_OFF,
     Diagnosis,
@@ -203,6 +203,8 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
         because = "The loss spiked and recovered by itself each time, at this same rate."
     elif codes == {"AMP902"} and case.rate_advice.action is Action.KEEP:
         return case.rate_advice
+    elif "AMP304" in codes:
+        because = f"{what} was found: too high a learning rate may show so before its loss does."
     elif not seen.sees_mechanism:
         because = f"{what} was found; without updates or gradients the rate cannot be judged."
     elif len(large):
@@ -254,12 +256,12 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
     if outcome.came_at_once and advice.action is Action.LOWER:
         because = f"{outcome.words} The loss was at its best until then, and nothing announced it."
         return Advice(Action.UNKNOWN, because, current=advice.current)
-    if outcome.is_announced and outcome.severity is Severity.ERROR and _is_undecided(case, advice):
-        base, sign = case.rate.base_rate, announcement_of(outcome)
+    if outcome.rate_sign and outcome.severity is Severity.ERROR and _is_undecided(case, advice):
+        base, sign = case.rate.base_rate, outcome.rate_sign
         return Advice(
             Action.LOWER,
-            f"{outcome.words} {sign[:1].upper()}{sign[1:]}: too high a learning rate announces "
-            "itself so.",
+            f"{outcome.words} {sign[:1].upper()}{sign[1:]}: too high a learning rate shows itself "
+            "so.",
             current=base,
             recommended=None if base is None else _TRY * base,
             factor=_TRY,

@@ -93,6 +93,64 @@ def test_underflow_is_why_and_not_beside():
     assert "AMP109" not in found
 
 
+def descent(*, scale, noise=0.01, size=1.2e-8, steps=3000):
+    """A table of a descent whose gradients are float16 at this loss scale, every tenth step."""
+    rng = np.random.default_rng(3)
+    curvature, w = np.exp(rng.standard_normal(400)), rng.standard_normal(400)
+    told = {"grad_norm": [], "loss": []}
+    for step in range(steps):
+        loss = 0.5 * (curvature * w**2).mean() * (1 + noise * rng.standard_normal())
+        gradient = size * curvature * w * (1 + noise * rng.standard_normal(400))
+        gradient = (scale * gradient).astype(np.float16).astype(float) / scale
+        if step % 10 == 0:
+            told["grad_norm"].append(float(np.sqrt((gradient**2).sum())))
+            told["loss"].append(float(loss))
+        w -= 2e-3 / size * gradient
+    return table_of(**told, scale=[scale] * len(told["loss"]))
+
+
+def table_of(**columns):
+    """A table that a training wrote itself."""
+    columns |= {"skipped": [False] * len(columns["loss"])}
+    return HandBuiltRun(step_table(**columns), info=Info(source="csv"))
+
+
+def underflow_of(run):
+    """The finding that gradients underflow, or nothing."""
+    return next((f for f in diagnose(run).findings if f.code == "AMP201"), None)
+
+
+def test_norms_of_zero_among_others_that_fp16_hardly_holds_are_underflow():
+    diagnosis = diagnose(descent(scale=1.0))
+    found = next(f for f in diagnosis.findings if f.code == "AMP201")
+    assert diagnosis.verdict.value == "warning"
+    assert diagnosis.learning_rate.action.value == "not-the-cause"
+    assert "the loss scale is 1" in found.cause
+    assert underflow_of(descent(scale=2.0**16)) is None
+    assert underflow_of(descent(scale=8.0, size=1.2e-9)) is not None
+
+
+def test_norms_of_zero_of_a_loss_that_asks_for_nothing_are_no_underflow():
+    rng = np.random.default_rng(5)
+    met = rng.random(400) < np.linspace(0.0, 0.9, 400)  # a margin that is met; equal advantages
+    for left in (0.0, 0.3):
+        norm, loss = np.where(met, 0.0, rng.gamma(4, 0.1, 400)), np.where(met, left, 1.0)
+        run = table_of(grad_norm=list(norm), loss=list(loss), scale=[1.0] * 400)
+        assert underflow_of(run) is None
+
+
+def test_norms_that_a_text_rounds_to_zero_or_that_are_learnt_are_no_underflow():
+    rng = np.random.default_rng(7)
+    short, loss = rng.gamma(2, 4e-7, 400).round(6), rng.normal(0.5, 0.01, 400)
+    assert 0.1 < (short == 0).mean() < 0.9
+    run = table_of(grad_norm=list(short), loss=list(loss), scale=[1.0] * 400)
+    assert underflow_of(run) is None
+    tiny = np.where(np.arange(400) % 2, 0.0, 3.1e-8)
+    loss = np.geomspace(1.0, 1e-9, 400)
+    run = table_of(grad_norm=list(tiny), loss=list(loss), scale=[1.0] * 400)
+    assert underflow_of(run) is None
+
+
 def test_a_logs_zeros_may_be_rounded_unless_its_loss_stands_still_as_well():
     info = Info(source="hf-trainer")
     for loss, told in ((NOISE, False), ([0.5] * COUNT, True)):

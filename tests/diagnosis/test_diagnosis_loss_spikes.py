@@ -123,6 +123,41 @@ def test_one_long_spike_with_its_gradients_is_a_warning(tmp_path):
         assert told(run) == {"AMP303": "warning"}  # 2.5 % of the steps
 
 
+def learning(count=8000, seed=0):
+    """A run whose loss falls to its end, with the logarithm of the step."""
+    columns = healthy(count, seed)
+    columns["loss"] += 1.2 - 0.35 * np.log1p(np.arange(count) / 100)
+    return columns
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("heights", "steps", "expected"),
+    [
+        ((2.0, 1.6, 1.8), 60, "info"),  # 2 % of the steps, and the loss learnt on after each
+        ((1.2, 1.8, 2.6), 60, "warning"),  # they grow
+        ((2.0, 1.6, 1.8), 180, "warning"),  # each takes more than a twentieth of what was before
+    ],
+)
+def test_spikes_after_which_the_loss_learns_on_cost_nothing_if_they_are_short_and_do_not_grow(
+    heights, steps, expected, seed
+):
+    columns = learning(seed=seed)
+    for at, height in zip((2000, 3400, 4800), heights, strict=True):
+        long_rise(columns, at, height, steps)
+    run = attached(columns)
+    assert told(run) == {"AMP303": expected}
+    assert (diagnose(run).verdict.value == "healthy") == (expected == "info")
+
+
+def test_spikes_of_a_loss_that_does_not_go_below_where_it_was_are_a_warning_however_short():
+    columns = learning()
+    columns["loss"][4000:] += 0.35 * np.log(np.arange(4000, 8000) / 4000)  # learns no further
+    for at in (4500, 5100, 5700):
+        long_rise(columns, at, height=1.5, steps=60)
+    assert told(attached(columns)) == {"AMP303": "warning"}
+
+
 def test_a_low_rise_is_a_spike_where_gradients_left_their_band_for_as_long():
     for gradient, expected in ((3.0, {"AMP303": "warning"}), (1.0, {"AMP303": "info"})):
         columns = healthy(4000)

@@ -52,6 +52,29 @@ def test_validation_losses_that_level_off_are_healthy_however_they_wander():
         assert told.verdict is Verdict.HEALTHY, seed
 
 
+def turned(count, rise, noise, seed):
+    """A validation loss that comes down, and climbs by this share in the last two thirds."""
+    random, at = np.random.default_rng(seed), np.arange(count) / count
+    level = (0.6 + 0.8 * np.exp(-at / 0.08)) * (1 + rise * np.clip((at - 0.35) / 0.55, 0, 1))
+    return level * np.exp(noise * random.standard_normal(count))
+
+
+@pytest.mark.parametrize(
+    ("count", "rise", "least", "most"),
+    [
+        (12, 0.0, 0, 0), (40, 0.0, 0, 0), (200, 0.0, 0, 0),
+        (12, 0.1, 0, 1), (40, 0.1, 0, 5), (200, 0.1, 0, 5),  # a tenth is no overfitting
+        (12, 0.5, 18, 20), (20, 0.3, 18, 20), (40, 0.2, 16, 20), (200, 0.2, 16, 20),
+    ],
+)  # fmt: skip
+def test_how_often_a_rising_validation_loss_is_told(count, rise, least, most):
+    told = 0
+    for seed in range(20):
+        val = turned(count, rise, 0.02, seed)
+        told += "AMP310" in codes(diagnose(logged(falling(seed=seed), {"val_loss": val})))
+    assert least <= told <= most
+
+
 def test_a_reward_that_is_lost_for_good_fails_and_one_that_just_fell_is_a_warning():
     loss = 0.02 * np.random.default_rng(0).standard_normal(300)
     won = [*np.linspace(0, 300, 100), *(300 + 10 * np.random.default_rng(1).standard_normal(80))]

@@ -78,6 +78,7 @@ def test_one_norm_that_is_nan_is_a_warning_when_it_is_over(tmp_path):
         assert told(run) == {"AMP211": "warning"}
         one = finding(run, "AMP211")
         assert (one.first_step, one.last_step) == (200, 200)
+        assert "1 step without a recorded skip" in one.summary  # true whoever left it out
         assert "only the norm is wrong" in one.cause
 
 

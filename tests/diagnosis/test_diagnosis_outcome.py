@@ -136,7 +136,44 @@ def test_gradients_that_rose_for_long_before_the_loss_did_point_to_the_learning_
     assert told.action is Action.LOWER
     assert 0 < told.recommended < 1e-3
     norm[80:150], norm[150:] = 1.0, 20.0  # at once: the data may have changed
-    assert not diagnose(logged(loss, grad_norm=norm.tolist(), lr=lr)).outcome.is_announced
+    assert not diagnose(logged(loss, grad_norm=norm.tolist(), lr=lr)).outcome.rate_sign
+
+
+def relapsed(level, *, falls=0.0, seed=0):
+    """Forty lines of a loss that is learnt, leaps to this level and stands or falls again."""
+    random = np.random.default_rng(seed)
+    learnt = 0.1 + 2.2 * np.exp(-np.arange(16) / 3)
+    after = level - falls * (1 - np.exp(-np.arange(24) / 5))
+    return np.concatenate([learnt, after]) * (1 + 0.01 * random.standard_normal(40))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loss_that_leaps_to_where_it_began_and_is_never_learnt_again_asks_for_a_lower_rate(seed):
+    def of(loss, **columns):
+        return diagnose(logged(loss, lr=[1e-2] * 40, **columns))
+
+    told = of(relapsed(2.3, seed=seed))
+    assert told.verdict is Verdict.FAILING
+    assert told.learning_rate.action is Action.LOWER
+    assert "where it had begun" in told.learning_rate.because
+    (cause,) = told.causes
+    assert cause.probability == 0.6
+    others = (
+        of(relapsed(0.6, seed=seed)),  # other data lift it elsewhere
+        of(relapsed(9.0, seed=seed)),
+        of(relapsed(2.3, falls=1.5, seed=seed)),  # they are learnt
+        of(relapsed(2.3, seed=seed), grad_norm=[1.0] * 40),  # or the gradients stayed
+    )
+    assert all(one.learning_rate.action is not Action.LOWER for one in others)
+
+
+def test_a_loss_that_grew_from_line_to_line_until_it_was_nan_ran_away_and_a_leap_did_not():
+    climb = [*fell(40, noise=0.3), 14.0, 60.0, 210.0, 1900.0, *[NAN] * 6]
+    leap = [*fell(40, noise=0.3), 1.9, 2.1, 2.0, 1900.0, *[NAN] * 6]
+    for loss, action in ((climb, Action.LOWER), (leap, Action.UNKNOWN)):
+        told = diagnose(logged(loss, lr=[1e-3] * 50))
+        assert told.verdict is Verdict.FAILING
+        assert told.learning_rate.action is action
 
 
 def test_numbers_that_are_lost_while_the_loss_is_at_its_best_are_not_the_rates_doing():

@@ -151,6 +151,31 @@ def test_a_training_that_divides_by_the_scale_twice_is_told_so(tmp_path, once_mo
     assert ["divided by the loss scale once more" in cause for cause in causes] == [True] * told
 
 
+@pytest.mark.parametrize("every", [1, 40])
+def test_updates_that_round_to_nothing_are_explained_by_a_schedule_that_ended(tmp_path, every):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+    with ampwatch.attach(None, model, optimizer=optimizer, run="r", log_dir=tmp_path) as watch:
+        for step in range(400):  # ten epochs
+            inputs = torch.randn(32, 16)
+            loss = nn.functional.mse_loss(model(inputs), inputs[:, :1].sin() + 0.1)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if (step + 1) % every == 0:
+                schedule.step()
+    told = diagnose(open_run(watch.run_folder))
+    codes = {one.code: one.because_of for one in told.findings}
+    if every == 1:
+        assert told.headline.code == "AMP308"
+        assert codes["AMP417"] == "AMP308"
+        assert told.learning_rate.action.value == "raise"
+    else:
+        assert not {"AMP308", "AMP417"} & set(codes)
+
+
 # --- layers that no optimizer has -----------------------------------------------------------------
 
 

@@ -47,6 +47,9 @@ _FEW = 8
 # two, if gradients or updates rose with them; or one that cost as many steps as a scale takes to be
 # established. A short spike in a short record does not count, whatever its share.
 LATE_SHARE, LATE_SPIKES = 1 / 4, 3
+# Spikes cost nothing if each was over within a twentieth of the steps before it, they do not grow
+# from one to the next, and the loss has since stood so many deviations below where it was.
+SOON, LEARNT_ON = 1 / 20, 1.0
 LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.008, 3, 2, thresholds.ESTABLISHED_STEPS
 # Rises that take a fifteenth of all steps each come from the order of the data; so do rises of a
 # tenth together, if gradients and updates stayed as they were, or if neither is recorded and there
@@ -180,7 +183,17 @@ def _is_habit(case: Case, spikes: SpikeOctave) -> bool:
     # One line of a sparse log is one outlying batch, however many steps lie between two lines.
     enough |= lost >= LONG_STEPS and any(spike.out > 1 for spike in kept)
     enough &= any(spike.strength >= TELLING or spike.entries >= LONG_STEPS for spike in kept)
-    return enough and lost > LOST_SHARE * record
+    return enough and lost > LOST_SHARE * record and not _cost_nothing(case, kept)
+
+
+def _cost_nothing(case: Case, spikes: list[LossRise]) -> bool:
+    """Whether each spike was soon over, they do not grow, and the run has learnt on since."""
+    first = case.scale.first_step or 0
+    now = _median(case.rate.tail.of("loss"), constants.FINAL_STEPS)
+    soon = all(spike.steps <= SOON * (spike.first_step - first) for spike in spikes)
+    peaks = [spike.peak for spike in spikes[1:]]
+    grow = len(peaks) >= LOST_SPIKES and sorted(set(peaks)) == peaks
+    return soon and not grow and spikes[-1].band.height(now) <= -LEARNT_ON
 
 
 def _burst(case: Case) -> Seen:

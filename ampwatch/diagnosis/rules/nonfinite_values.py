@@ -213,7 +213,7 @@ _MOST_SHARE, _MOST_STEPS = 1 / 2, thresholds.NO_ACCIDENT_STEPS
 
 @rule("AMP211", "gradients-not-finite", Severity.ERROR)
 def gradients_not_finite(case: Case) -> Iterator[Seen]:
-    """Gradients that are not finite in steps that nothing skips."""
+    """Gradients that are not finite in steps of which no skip is recorded."""
     course, weights = case.unskipped, case.numbers.bad_weights
     if not _may_be_told(case):
         return
@@ -234,8 +234,8 @@ def gradients_not_finite(case: Case) -> Iterator[Seen]:
         severity=Severity.ERROR if stands or spoils else Severity.WARNING,
         at=times,
         layer=course.layer,
-        summary=f"The gradients are not finite in {count_text(times.count, 'step')} that nothing "
-        f"skipped{ending or '.'}",
+        summary=f"The gradient norm is not finite in {count_text(times.count, 'step')} without a "
+        f"recorded skip{ending or '.'}",
         cause=where * bool(course.layer)
         + f"At step {times.first_step} the gradient norm was {value}"
         + _aftermath(case, times),

@@ -5,10 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
+import numpy as np
+
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import ROOT
+from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
@@ -24,6 +28,10 @@ from ampwatch.diagnosis.value_text import (
 )
 
 FP16_MAX = 65504.0
+# Where the norm of all gradients is below the smallest normal number of fp16, each of them is. So
+# many of the last steps are looked at, so large a share of them has a norm of 0, and so much of the
+# first loss is left to learn.
+FP16_NORMAL, FLUSHED_STEPS, FLUSHED_SHARE, LEFT_TO_LEARN = 2.0**-14, 200, 0.1, 0.01
 # What is wrong with an output, and what causes it.
 _OUTPUTS = {
     "nan": (
@@ -40,7 +48,10 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
     layers = case.layers
     lost = layers.losing_layers()
     # A run that collapsed before its scale was established loses gradients because of that.
-    if not len(lost) or (case.scale.level is None and case.standing_fall is not None):
+    if case.scale.level is None and case.standing_fall is not None:
+        return
+    if not len(lost):
+        yield from _flushed_norms(case)
         return
     worst, share = layers.loses_most(lost)
     name, last = layers.names[worst], int(layers.last_step[worst])
@@ -60,6 +71,42 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
             Evidence("underflow_share", last, share, thresholds.UNDERFLOW_SHARE, "threshold"),
         ),
     )
+
+
+def _flushed_norms(case: Case) -> Iterator[Seen]:
+    """Gradient norms of exactly 0 among others that fp16 hardly holds, where a loss is left."""
+    tail, final = case.rate.tail, case.final_scale
+    rows = tail.where(tail.accepted & np.isfinite(tail.of("grad_norm"))).part(-FLUSHED_STEPS)
+    norm = rows.of("grad_norm")
+    zeros, others = rows.where(norm == 0), norm[norm > 0]
+    least, usual = FP16_NORMAL / (final or 1.0), median(others)
+    few = max(thresholds.NO_ACCIDENT_STEPS, FLUSHED_SHARE * len(norm))
+    if len(zeros) < few or not usual < least or _are_decimals(others):
+        return
+    first = median_of_known(case.rate.head.of("loss")[: thresholds.LOSS_LINES])
+    if not median_of_known(np.abs(zeros.of("loss"))) > LEFT_TO_LEARN * abs(first):
+        return
+    begin, end = (int(step) for step in zeros.of("step")[[0, -1]])
+    scaled = "nothing in this record scales the loss"
+    if final is not None:
+        scaled = f"the loss scale is {scale_text(final)}"
+    yield Seen(
+        first_step=begin,
+        last_step=end,
+        summary=f"The gradient norm is exactly 0 in {len(zeros)} of the last "
+        f"{count_text(len(norm), 'row')} and about {usual:.2g} in the others: the gradients are "
+        "lost to underflow.",
+        cause="All gradients together are smaller than the smallest normal fp16 number, 2^-14, and "
+        f"{scaled}.",
+        action=_keep_gradients(case),
+        evidence=Evidence("grad_norm", end, 0.0, least, "smallest normal number"),
+    )
+
+
+def _are_decimals(values: Floats) -> bool:
+    """Whether values are whole multiples of a power of ten: a text has rounded them, and the 0."""
+    units = values / 10.0 ** np.floor(np.log10(values.min(initial=1.0)))
+    return bool((np.abs(units - units.round()) < 1e-6 * units).all())
 
 
 def _keep_gradients(case: Case) -> str | None:
