@@ -120,25 +120,29 @@ _IN_STRICT_ORDER, _SPARES_WEIGHTS = codes("AMP207 AMP211"), codes("AMP103 AMP105
 _LEAST = 0.05  # a cause less likely than this is not listed
 _MOST_SIGNS = 4
 _OTHERS = frozenset(WEIGHED) - {Cause.RATE}
-# A bad outcome that was announced: in rounds 4 to 6 of the strangers' cases, which came after this
-# sign, the learning rate was at fault in 10 of 11.
-ANNOUNCED = 0.9
-# The same sign of a policy has not been measured: the least at which a cause is named.
-_POLICY_LEAPT = 0.6
+# What announced a bad outcome: the cause that it is a sign of, how likely that is, and in words.
+# In rounds 4 to 6 of the strangers' cases the learning rate was at fault in 10 of 11 that came
+# after the first sign. The others are counted in small GRPO trainings with a known cause.
+_ANNOUNCEMENTS = {
+    None: (
+        Cause.RATE.value, 0.9, "gradients or the learning rate had been rising before it",
+    ),
+    Metric.POLICY_STEP: (
+        Cause.RATE.value, 0.8, "the updates moved the policy ever farther ({}) before it",
+    ),
+    Metric.ROLLOUT_GAP: (
+        "a difference between rollout and training", 0.8,
+        "rollout and training had grown apart ({}) before it",
+    ),
+}  # fmt: skip
 
 
-def announcement_of(outcome: Outcome) -> str:
-    """What announced a bad outcome, as part of a sentence."""
-    leapt = _policy_step(outcome)
-    if leapt is not None:
-        return f"the updates moved the policy ever farther ({leapt}) before it"
-    return "gradients or the learning rate had been rising before it"
-
-
-def _policy_step(outcome: Outcome) -> str | None:
-    """The metric by which a policy's steps announced an outcome."""
-    names = (name for name in outcome.rests_on if metric_of(name) is Metric.POLICY_STEP)
-    return next(names, None)
+def announcement_of(outcome: Outcome) -> tuple[str, float, str]:
+    """What announced a bad outcome: the cause it is a sign of, its probability, and in words."""
+    names = [name for name in outcome.rests_on if metric_of(name) in _ANNOUNCEMENTS]
+    name = names[-1] if names else ""
+    cause, likely, words = _ANNOUNCEMENTS[metric_of(name) if names else None]
+    return cause, likely, words.format(name)
 
 
 def row_of(code: str) -> CauseRow:
@@ -211,11 +215,10 @@ def causes_of(
     if roots and not sure:
         attribution = case.judgement.attribution
         # What announced a bad outcome decides where the table of evidence does not.
-        by_outcome = is_rate and advice.probability is None
-        if by_outcome and outcome.is_announced:
-            likely = ANNOUNCED if _policy_step(outcome) is None else _POLICY_LEAPT
-            sign = announcement_of(outcome)
-            found.append(WeighedCause(Cause.RATE.value, None, likely, (sign,)))
+        by_outcome = is_rate and advice.probability is None and outcome.is_announced
+        if by_outcome or (outcome.grew_apart and not is_rate):
+            cause, likely, sign = announcement_of(outcome)
+            found.append(WeighedCause(cause, None, likely, (sign,)))
         elif attribution is not None:
             found += _weighed(attribution, roots)
     return tuple(sorted(found, key=lambda cause: -cause.probability))

@@ -14,6 +14,7 @@ from typing import Any
 from ampwatch.diagnosis.learning_rate.advice import Advice
 from ampwatch.diagnosis.value_text import Evidence as Evidence  # noqa: PLC0414 - a part of findings
 from ampwatch.diagnosis.value_text import count_text, evidence_text
+from ampwatch.metric_names import Metric, metric_of
 
 SCHEMA = 1
 
@@ -87,6 +88,11 @@ class Outcome:
         if self.state in _BAD:
             return Severity.ERROR
         return Severity.WARNING if self.state in _DOUBTFUL else Severity.INFO
+
+    @property
+    def grew_apart(self) -> bool:
+        """Whether rollout and training grew apart before it."""
+        return any(metric_of(name) is Metric.ROLLOUT_GAP for name in self.rests_on)
 
     @property
     def is_good(self) -> bool:

@@ -35,6 +35,7 @@ from ampwatch.diagnosis.metric_outcome import (
     IN_BALANCE,
     LOST,
     POLICY_LEAPT,
+    ROLLOUT_PARTED,
     explains_rise,
     metric_outcome,
     metric_showing,
@@ -56,6 +57,12 @@ _MOMENTS = 0.1  # of the record
 _WORTH, _CALM = 0.15, 0.15  # of the first loss: a gain; of the gain: the noise where all is lost
 _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
 
+# Where rollout and training grew apart: why, and what to do about it.
+APART = (
+    "Rollout and training had grown apart: what samples was no longer what is trained.",
+    ("Go back to the checkpoint of the best value. Give rollout and training the same weights, "
+    "number format and kernels, or weigh each token by the ratio of its two probabilities."),
+)
 # What to do about an outcome where no rule has found why; of the others it is the page's.
 REMEDIES = {
     State.WORSE: "Lower the learning rate. If that does not help, look at the batches around the "
@@ -192,9 +199,13 @@ def _of_loss(case: Case) -> Outcome:
         return by_loss  # it says why
     if shown.severity.weight <= by_loss.severity.weight:
         return by_loss
-    leapt = metric_showing(case, POLICY_LEAPT, shown.since_step or 0)
-    if shown.state is State.GOAL_LOST and leapt is not None:
-        return replace(shown, is_announced=True, rests_on=(*shown.rests_on, leapt))
+    if shown.state is State.GOAL_LOST:
+        # Where rollout and training have grown apart, the policy's steps follow from that.
+        for sign in (ROLLOUT_PARTED, POLICY_LEAPT):
+            name = metric_showing(case, sign, shown.since_step or 0)
+            if name is not None:
+                rests_on = (*shown.rests_on, name)
+                return replace(shown, is_announced=sign is POLICY_LEAPT, rests_on=rests_on)
     return replace(shown, is_announced=by_loss.is_announced)  # what the loss did as well
 
 
