@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import ROSE_BEFORE, Finding, Outcome, Severity, WeighedCause
+from ampwatch.diagnosis.findings import Finding, Outcome, Severity, WeighedCause
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.judgement import WEIGHED, Attribution, Cause, chances_of
 from ampwatch.diagnosis.rule import title_of
@@ -119,10 +119,6 @@ _IN_STRICT_ORDER, _SPARES_WEIGHTS = codes("AMP207 AMP211"), codes("AMP103 AMP105
 _LEAST = 0.05  # a cause less likely than this is not listed
 _MOST_SIGNS = 4
 _OTHERS = frozenset(WEIGHED) - {Cause.RATE}
-# A bad outcome that was announced: in rounds 4 to 6 of the strangers' cases, which came after this
-# sign, the learning rate was at fault in 10 of 11. Other signs have not been measured: the least at
-# which a cause is named.
-_ROSE_BEFORE, _OTHER_SIGN = 0.9, 0.6
 
 
 def row_of(code: str) -> CauseRow:
@@ -195,10 +191,10 @@ def causes_of(
     if roots and not sure:
         attribution = case.judgement.attribution
         # What announced a bad outcome decides where the table of evidence does not.
-        by_outcome = is_rate and advice.probability is None
-        if by_outcome and outcome.rate_sign:
-            likely = _ROSE_BEFORE if outcome.rate_sign == ROSE_BEFORE else _OTHER_SIGN
-            found.append(WeighedCause(Cause.RATE.value, None, likely, (outcome.rate_sign,)))
+        by_outcome = is_rate and advice.probability is None and outcome.blames_rate
+        if outcome.sign is not None and (by_outcome or (outcome.grew_apart and not is_rate)):
+            sign = outcome.sign
+            found.append(WeighedCause(sign.cause, None, sign.probability, (sign.words,)))
         elif attribution is not None:
             found += _weighed(attribution, roots)
     return tuple(sorted(found, key=lambda cause: -cause.probability))

@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 from ampwatch.diagnosis.learning_rate.advice import Advice
+from ampwatch.diagnosis.learning_rate.judgement import Cause
 from ampwatch.diagnosis.value_text import Evidence as Evidence  # noqa: PLC0414 - a part of findings
 from ampwatch.diagnosis.value_text import count_text, evidence_text
 
@@ -66,8 +67,18 @@ _DOUBTFUL = {
 }  # fmt: skip
 
 
-# The sign of a learning rate that is too high whose worth has been measured.
-ROSE_BEFORE = "gradients or the learning rate had been rising before it"
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sign:
+    """How the cause of a bad outcome showed itself, as part of a sentence."""
+
+    words: str
+    probability: float  # of the cause, where nothing else is known
+    cause: str = Cause.RATE.value
+
+    @property
+    def sentence(self) -> str:
+        """The sign's words as the beginning of a sentence."""
+        return self.words[:1].upper() + self.words[1:]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,8 +89,8 @@ class Outcome:
     since_step: int | None = None
     rests_on: tuple[str, ...] = ()  # columns
     words: str = ""
-    # How too high a learning rate showed itself in it, as part of a sentence; empty if it did not.
-    rate_sign: str = dataclasses.field(default="", metadata={"json": False})
+    # How its cause showed itself, such as too high a learning rate.
+    sign: Sign | None = dataclasses.field(default=None, metadata={"json": False})
     evidence: tuple[Evidence, ...] = dataclasses.field(default=(), metadata={"json": False})
     # The loss was at its best until then, and nothing announced it.
     came_at_once: bool = dataclasses.field(default=False, metadata={"json": False})
@@ -92,6 +103,16 @@ class Outcome:
         if self.state in _BAD:
             return Severity.ERROR
         return Severity.WARNING if self.state in _DOUBTFUL else Severity.INFO
+
+    @property
+    def grew_apart(self) -> bool:
+        """Whether rollout and training grew apart before it."""
+        return self.sign is not None and self.sign.cause != Cause.RATE.value
+
+    @property
+    def blames_rate(self) -> bool:
+        """Whether too high a learning rate showed itself in it."""
+        return self.sign is not None and self.sign.cause == Cause.RATE.value
 
     @property
     def is_good(self) -> bool:

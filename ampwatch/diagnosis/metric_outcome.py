@@ -8,13 +8,15 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats, Integers
-from ampwatch.diagnosis.findings import Evidence, Outcome, State
+from ampwatch.diagnosis.findings import Evidence, Outcome, Sign, State
+from ampwatch.diagnosis.learning_rate.judgement import Cause
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation, trailing_medians
 from ampwatch.diagnosis.loss_outcome import LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.medians import median, median_of_known
@@ -26,13 +28,14 @@ from ampwatch.metric_names import Metric, is_error_share, is_of_validation, is_s
 # and how far the training loss must have come down.
 _ZERO, _STILL, _FEW_SCORES, _STILL_SCORES, _HIGH, _LEARNT = 5e-3, 0.1, 5, 8, 0.6, 0.7
 _ALL_WRONG = 0.95  # of what is counted: such a share of errors is no better than guessing
-_LEAPT = 5.0  # times the usual: a policy's step that is too large
+_LEAPT, _LASTED = 5.0, 5  # times the usual, in most of so many values: it has left its level
 _FEW_LOST, _NEXT_TO_NONE = 3, 0.1  # values at either level; of the best, what is left
 # Times its lowest: so much matters of a validation loss, once a quarter of its fall is left.
 _RISEN, _CAME_DOWN = 1.1, 1 / 4
 _LEAST, _PART = 12, 10  # values of a goal that show a course; a tenth of them is its end
 # Of what was won, so much is lost; and what was won is so many times the noise of its parts.
 LOST, _WON = 0.7, 6.0
+_SUNK = 10.0  # times the noise of 20 parts: what only wanders ends so far down 1 time in 100
 _STOOD = 0.15  # of the record, near its best
 _LONG_LOST = 1 / 4  # of the record: it does not come back
 _LOSES = 0.2  # of its first losses: a discriminator that has so much left has not won
@@ -62,7 +65,7 @@ def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
 def _overfits(metric: MetricCourse) -> Iterator[Outcome]:
     """A validation loss that left its lowest value while the training loss is at its own."""
     values, low = metric.value, float(metric.value.min())
-    # How it first came down is no noise: its course is looked at from near its lowest value as well.
+    # How it first came down is no noise: its course is looked at from near its lowest value too.
     near = int(np.argmax(values <= low + _CAME_DOWN * (values[0] - low)))
     for begin in (0, near):
         course = loss_course(values[begin:])
@@ -134,13 +137,18 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
     smooth = trailing_medians(values, size)[size - 1 :]
     top = int(smooth.argmax())
     first, best, last = (float(smooth[at]) for at in (0, top, -1))
-    won = best - first
     noise = _noise(values, size)
     at_best, at_end = values[top : top + size], values[-size:]
     apart = np.percentile(at_end, 90) < np.percentile(at_best, 10)
-    if not (won > _WON * noise and won > 0 and best - last >= LOST * won and apart):
+    won = best - first
+    has_won = won > _WON * noise and won > 0 and best - last >= LOST * won
+    # A reward that hardly grew may lose what it began with; a recall does so in learning.
+    has_sunk = first - last > max(_SUNK * noise, first / 2) > 0 < first and not is_score(
+        metric.name
+    )
+    if not ((has_won or has_sunk) and apart):
         return
-    stood = np.flatnonzero(smooth >= best - LOST / 2 * won)
+    stood = np.flatnonzero(smooth >= best - LOST / 2 * (best - last if has_sunk else won))
     if len(stood) < _STOOD * count:  # what wanders comes as high now and then
         return
     since = min(int(stood[-1]) + size - size // 2, count - 1)
@@ -208,32 +216,70 @@ def _first_and_last(values: Floats) -> tuple[float, float]:
 # --- what explains a rise -------------------------------------------------------------------------
 
 
-def policy_leapt(case: Case, since: int) -> str | None:
-    """What shows that updates moved a policy ever farther before this step, or at it; or None.
+@dataclass(frozen=True, slots=True)
+class MetricSign:
+    """What metrics of a kind may show beside the loss; `holds` is asked of one, and of a step."""
 
-    Too large a step of a policy loses a reward as too large a step of weights loses a loss.
+    kind: Metric
+    holds: Callable[[MetricCourse, int], bool]
+
+
+def metric_showing(case: Case, sign: MetricSign, since: int = 0) -> str | None:
+    """The first metric that shows a sign, for what began at this step; None if none does."""
+    metrics = case.metrics.of(sign.kind)
+    return next((metric.name for metric in metrics if sign.holds(metric, since)), None)
+
+
+def _leapt(metric: MetricCourse, since: int) -> bool:
+    """Whether a size stood far above its usual level before a step, or soon after it.
+
+    A single large value says little: of a noisy size one in a hundred is as large by chance.
     """
-    for metric in case.metrics.of(Metric.POLICY_STEP):
-        before = np.abs(metric.value[metric.step <= since])
-        if len(before) <= _FEW_LOST:
-            continue
-        usual = median(before[: max(_FEW_LOST, len(before) // 2)])
-        soon = since + (since - int(metric.step[0])) // _FEW_LOST
-        near = np.abs(metric.value[metric.step <= soon])
-        if float(near.max()) >= _LEAPT * usual > 0:
-            return metric.name
+    size = np.abs(metric.value)
+    count = int((metric.step <= since).sum())
+    if count <= _FEW_LOST:
+        return False
+    usual = median(size[: max(_FEW_LOST, count // 2)])
+    soon = since + (since - int(metric.step[0])) // _FEW_LOST
+    levels = trailing_medians(size[metric.step <= soon], _LASTED)[_LASTED - 1 :]
+    return float(levels.max(initial=0.0)) >= _LEAPT * usual > 0
+
+
+def _is_in_balance(metric: MetricCourse, _since: int) -> bool:
+    first, last = _first_and_last(metric.value)
+    return last > _LOSES * first
+
+
+# Another network is trained against this one, and has not won; a figure that should rise has risen,
+# by more than chance, and stands there; too large a step of a policy loses a reward as too large a
+# step of weights loses a loss; what samples is no longer what trains.
+IN_BALANCE = MetricSign(Metric.ADVERSARY, _is_in_balance)
+GOAL_REACHED = MetricSign(Metric.GOAL, lambda metric, _since: _is_reached(metric.value))
+POLICY_LEAPT = MetricSign(Metric.POLICY_STEP, _leapt)
+ROLLOUT_PARTED = MetricSign(Metric.ROLLOUT_GAP, _leapt)
+
+
+# What a metric of a lost reward showed before; counted in small GRPO trainings with a known cause.
+_SIGNS_OF_METRICS = (
+    (
+        ROLLOUT_PARTED, "rollout and training had grown apart ({}) before it",
+        "a difference between rollout and training",
+    ),
+    (POLICY_LEAPT, "the updates moved the policy ever farther ({}) before it", Cause.RATE.value),
+)  # fmt: skip
+_OF_METRICS = 0.8
+
+
+def sign_of_lost_goal(case: Case, since: int) -> tuple[str, Sign] | None:
+    """The metric that showed before this step why a reward was lost, and what it is a sign of.
+
+    Where rollout and training have grown apart, the policy's steps follow from that.
+    """
+    for asked, words, cause in _SIGNS_OF_METRICS:
+        name = metric_showing(case, asked, since)
+        if name is not None:
+            return name, Sign(words.format(name), _OF_METRICS, cause)
     return None
-
-
-def is_in_balance(case: Case) -> bool:
-    """Whether another network is trained against this one, and none has won."""
-    ends = [_first_and_last(metric.value) for metric in case.metrics.of(Metric.ADVERSARY)]
-    return any(last > _LOSES * first for first, last in ends)
-
-
-def is_goal_reached(case: Case) -> bool:
-    """Whether a figure that should rise has risen, by more than chance, and stands there."""
-    return any(_is_reached(metric.value) for metric in case.metrics.of(Metric.GOAL))
 
 
 def _is_reached(values: Floats) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats
-from ampwatch.diagnosis.findings import ROSE_BEFORE, Evidence, Outcome, Severity, State
+from ampwatch.diagnosis.findings import Evidence, Outcome, Severity, Sign, State
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation
@@ -32,12 +32,13 @@ from ampwatch.diagnosis.loss_progress import (
 )
 from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.metric_outcome import (
+    GOAL_REACHED,
+    IN_BALANCE,
     LOST,
     explains_rise,
-    is_goal_reached,
-    is_in_balance,
     metric_outcome,
-    policy_leapt,
+    metric_showing,
+    sign_of_lost_goal,
 )
 from ampwatch.diagnosis.value_text import count_text, two_digits
 
@@ -56,34 +57,11 @@ _MOMENTS, _TIMES_LEARNT = 0.1, 4  # of the record; times as long as half of all 
 _WORTH, _CALM = 0.15, 0.15  # of the first loss: a gain; of the gain: the noise where all is lost
 _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
 
-# How too high a learning rate shows itself, beside what rose before.
-_RAN_AWAY = "the loss grew from entry to entry"
-_FORGOTTEN = "the loss went back to where it had begun, and learns nothing any more"
-
-# What to do about an outcome where no rule has found why; of the others it is the page's.
-REMEDIES = {
-    State.WORSE: "Lower the learning rate. If that does not help, look at the batches around the "
-    "step at which the loss rose. Record the gradient norm: it tells the two apart.",
-    State.NOT_BACK: "Wait: the loss may come back. If it does not, lower the learning rate, or "
-    "look at the batches around the step at which it rose.",
-    State.ANOTHER_LEVEL: "Check whether the data or the task changed at that step.",
-    State.WITHOUT_END: "Bound what is made large: normalise it, or put a log-sigmoid, a margin or "
-    "a penalty on it. A lower learning rate only puts it off.",
-    State.WIDER: "Lower the learning rate, of the critic or adversary first, or damp it: weight "
-    "decay, a gradient penalty, clipping.",
-    State.NOT_FINITE: "Attach ampwatch to the training: it names the first layer whose numbers are "
-    "inf or NaN. Until then, try bf16 or a lower learning rate.",
-    State.NO_STEPS: "Stop: nothing is learnt. Attach ampwatch to the training: it names the layer "
-    "whose gradients overflow.",
-    State.HARDLY_FALLS: "Check the labels, and that inputs and labels belong together. Then try a "
-    "learning rate ten times higher, and ten times lower. If this continues a trained model, it "
-    "may be all there is to learn.",
-    State.RATE_LEAPT: "Set the learning rate back to what it was before that step. If it came with "
-    "a resume, load the scheduler's state, and the optimizer's, from the checkpoint as well.",
-    State.GOAL_FALLS: "Keep the checkpoint of the best value. If it does not come back, go on from "
-    "there with a lower learning rate.",
-    State.NOTHING_LEARNS: "Check that the loss depends on the parameters that the optimizer has.",
-}
+# How too high a learning rate shows itself, beside what rose before: counted in strangers'
+# cases, or in no more than a few (the least at which a cause is named).
+_ROSE_BEFORE = Sign("gradients or the learning rate had been rising before it", 0.9)
+_RAN_AWAY = Sign("the loss grew from entry to entry", 0.6)
+_FORGOTTEN = Sign("the loss went back to where it had begun, and learns nothing any more", 0.6)
 
 
 def outcome_of(case: Case) -> Outcome:
@@ -196,10 +174,12 @@ def _of_loss(case: Case) -> Outcome:
         return by_loss  # it says why
     if shown.severity.weight <= by_loss.severity.weight:
         return by_loss
-    if shown.state is State.GOAL_LOST and (leapt := policy_leapt(case, shown.since_step or 0)):
-        sign = f"the updates moved the policy ever farther ({leapt}) before it"
-        return replace(shown, rate_sign=sign, rests_on=(*shown.rests_on, leapt))
-    return replace(shown, rate_sign=by_loss.rate_sign)  # what the loss did as well
+    if shown.state is State.GOAL_LOST:
+        told = sign_of_lost_goal(case, shown.since_step or 0)
+        if told is not None:
+            name, sign = told
+            return replace(shown, sign=sign, rests_on=(*shown.rests_on, name))
+    return replace(shown, sign=by_loss.sign)  # what the loss did as well
 
 
 def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
@@ -207,15 +187,17 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
         return Outcome(State.FLAT, None, ("loss",))  # each has a loss of its own
     takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
     not_best = course.end is not LossEnd.LEARNING
-    balanced = is_in_balance(case) and course.last < _FAR * max(course.first, course.best)
-    if takes_steps and (balanced or (not_best and is_goal_reached(case))):
+    has_goal = metric_showing(case, GOAL_REACHED) is not None
+    is_even = metric_showing(case, IN_BALANCE) is not None
+    balanced = is_even and course.last < _FAR * max(course.first, course.best)
+    if takes_steps and (balanced or (not_best and has_goal)):
         return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
     if takes_steps and (leapt := rate_leapt(case, series)) is not None:
         return leapt
-    if takes_steps and not is_goal_reached(case) and (lost := without_bound(series)) is not None:
+    if takes_steps and not has_goal and (lost := without_bound(series)) is not None:
         return lost
     ended_calm = course.end in {LossEnd.LEARNING, LossEnd.FLAT}
-    still = no_progress(case, series, course) if ended_calm and not is_goal_reached(case) else None
+    still = no_progress(case, series, course) if ended_calm and not has_goal else None
     if still is not None:
         return still
     if course.end is not LossEnd.WORSE and _is_lost(series, course):
@@ -251,13 +233,13 @@ def _is_doubted(case: Case, series: LossSeries, course: LossCourse) -> bool:
     return case.judgement.onset is not None and 0 < course.last > (1 - _WORTH) * first
 
 
-def _before(case: Case, step: int) -> tuple[str, bool]:
+def _before(case: Case, step: int) -> tuple[Sign | None, bool]:
     """What announced a trouble at this step, and whether the loss was at its best until then."""
     series = series_of_case(case)
     since = int(np.searchsorted(series.step, step))
     course = loss_course(series.loss[:since])
     calm = course.end is LossEnd.LEARNING and not _is_doubted(case, series, course)
-    sign = ROSE_BEFORE if _is_announced(series, since) else ""
+    sign = _ROSE_BEFORE if _is_announced(series, since) else None
     if not sign and _ran_away(series.loss[:since]):
         sign = _RAN_AWAY
     return sign, calm and not sign
@@ -312,7 +294,7 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     # Gradients that grow as the loss does follow it; without any, only a leap far up is sure.
     alone = course.is_abrupt and course.last > course.first
     alone |= rose >= _FAR and course.best > 0
-    sign = ROSE_BEFORE if _is_announced(series, since) else ""
+    sign = _ROSE_BEFORE if _is_announced(series, since) else None
     sure = bool(sign) or lost or (alone if times is None else grew and times > rose)
     runaway = course.last >= _RUNAWAY * course.first > NOTHING
     if not sign and (runaway or _is_forgotten(series, course)):

@@ -136,7 +136,7 @@ def test_gradients_that_rose_for_long_before_the_loss_did_point_to_the_learning_
     assert told.action is Action.LOWER
     assert 0 < told.recommended < 1e-3
     norm[80:150], norm[150:] = 1.0, 20.0  # at once: the data may have changed
-    assert not diagnose(logged(loss, grad_norm=norm.tolist(), lr=lr)).outcome.rate_sign
+    assert not diagnose(logged(loss, grad_norm=norm.tolist(), lr=lr)).outcome.sign
 
 
 def relapsed(level, *, falls=0.0, seed=0):
