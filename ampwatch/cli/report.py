@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.run_argument import MAP_OPTION, find_newest, opened_run_or_log
+from ampwatch.cli.standard_input import clipboard_help
 from ampwatch.cli.terminal import answer, answers, say
 from ampwatch.errors import PlaceError, ReportError
 from ampwatch.files import draft_of
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from ampwatch.store import Run
 
 NAME = "report"
-HELP = """Print what is wrong with a run, why, and what to do.
+HELP = f"""Print what is wrong with a run, why, and what to do.
 
 Without RUN, reports on the newest run. For several runs of one model with different learning rates,
 prints one advice on the rate. FILE is the log of another trainer (Apex, fairseq, DeepSpeed,
-Megatron-LM, ...); the report says what such a log cannot show. `ampwatch import` keeps it as a run.
+Megatron-LM, ...), or - for standard input; the report says what such a log cannot show.
+`ampwatch import` keeps it as a run.
 
 \b
 Examples:
@@ -38,7 +40,8 @@ Examples:
   ampwatch report train-1204 --fail-on error     exit code 1 if there is an error
   ampwatch report rate-0.1 rate-0.03             one learning rate from both runs
   ampwatch report train-1204 --earlier s3://team/runs    what runs like it showed there
-"""
+
+{clipboard_help(NAME)}"""
 
 
 class FailOn(str, enum.Enum):
@@ -53,7 +56,7 @@ def command(
         None,
         metavar="RUN|FILE",
         show_default=False,
-        help="A run's folder, its name in ./ampwatch-runs, or another trainer's log.",
+        help="A run's folder, its name in ./ampwatch-runs, another trainer's log, or -.",
     ),
     json: bool = typer.Option(False, "--json", help="Print JSON instead of the report."),
     fail_on: FailOn = typer.Option(
@@ -88,11 +91,11 @@ def command(
             "--html takes one run and cannot be combined with --json; for several "
             "runs use `ampwatch compare --html`."
         )
-    from ampwatch.diagnosis import Severity
-    from ampwatch.follow import diagnose, diagnose_together
-
     with ExitStack() as stack:
         opened = [stack.enter_context(opened_run_or_log(run, as_, mapped)) for run in runs]
+        from ampwatch.diagnosis import Severity
+        from ampwatch.follow import diagnose, diagnose_together
+
         said: Diagnosis | SeveralDiagnoses
         if html:
             said = write_html(opened[0], html, earlier)
