@@ -9,6 +9,7 @@ import run_list
 import server_options
 import streamlit as st
 from html_text import said
+from log_upload import draw_log_upload
 
 _DEMO = "demo"
 
@@ -36,7 +37,7 @@ def _places() -> str:
 
 
 def show_no_runs() -> None:
-    """Draw the page for a dashboard without runs: how to attach, and a button for the demo."""
+    """Draw the page for a dashboard without runs: how to attach, the demo, a log."""
     st.html(
         '<p class="aw-title" role="heading" aria-level="1">No runs yet</p>'
         f'<div class="aw-muted">Looked in {said(_places())}; a run that starts appears here.</div>'
@@ -57,3 +58,5 @@ def show_no_runs() -> None:
             if code
             else "The demo is starting; it appears here in a few seconds."
         )
+    st.markdown("or diagnose a log that you have:")
+    draw_log_upload()
