@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.run_argument import MAP_OPTION, find_newest, opened_run_or_log
+from ampwatch.cli.run_argument import MAP_OPTION, find_newest, is_log, opened_run_or_log
 from ampwatch.cli.standard_input import clipboard_help
 from ampwatch.cli.terminal import answer, answers, say
 from ampwatch.errors import PlaceError, ReportError
@@ -101,7 +101,11 @@ def command(
             said = write_html(opened[0], html, earlier)
         else:
             said = diagnose(opened[0]) if len(opened) == 1 else diagnose_together(opened)
-            print_said(opened, said, json=json, earlier=earlier, everything=everything)
+            names = [
+                text if is_log(text, as_, mapped) else run.info.name
+                for text, run in zip(runs, opened, strict=True)
+            ]
+            print_said(opened, names, said, json=json, earlier=earlier, everything=everything)
     worst = said.worst()
     if fail_on and worst and worst.weight >= Severity(fail_on.value).weight:
         raise typer.Exit(1)
@@ -116,13 +120,17 @@ def newest_run(*, is_of_log: bool) -> str:
 
 def print_said(
     runs: Sequence[Run],
+    names: Sequence[str],
     said: Diagnosis | SeveralDiagnoses,
     *,
     json: bool,
     earlier: str | None = None,
     everything: bool = False,
 ) -> None:
-    """Print the report on one run or several, as text or JSON."""
+    """Print the report on one run or several, as text or JSON.
+
+    A log's name is what was typed: it is what the commands that the report names take.
+    """
     from ampwatch.diagnosis import Diagnosis
     from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.recovery.proof import kept_proof, sentence_of
@@ -137,14 +145,14 @@ def print_said(
     if json:
         typer.echo(to_json(said))
     elif isinstance(said, Diagnosis):
-        print_report(answers(), runs[0].info.name, runs[0], said, everything=everything)
+        print_report(answers(), names[0], runs[0], said, everything=everything)
         if everything or earlier:
             print_fact(answers(), "changed", changed_text(runs[0]))
             print_fact(answers(), "alike", lesson.text if lesson else "")
         if proof is not None and said.learning_rate.because != sentence_of(proof):
             answer(sentence_of(proof))
     else:
-        print_reports(answers(), [run.info.name for run in runs], said)
+        print_reports(answers(), names, said)
 
 
 def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> LessonOfEarlierRuns | None:

@@ -80,7 +80,7 @@ def opened_run_or_log(
     text: str, source: str | None = None, mapped: Sequence[str] = ()
 ) -> Iterator[Run]:
     """The opened run that RUN names; a log of another trainer becomes a temporary run."""
-    if source is None and not mapped and (text != MARK and not _is_log(text)):
+    if not is_log(text, source, mapped):
         yield open_named(text)
         return
     with TemporaryDirectory(prefix="ampwatch-") as folder:
@@ -90,8 +90,13 @@ def opened_run_or_log(
         yield open_run(made)
 
 
-def _is_log(text: str) -> bool:
-    """Whether RUN is a file, or a folder of ranks' logs, and not a run in the default folder."""
+def is_log(text: str, source: str | None = None, mapped: Sequence[str] = ()) -> bool:
+    """Whether RUN is another trainer's log: standard input, a file, or a folder of ranks' logs.
+
+    `--as` and `--map` are of a log.
+    """
+    if text == MARK or source is not None or mapped:
+        return True
     path = Path(text)  # a shell's <(...) is a pipe, which works as well
     if path.is_dir():
         from ampwatch.importers import rank_logs

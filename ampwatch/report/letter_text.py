@@ -86,7 +86,8 @@ def _by_gravity(found: Sequence[Listed]) -> Sequence[Listed]:
 
 def first_line(letter: Letter) -> tuple[str, str, str]:
     """The verdict, the run's name, and what the run is."""
-    return letter.verdict.upper(), _short(letter.name), str(letter.about)
+    name = "standard input" if letter.name == "-" else letter.name
+    return letter.verdict.upper(), _short(name), str(letter.about)
 
 
 def _short(name: str) -> str:

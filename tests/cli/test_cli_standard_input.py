@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -97,6 +98,9 @@ def test_a_piped_log_is_reported_and_leaves_nothing_behind(start, tmp_path, enco
     with path.open("rb") as stream:
         out, err = start("report", "-", stdin=stream.fileno()).communicate()
     assert "The loss rose and has not come back" in out
+    assert "FAILING   standard input   " in out
+    assert re.search(r"ampwatch explain AMP\d+ - ", out)
+    assert "ampwatch report - --all" in out
     assert err == ""
     assert left_in(tmp_path) == []
 
