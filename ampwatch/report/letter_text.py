@@ -86,12 +86,16 @@ def _by_gravity(found: Sequence[Listed]) -> Sequence[Listed]:
 
 def first_line(letter: Letter) -> tuple[str, str, str]:
     """The verdict, the run's name, and what the run is."""
-    name = "standard input" if letter.name == "-" else letter.name
-    return letter.verdict.upper(), _short(name), str(letter.about)
+    return letter.verdict.upper(), _short(letter.name), str(letter.about)
+
+
+def shown_name(name: str) -> str:
+    """A run's name, as a title shows it; a log from a pipe has none."""
+    return "standard input" if name == "-" else printable(name)
 
 
 def _short(name: str) -> str:
-    shown = printable(name)
+    shown = shown_name(name)
     return shown if len(shown) <= _LONGEST_NAME else f"{shown[: _LONGEST_NAME - 1]}…"
 
 
