@@ -44,6 +44,13 @@ def show_no_runs() -> None:
     )
     st.markdown("Add one line to a training loop, before the loop:")
     st.code("ampwatch.attach(scaler, model)", language="python")
+    if server_options.shown_folders():
+        _offer_demo()
+        st.markdown("or diagnose a log that you have:")
+        draw_log_upload()
+
+
+def _offer_demo() -> None:
     st.markdown("or see a small training go wrong, here and now, in under a minute:")
     if st.button("Run the demo", type="primary"):
         options = ["demo", "--no-dashboard", "--dir", str(server_options.shown_folders()[0])]
@@ -58,5 +65,3 @@ def show_no_runs() -> None:
             if code
             else "The demo is starting; it appears here in a few seconds."
         )
-    st.markdown("or diagnose a log that you have:")
-    draw_log_upload()

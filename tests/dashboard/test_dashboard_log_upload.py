@@ -97,6 +97,16 @@ def test_what_is_no_log_is_answered_as_a_file_stays_and_is_read_in_a_chosen_form
     assert runs_in(own_folder) == []
 
 
+def test_without_a_folder_for_new_runs_no_log_and_no_demo_is_offered(own_folder, monkeypatch):
+    monkeypatch.delenv("AMPWATCH_DASHBOARD_DIRS")
+    monkeypatch.setenv("AMPWATCH_DASHBOARD_PLACES", (own_folder / "published").as_uri())
+    st.cache_resource.clear()
+    app = AppTest.from_file(ENTRY, default_timeout=60).run()
+    assert not app.exception
+    assert "ampwatch.attach(scaler, model)" in app.code[0].value
+    assert (len(app.button), len(app.text_area)) == (0, 0)
+
+
 # --- in a browser --------------------------------------------------------------------------------
 
 
