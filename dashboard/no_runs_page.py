@@ -9,6 +9,7 @@ import run_list
 import server_options
 import streamlit as st
 from html_text import said
+from log_upload import draw_log_upload
 
 _DEMO = "demo"
 
@@ -36,13 +37,20 @@ def _places() -> str:
 
 
 def show_no_runs() -> None:
-    """Draw the page for a dashboard without runs: how to attach, and a button for the demo."""
+    """Draw the page for a dashboard without runs: how to attach, the demo, a log."""
     st.html(
         '<p class="aw-title" role="heading" aria-level="1">No runs yet</p>'
         f'<div class="aw-muted">Looked in {said(_places())}; a run that starts appears here.</div>'
     )
     st.markdown("Add one line to a training loop, before the loop:")
     st.code("ampwatch.attach(scaler, model)", language="python")
+    if server_options.shown_folders():
+        _offer_demo()
+        st.markdown("or diagnose a log that you have:")
+        draw_log_upload()
+
+
+def _offer_demo() -> None:
     st.markdown("or see a small training go wrong, here and now, in under a minute:")
     if st.button("Run the demo", type="primary"):
         options = ["demo", "--no-dashboard", "--dir", str(server_options.shown_folders()[0])]

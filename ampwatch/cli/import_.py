@@ -6,11 +6,12 @@ from pathlib import Path
 
 import typer
 
-from ampwatch.cli.run_argument import AS_OPTION, MAP_OPTION, make_run, usual_folder, wanted_of
+from ampwatch.cli.run_argument import AS_OPTION, MAP_OPTION, make_run
+from ampwatch.cli.standard_input import clipboard_help
 from ampwatch.cli.terminal import answer
 
 NAME = "import"
-HELP = """Import the log of another trainer as a run.
+HELP = f"""Import the log of another trainer as a run.
 
 All other commands then work on it. Reads the text that Apex, fairseq, DeepSpeed, Megatron-LM,
 Hugging Face's Trainer and others print, plain or compressed, and CSV, JSON, Parquet, TensorBoard
@@ -24,7 +25,8 @@ Examples:
   ampwatch import metrics.csv --map loss=my_loss --map lr=rate
   ampwatch import slurm-81.out.gz --as deepspeed --out runs/
   ampwatch import nvdlfw_inspect_statistics_logs/
-"""
+
+{clipboard_help(NAME)}"""
 
 FILE_ARGUMENT = typer.Argument(metavar="FILE", show_default=False, help="The log, or - for stdin.")
 
@@ -42,5 +44,5 @@ def command(
     ),
 ) -> None:
     """Import a log and say where the run is."""
-    folder = make_run(file, out or usual_folder(), wanted_of(as_, mapped))
+    folder = make_run(file, as_, mapped, out)
     answer(f"{folder}\n`ampwatch report {folder}` shows what is wrong with it.")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.run_argument import MAP_OPTION, find_newest, opened_run_or_log
+from ampwatch.cli.run_argument import MAP_OPTION, find_newest, is_log, opened_run_or_log
+from ampwatch.cli.standard_input import clipboard_help
 from ampwatch.cli.terminal import answer, answers, say
 from ampwatch.errors import PlaceError, ReportError
 from ampwatch.files import draft_of
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from ampwatch.store import Run
 
 NAME = "report"
-HELP = """Print what is wrong with a run, why, and what to do.
+HELP = f"""Print what is wrong with a run, why, and what to do.
 
 Without RUN, reports on the newest run. For several runs of one model with different learning rates,
 prints one advice on the rate. FILE is the log of another trainer (Apex, fairseq, DeepSpeed,
-Megatron-LM, ...); the report says what such a log cannot show. `ampwatch import` keeps it as a run.
+Megatron-LM, ...), or - for standard input; the report says what such a log cannot show.
+`ampwatch import` keeps it as a run.
 
 \b
 Examples:
@@ -38,7 +40,8 @@ Examples:
   ampwatch report train-1204 --fail-on error     exit code 1 if there is an error
   ampwatch report rate-0.1 rate-0.03             one learning rate from both runs
   ampwatch report train-1204 --earlier s3://team/runs    what runs like it showed there
-"""
+
+{clipboard_help(NAME)}"""
 
 
 class FailOn(str, enum.Enum):
@@ -53,7 +56,7 @@ def command(
         None,
         metavar="RUN|FILE",
         show_default=False,
-        help="A run's folder, its name in ./ampwatch-runs, or another trainer's log.",
+        help="A run's folder, its name in ./ampwatch-runs, another trainer's log, or -.",
     ),
     json: bool = typer.Option(False, "--json", help="Print JSON instead of the report."),
     fail_on: FailOn = typer.Option(
@@ -88,17 +91,21 @@ def command(
             "--html takes one run and cannot be combined with --json; for several "
             "runs use `ampwatch compare --html`."
         )
-    from ampwatch.diagnosis import Severity
-    from ampwatch.follow import diagnose, diagnose_together
-
     with ExitStack() as stack:
         opened = [stack.enter_context(opened_run_or_log(run, as_, mapped)) for run in runs]
+        from ampwatch.diagnosis import Severity
+        from ampwatch.follow import diagnose, diagnose_together
+
         said: Diagnosis | SeveralDiagnoses
         if html:
             said = write_html(opened[0], html, earlier)
         else:
             said = diagnose(opened[0]) if len(opened) == 1 else diagnose_together(opened)
-            print_said(opened, said, json=json, earlier=earlier, everything=everything)
+            names = [
+                text if is_log(text, as_, mapped) else run.info.name
+                for text, run in zip(runs, opened, strict=True)
+            ]
+            print_said(opened, names, said, json=json, earlier=earlier, everything=everything)
     worst = said.worst()
     if fail_on and worst and worst.weight >= Severity(fail_on.value).weight:
         raise typer.Exit(1)
@@ -113,13 +120,17 @@ def newest_run(*, is_of_log: bool) -> str:
 
 def print_said(
     runs: Sequence[Run],
+    names: Sequence[str],
     said: Diagnosis | SeveralDiagnoses,
     *,
     json: bool,
     earlier: str | None = None,
     everything: bool = False,
 ) -> None:
-    """Print the report on one run or several, as text or JSON."""
+    """Print the report on one run or several, as text or JSON.
+
+    A log's name is what was typed: it is what the commands that the report names take.
+    """
     from ampwatch.diagnosis import Diagnosis
     from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.recovery.proof import kept_proof, sentence_of
@@ -134,14 +145,14 @@ def print_said(
     if json:
         typer.echo(to_json(said))
     elif isinstance(said, Diagnosis):
-        print_report(answers(), runs[0].info.name, runs[0], said, everything=everything)
+        print_report(answers(), names[0], runs[0], said, everything=everything)
         if everything or earlier:
             print_fact(answers(), "changed", changed_text(runs[0]))
             print_fact(answers(), "alike", lesson.text if lesson else "")
         if proof is not None and said.learning_rate.because != sentence_of(proof):
             answer(sentence_of(proof))
     else:
-        print_reports(answers(), [run.info.name for run in runs], said)
+        print_reports(answers(), names, said)
 
 
 def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> LessonOfEarlierRuns | None:

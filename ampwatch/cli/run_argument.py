@@ -6,13 +6,14 @@ A run is named by its folder, by its name in the default folder, or by its place
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import typer
 
+from ampwatch.cli.standard_input import MARK, reading_standard_input
 from ampwatch.cli.terminal import asides
 from ampwatch.errors import AmpwatchError, NotARunError
 
@@ -79,17 +80,23 @@ def opened_run_or_log(
     text: str, source: str | None = None, mapped: Sequence[str] = ()
 ) -> Iterator[Run]:
     """The opened run that RUN names; a log of another trainer becomes a temporary run."""
-    if source is None and not mapped and (text != "-" and not _is_log(text)):
+    if not is_log(text, source, mapped):
         yield open_named(text)
         return
-    from ampwatch.store import open_run
-
     with TemporaryDirectory(prefix="ampwatch-") as folder:
-        yield open_run(make_run(text, Path(folder), wanted_of(source, mapped)))
+        made = make_run(text, source, mapped, Path(folder))
+        from ampwatch.store import open_run
+
+        yield open_run(made)
 
 
-def _is_log(text: str) -> bool:
-    """Whether RUN is a file, or a folder of ranks' logs, and not a run in the default folder."""
+def is_log(text: str, source: str | None = None, mapped: Sequence[str] = ()) -> bool:
+    """Whether RUN is another trainer's log: standard input, a file, or a folder of ranks' logs.
+
+    `--as` and `--map` are of a log.
+    """
+    if text == MARK or source is not None or mapped:
+        return True
     path = Path(text)  # a shell's <(...) is a pipe, which works as well
     if path.is_dir():
         from ampwatch.importers import rank_logs
@@ -105,7 +112,7 @@ def open_named(text: str) -> Run:
     return open_run(text)
 
 
-def wanted_of(source: str | None, mapped: Sequence[str] = ()) -> ImportOptions:
+def _options(source: str | None, mapped: Sequence[str]) -> ImportOptions:
     """The import options that `--as` and `--map` give."""
     from ampwatch.importers import ImportOptions
 
@@ -118,12 +125,15 @@ def wanted_of(source: str | None, mapped: Sequence[str] = ()) -> ImportOptions:
     return ImportOptions(source=source, columns=pairs)
 
 
-def make_run(file: str, out: Path, wanted: ImportOptions) -> Path:
-    """Import the log that RUN names, with a progress bar if large; return the run's folder."""
-    from ampwatch.importers import import_log
+def make_run(file: str, source: str | None, mapped: Sequence[str], out: Path | None = None) -> Path:
+    """Import the log that RUN names, with a progress bar if large; return the run's folder.
 
-    with _bar(file) as seen:
-        return import_log(file, out, wanted, seen)
+    A terminal first says what it waits for: loading the importers takes a second.
+    """
+    with reading_standard_input() if file == MARK else nullcontext(), _bar(file) as seen:
+        from ampwatch.importers import import_log
+
+        return import_log(file, out or usual_folder(), _options(source, mapped), seen)
 
 
 @contextmanager

@@ -89,8 +89,13 @@ def first_line(letter: Letter) -> tuple[str, str, str]:
     return letter.verdict.upper(), _short(letter.name), str(letter.about)
 
 
+def shown_name(name: str) -> str:
+    """A run's name, as a title shows it; a log from a pipe has none."""
+    return "standard input" if name == "-" else printable(name)
+
+
 def _short(name: str) -> str:
-    shown = printable(name)
+    shown = shown_name(name)
     return shown if len(shown) <= _LONGEST_NAME else f"{shown[: _LONGEST_NAME - 1]}…"
 
 

@@ -25,7 +25,7 @@ from ampwatch.diagnosis.value_text import (
 from ampwatch.printable_text import printable
 from ampwatch.report.facts import facts_of
 from ampwatch.report.letter import letter_of
-from ampwatch.report.letter_text import STYLES, LetterView
+from ampwatch.report.letter_text import STYLES, LetterView, shown_name
 from ampwatch.report.scaler_settings import worthwhile_settings
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def title(name: str, diagnosis: Diagnosis) -> Text:
     return Text.assemble(
         (verdict.upper(), STYLES[verdict]),
         ("  ", ""),
-        (printable(name), "bold"),
+        (shown_name(name), "bold"),
         (f"  {count_text(facts.steps, 'step')}{ranks}{cut}", "dim"),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -40,6 +41,14 @@ def test_a_log_is_reported_and_leaves_nothing_behind(capsys, log, tmp_path):
     assert "from 32,768 (its highest in this log) to 3.1e-5" in out
     assert "it may be the cause; this record cannot tell" in " ".join(out.split())
     assert [entry.name for entry in tmp_path.iterdir()] == ["train.log"]
+
+
+def test_the_commands_that_a_report_on_a_log_names_can_be_typed(capsys, log):
+    _, out, _ = ampwatch(capsys, "report", log.name)
+    named = re.findall(r"ampwatch (explain AMP\d+ \S+|report \S+ --all)", out)
+    assert len(named) == 2
+    for words in named:
+        assert ampwatch(capsys, *words.split())[0] == 0
 
 
 def test_a_folder_with_a_log_of_each_rank_is_reported_as_one_run(capsys, tmp_path):
