@@ -8,7 +8,7 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -52,9 +52,9 @@ def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
     if course.end is LossEnd.LEARNING:
         for metric in case.metrics.of(Metric.VALIDATION):
             yield from _overfits(metric)
-            yield from _errs_always(metric, course)
+            yield from _stands_still(metric, course, _errors_stand)
         for metric in case.metrics.of(Metric.GOAL):
-            yield from _goal_stands_still(metric, course)
+            yield from _stands_still(metric, course, _score_stands)
     for metric in case.metrics.of(Metric.GOAL):
         yield from _goal_lost(metric)
 
@@ -62,7 +62,7 @@ def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
 def _overfits(metric: MetricCourse) -> Iterator[Outcome]:
     """A validation loss that left its lowest value while the training loss is at its own."""
     values, low = metric.value, float(metric.value.min())
-    # How it first came down is no noise: its course is looked at from near its lowest value as well.
+    # How it first came down is no noise: it is looked at from near its lowest value as well.
     near = int(np.argmax(values <= low + _CAME_DOWN * (values[0] - low)))
     for begin in (0, near):
         course = loss_course(values[begin:])
@@ -79,44 +79,38 @@ def _overfits(metric: MetricCourse) -> Iterator[Outcome]:
         )  # fmt: skip
 
 
-def _goal_stands_still(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
-    """A score that is 0, or has not moved, while the training loss fell."""
-    values, count = metric.value, len(metric.value)
-    learnt = course.first > 0 and course.last <= _LEARNT * course.first
-    if not learnt or not is_score(metric.name) or count < _FEW_SCORES:
-        return
-    is_zero = np.abs(values).max() <= _ZERO
-    spread, level = float(np.ptp(values)), float(median(np.abs(values)))
-    is_still = count >= _STILL_SCORES and spread <= _STILL * level and not _is_high(level)
-    if is_zero or is_still:
-        low, high = (two_digits(float(one)) for one in (values.min(), values.max()))
-        said = "stays at 0" if is_zero else f"stays between {low} and {high}"
-        yield Outcome(
-            State.GOAL_STILL, int(metric.step[0]), ("loss", metric.name),
-            f"{metric.name} {said} while the training loss falls.",
-            evidence=(
-                Evidence("metric", int(metric.step[-1]), float(values[-1]), float(values[0]),
-                         f"first {metric.name}"),
-            ),
-        )  # fmt: skip
-
-
-def _errs_always(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
-    """A share of errors that is about 1 in every evaluation, while the training loss fell."""
+def _stands_still(
+    metric: MetricCourse, course: LossCourse, stands: Callable[[str, Floats], str]
+) -> Iterator[Outcome]:
+    """A score that is 0 or has not moved, or errors alone, while the training loss fell."""
     values = metric.value
     learnt = course.first > 0 and course.last <= _LEARNT * course.first
-    if not learnt or len(values) < _FEW_SCORES or not is_error_share(metric.name):
+    if not learnt or len(values) < _FEW_SCORES or not (said := stands(metric.name, values)):
         return
-    if _ALL_WRONG <= values.min() <= values.max() <= 2 - _ALL_WRONG:
-        yield Outcome(
-            State.GOAL_STILL, int(metric.step[0]), ("loss", metric.name),
-            f"{metric.name} stays at {two_digits(float(values[-1]))} while the training loss "
-            "falls.",
-            evidence=(
-                Evidence("metric", int(metric.step[-1]), float(values[-1]), float(values[0]),
-                         f"first {metric.name}"),
-            ),
-        )  # fmt: skip
+    now, first = float(values[-1]), float(values[0])
+    yield Outcome(
+        State.GOAL_STILL, int(metric.step[0]), ("loss", metric.name),
+        f"{metric.name} stays {said} while the training loss falls.",
+        evidence=(Evidence("metric", int(metric.step[-1]), now, first, f"first {metric.name}"),),
+    )  # fmt: skip
+
+
+def _score_stands(name: str, values: Floats) -> str:
+    """Where a score that should rise stands, in words; empty if it moves or can hardly rise."""
+    level = float(median(np.abs(values)))
+    if not is_score(name):
+        return ""
+    if np.abs(values).max() <= _ZERO:
+        return "at 0"
+    if len(values) < _STILL_SCORES or np.ptp(values) > _STILL * level or _is_high(level):
+        return ""
+    return f"between {two_digits(float(values.min()))} and {two_digits(float(values.max()))}"
+
+
+def _errors_stand(name: str, values: Floats) -> str:
+    """Where a share of errors stands that is about 1 in every evaluation; else empty."""
+    are_all = _ALL_WRONG <= values.min() <= values.max() <= 2 - _ALL_WRONG
+    return f"at {two_digits(float(values[-1]))}" if are_all and is_error_share(name) else ""
 
 
 def _is_high(level: float) -> bool:
@@ -144,12 +138,15 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
     if len(stood) < _STOOD * count:  # what wanders comes as high now and then
         return
     since = min(int(stood[-1]) + size - size // 2, count - 1)
-    step = int(metric.step[since])
     # What is measured apart wanders: of that, a fall is final if it is large as well.
     is_large = not is_of_validation(metric.name) or last <= LOST * best
     is_final = count - since >= _LONG_LOST * count and is_large
-    state = State.GOAL_LOST if is_final else State.GOAL_FALLS
-    yield Outcome(
+    yield _fell(metric, State.GOAL_LOST if is_final else State.GOAL_FALLS, since, best, last)
+
+
+def _fell(metric: MetricCourse, state: State, since: int, best: float, last: float) -> Outcome:
+    step = int(metric.step[since])
+    return Outcome(
         state, step, (metric.name,),
         f"{metric.name} fell from {two_digits(best)} to {two_digits(last)}, from step {step:,} "
         "on, and is not back.",
@@ -165,14 +162,8 @@ def _goal_collapsed(metric: MetricCourse) -> Iterator[Outcome]:
         return
     at_once = stood[-1] - stood[0] + 1 == len(stood)  # what only spikes stands nowhere
     if at_once and np.abs(ended).max() <= _NEXT_TO_NONE * best and values[0] < best / 2:
-        step = int(metric.step[min(int(stood[-1]) + 1, len(values) - 1)])
-        last = float(values[-1])
-        yield Outcome(
-            State.GOAL_LOST, step, (metric.name,),
-            f"{metric.name} fell from {two_digits(best)} to {two_digits(last)}, from step "
-            f"{step:,} on, and is not back.",
-            evidence=(Evidence("metric", step, last, best, f"highest {metric.name}"),),
-        )  # fmt: skip
+        since = min(int(stood[-1]) + 1, len(values) - 1)
+        yield _fell(metric, State.GOAL_LOST, since, best, float(values[-1]))
 
 
 def _noise(values: Floats, size: int) -> float:
@@ -246,6 +237,21 @@ def _is_reached(values: Floats) -> bool:
     won = float(smooth.max() - smooth[0])
     noise = _noise(values, size)
     return won > _WON * noise and won > 0 and smooth[-1] >= smooth.max() - (1 - LOST) * won
+
+
+def is_nearly_learnt(case: Case) -> bool:
+    """Whether a score, or a loss on other data, got ever better, and by less and less.
+
+    At too low a learning rate it gets better by as much as before, or by more.
+    """
+    goals = (metric.value for metric in case.metrics.of(Metric.GOAL))
+    errors = (-metric.value for metric in case.metrics.of(Metric.VALIDATION))
+    for values in (*goals, *errors):
+        worse, half = int((np.diff(values) <= 0).sum()), values[len(values) // 2]
+        ever_better = len(values) >= _STILL_SCORES and worse <= len(values) // _STILL_SCORES
+        if ever_better and half - values[0] >= 2 * (values[-1] - half) > 0:
+            return True
+    return False
 
 
 def explains_rise(case: Case, step: Integers, loss: Floats, since: int) -> bool:

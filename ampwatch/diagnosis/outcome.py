@@ -36,6 +36,7 @@ from ampwatch.diagnosis.metric_outcome import (
     explains_rise,
     is_goal_reached,
     is_in_balance,
+    is_nearly_learnt,
     metric_outcome,
     policy_leapt,
 )
@@ -215,8 +216,8 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     if takes_steps and not is_goal_reached(case) and (lost := without_bound(series)) is not None:
         return lost
     ended_calm = course.end in {LossEnd.LEARNING, LossEnd.FLAT}
-    still = no_progress(case, series, course) if ended_calm and not is_goal_reached(case) else None
-    if still is not None:
+    shows_none = ended_calm and not (is_goal_reached(case) or is_nearly_learnt(case))
+    if shows_none and (still := no_progress(case, series, course)) is not None:
         return still
     if course.end is not LossEnd.WORSE and _is_lost(series, course):
         return _worse(case, series, replace(course, end=LossEnd.WORSE))

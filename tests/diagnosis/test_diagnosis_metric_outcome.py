@@ -187,6 +187,31 @@ def test_a_loss_that_hardly_falls_is_learning_if_its_score_grows():
         assert codes(diagnose(run)) == expected
 
 
+@pytest.mark.parametrize(
+    ("metrics", "is_told"),
+    [
+        ({}, True),
+        ({"val_auc": [0.742, 0.751, 0.755, 0.757, 0.758, 0.7588, 0.7593, 0.7594, 0.761]}, False),
+        ({"val_loss": [0.139, 0.137, 0.136, 0.1358, 0.1355, 0.1354, 0.1353, 0.1352]}, False),
+        ({"val_loss": [0.139, 0.1385, 0.138, 0.1375, 0.137, 0.1364, 0.136, 0.1355]}, True),  # slow
+        ({"val_auc": [0.502, 0.497, 0.505, 0.499, 0.501, 0.508, 0.498, 0.503, 0.506]}, True),
+        ({"val_loss": [0.694, 0.693, 0.694, 0.693, 0.692, 0.693, 0.693, 0.692]}, True),
+    ],
+)
+def test_a_loss_that_hardly_falls_is_nearly_learnt_if_a_metric_gets_ever_better_by_less(
+    metrics, is_told
+):
+    loss = [0.141, *(0.1358 + 0.0035 * np.exp(-np.arange(11) / 4))]
+    told = diagnose(logged(loss, metrics, step=list(range(0, 48_000, 4000))))
+    assert ("AMP309" in codes(told)) == is_told
+
+
+def test_a_loss_that_is_printed_too_coarsely_to_show_a_fall_is_not_told_to_stand():
+    for loss, is_told in (([0.14] * 12, False), ([0.6931] * 12, True), ([2.3] * 12, True)):
+        told = diagnose(logged(loss, {}, step=list(range(0, 12_000, 1000))))
+        assert ("AMP309" in codes(told)) == is_told
+
+
 def test_a_score_lost_behind_growing_gradients_asks_for_a_lower_learning_rate():
     count = 400
     at = np.arange(count) / count
