@@ -37,6 +37,9 @@ _STOOD = 0.15  # of the record, near its best
 _LONG_LOST = 1 / 4  # of the record: it does not come back
 _LOSES = 0.2  # of its first losses: a discriminator that has so much left has not won
 _NOTHING_LEFT, _ENDS = 0.01, 5  # of a discriminator's first losses; a fifth of them at either end
+# A guess costs ln 2, 2 ln 2, 1/4, 1/2 or, of a hinge, 2; one that trains leaves it by more than so
+# much of it, in most of its values.
+_GUESSES, _GUESS, _MOST_OF = 2.0, 0.01, (5, 95)
 _GREW = 1.2  # times: a length, a number of frames
 _NEAR = 3  # entries from a change of a size to the rise that it explains
 
@@ -48,7 +51,8 @@ def metric_outcome(case: Case, course: LossCourse) -> Outcome | None:
 
 def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
     for metric in case.metrics.of(Metric.ADVERSARY):
-        yield from _adversary_won(metric, course)
+        yield from _adversary_won(case, metric, course)
+        yield from _adversary_guesses(case, metric)
     if course.end is LossEnd.LEARNING:
         for metric in case.metrics.of(Metric.VALIDATION):
             yield from _overfits(metric)
@@ -173,20 +177,45 @@ def _noise(values: Floats, size: int) -> float:
     return max(float(alone), robust_deviation(np.diff(parts)))
 
 
-def _adversary_won(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
-    """A discriminator whose loss is nothing to the end, while the generator's has risen."""
-    if len(metric.value) < _ENDS or not course.last > max(course.first, course.best):
+def _adversary_won(case: Case, metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
+    """A discriminator whose loss is nothing to the end, while a generator's has risen."""
+    values = metric.value
+    if len(values) < _ENDS:
         return
-    first, last = _first_and_last(metric.value)
-    if 0 <= last <= _NOTHING_LEFT * first:
-        alive = np.flatnonzero(metric.value > _NOTHING_LEFT * first)
-        step = int(metric.step[min(int(alive[-1]) + 1, len(metric.value) - 1)])
-        low, high = two_digits(course.best), two_digits(course.last)
+    # It may have won within the first fifth; no loss says that it guesses by more than this.
+    first, last = _first_and_last(values)
+    first = min(max(first, median(values[:_FEW_LOST])), _GUESSES)
+    if not 0 <= last <= _NOTHING_LEFT * first:
+        return
+    others = ((f"its {m.name}", loss_course(m.value)) for m in case.metrics.of(Metric.LOSS))
+    for whose, risen in (("the generator's loss", course), *others):
+        if not risen.last > max(risen.first, risen.best):
+            continue
+        alive = np.flatnonzero(values > _NOTHING_LEFT * first)
+        step = int(metric.step[min(int(alive[-1]) + 1, len(values) - 1)])
         yield Outcome(
             State.ADVERSARY_WON, step, ("loss", metric.name),
-            f"The discriminator has won: {metric.name} is {two_digits(last)}, and the "
-            f"generator's loss rose from {low} to {high}.",
+            f"The discriminator has won: {metric.name} is {two_digits(last)}, and {whose} rose "
+            f"from {two_digits(risen.best)} to {two_digits(risen.last)}.",
             evidence=(Evidence("metric", step, last, first, f"first {metric.name}"),),
+        )  # fmt: skip
+
+
+def _adversary_guesses(case: Case, metric: MetricCourse) -> Iterator[Outcome]:
+    """A discriminator whose loss stands from the first value on: it has learnt nothing."""
+    values, level = metric.value, float(median(metric.value))
+    if len(values) < _STILL_SCORES or is_nearly_learnt(case):
+        return
+    far = [*np.percentile(values, _MOST_OF), median(values[:_FEW_LOST])] - np.asarray(level)
+    if level > 0 and np.abs(far).max() <= _GUESS * level:
+        yield Outcome(
+            State.HARDLY_FALLS, int(metric.step[0]), (metric.name,),
+            f"{metric.name} stays at {two_digits(level)}: the discriminator guesses, and teaches "
+            "the generator nothing.",
+            evidence=(
+                Evidence("metric", int(metric.step[-1]), float(values[-1]), float(values[0]),
+                         f"first {metric.name}"),
+            ),
         )  # fmt: skip
 
 

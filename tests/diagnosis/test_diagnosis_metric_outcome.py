@@ -187,6 +187,44 @@ def test_a_loss_that_hardly_falls_is_learning_if_its_score_grows():
         assert codes(diagnose(run)) == expected
 
 
+def adversaries(won=None, *, generator=1.0, noise=0.15, level=0.69, seed=0):
+    """Losses of a discriminator, and of its generator; from an entry on it may have won."""
+    random = np.random.default_rng(seed)
+    loss = level * np.exp(noise * random.standard_normal(60))
+    adversarial = generator * np.exp(noise * random.standard_normal(60))
+    if won is not None:
+        loss[won:] *= 1e-4
+        adversarial[won:] = generator * 9
+    return {"d_loss": loss, "adv_loss": adversarial}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        (adversaries(), {}),
+        (adversaries(won=40), {"AMP312": "error"}),
+        (adversaries(won=4), {"AMP312": "error"}),  # in the first fifth
+        ({"d_loss": adversaries(won=4)["d_loss"]}, {}),  # no generator's loss rose with it
+        (adversaries(noise=1e-3), {"AMP309": "warning"}),  # it guesses: ln 2
+        (adversaries(noise=1e-3, level=2.0), {"AMP309": "warning"}),  # of a hinge
+        (adversaries(noise=1e-3) | {"val_score": 1 - np.exp(-np.arange(1, 13) / 4)}, {}),
+    ],
+)
+def test_a_discriminator_is_judged_by_what_a_guess_costs_and_by_what_else_is_recorded(
+    metrics, expected
+):
+    told = diagnose(logged(falling(), metrics))
+    assert codes(told) == expected
+    assert (told.verdict is Verdict.HEALTHY) == (not expected)
+
+
+def test_no_balance_of_adversaries_is_a_guess_or_won_however_noisy():
+    for seed in range(40):
+        noise = np.random.default_rng(seed).uniform(0.03, 0.6)
+        metrics = adversaries(noise=noise, level=(0.25, 0.7, 1.4, 2.0)[seed % 4], seed=seed)
+        assert codes(diagnose(logged(falling(seed=seed), metrics))) == {}
+
+
 @pytest.mark.parametrize(
     ("metrics", "is_told"),
     [
