@@ -9,6 +9,7 @@ grows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -59,8 +60,12 @@ def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
             yield from _stands_still(metric, course, _errors_stand)
         for metric in case.metrics.of(Metric.GOAL):
             yield from _stands_still(metric, course, _score_stands)
-    for metric in case.metrics.of(Metric.GOAL):
-        yield from _goal_lost(metric)
+    goals = list(case.metrics.of(Metric.GOAL))
+    # What is trained for has risen, and what is meant by it is measured apart.
+    trained = (goal for goal in goals if not is_of_validation(goal.name))
+    proxy = next((goal.name for goal in trained if _is_reached(goal.value)), "")
+    for goal in goals:
+        yield from _goal_lost(goal, proxy if is_of_validation(goal.name) else "")
 
 
 def _overfits(metric: MetricCourse) -> Iterator[Outcome]:
@@ -122,8 +127,11 @@ def _is_high(level: float) -> bool:
     return level > _HIGH if level <= 1 else level > 100 * _HIGH
 
 
-def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
-    """A figure that should rise, and has lost most of what it had won."""
+def _goal_lost(metric: MetricCourse, proxy: str) -> Iterator[Outcome]:
+    """A figure that should rise, and has lost most of what it had won.
+
+    Beside a proxy that rises to the end the fall itself is no noise: two series say the same.
+    """
     values, count = metric.value, len(metric.value)
     if count < _LEAST:
         yield from _goal_collapsed(metric)
@@ -133,7 +141,7 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
     top = int(smooth.argmax())
     first, best, last = (float(smooth[at]) for at in (0, top, -1))
     won = best - first
-    noise = _noise(values, size)
+    noise = _noise(values, size, wanders=not proxy)
     at_best, at_end = values[top : top + size], values[-size:]
     apart = np.percentile(at_end, 90) < np.percentile(at_best, 10)
     if not (won > _WON * noise and won > 0 and best - last >= LOST * won and apart):
@@ -145,7 +153,11 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
     # What is measured apart wanders: of that, a fall is final if it is large as well.
     is_large = not is_of_validation(metric.name) or last <= LOST * best
     is_final = count - since >= _LONG_LOST * count and is_large
-    yield _fell(metric, State.GOAL_LOST if is_final else State.GOAL_FALLS, since, best, last)
+    fell = _fell(metric, State.GOAL_LOST if is_final else State.GOAL_FALLS, since, best, last)
+    if proxy:
+        words = f"{fell.words[:-1]}, while {proxy} rose: it is a proxy of what is meant."
+        fell = replace(fell, rests_on=(metric.name, proxy), words=words)
+    yield fell
 
 
 def _fell(metric: MetricCourse, state: State, since: int, best: float, last: float) -> Outcome:
@@ -170,11 +182,11 @@ def _goal_collapsed(metric: MetricCourse) -> Iterator[Outcome]:
         yield _fell(metric, State.GOAL_LOST, since, best, float(values[-1]))
 
 
-def _noise(values: Floats, size: int) -> float:
+def _noise(values: Floats, size: int, *, wanders: bool = True) -> float:
     """The noise of medians of so many values, also of values that wander."""
     parts = [median(part) for part in np.array_split(values, max(3, 2 * len(values) // size))]
     alone = robust_deviation(np.diff(values)) / np.sqrt(size)
-    return max(float(alone), robust_deviation(np.diff(parts)))
+    return max(float(alone), robust_deviation(np.diff(parts)) if wanders else 0.0)
 
 
 def _adversary_won(case: Case, metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:

@@ -197,7 +197,8 @@ def _of_loss(case: Case) -> Outcome:
         return by_loss  # it says why
     if shown.severity.weight <= by_loss.severity.weight:
         return by_loss
-    if shown.state is State.GOAL_LOST and (leapt := policy_leapt(case, shown.since_step or 0)):
+    alone = shown.state is State.GOAL_LOST and len(shown.rests_on) == 1  # no proxy was reached
+    if alone and (leapt := policy_leapt(case, shown.since_step or 0)):
         sign = f"the updates moved the policy ever farther ({leapt}) before it"
         return replace(shown, rate_sign=sign, rests_on=(*shown.rests_on, leapt))
     return replace(shown, rate_sign=by_loss.rate_sign)  # what the loss did as well

@@ -250,6 +250,30 @@ def test_a_loss_that_is_printed_too_coarsely_to_show_a_fall_is_not_told_to_stand
         assert ("AMP309" in codes(told)) == is_told
 
 
+@pytest.mark.parametrize(
+    ("proxy", "measured", "expected"),
+    [
+        (9.0, 0.29, {"AMP311": "error"}),  # the proxy rises, what it stands for is lost
+        (9.0, 0.66, {}),
+        (0.0, 0.29, {}),  # a figure that wanders, and nothing beside it
+    ],
+)
+def test_a_proxy_that_rises_while_what_it_stands_for_is_lost_is_told(proxy, measured, expected):
+    random, at = np.random.default_rng(0), np.linspace(0, 1, 40)
+    rose = 0.49 + 0.17 * np.minimum(at / 0.45, 1) - (0.66 - measured) * np.maximum(at - 0.5, 0) * 2
+    metrics = {
+        "reward": proxy * np.sqrt(np.linspace(0, 1, 300)) + 0.2 * random.standard_normal(300),
+        "eval_win_rate": rose + 0.012 * random.standard_normal(40),
+        "kl": np.concatenate([np.linspace(0, 6, 120), np.linspace(6, 120, 180)]),
+    }
+    loss = 0.02 * random.standard_normal(300)
+    told = diagnose(logged(loss, metrics, lr=[1e-6] * 300))
+    assert codes(told) == expected
+    assert told.learning_rate.action is not Action.LOWER
+    if expected:
+        assert told.outcome.words.endswith("while reward rose: it is a proxy of what is meant.")
+
+
 def test_a_score_lost_behind_growing_gradients_asks_for_a_lower_learning_rate():
     count = 400
     at = np.arange(count) / count
