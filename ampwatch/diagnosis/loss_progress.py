@@ -13,7 +13,7 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.findings import Evidence, Outcome, State
-from ampwatch.diagnosis.learning_rate.noise import robust_deviation
+from ampwatch.diagnosis.learning_rate.noise import robust_deviation, rounding_unit
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows
 from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse
 from ampwatch.diagnosis.medians import median, median_of_known
@@ -26,6 +26,7 @@ SAME, SAME_LINES, SAME_STEPS, _GAIN, _BEGAN = 0.003, 8, 200, 0.04, 1.5
 # tenths; with so small an error of its levels. Chosen on the strangers' cases of rounds 1 to 5.
 HARDLY, AT_FIRST, _SINCE, _ERROR = 0.04, 0.2, 0.02, 0.025
 HARDLY_STEPS, _LINES_ENOUGH = 300, 15
+_COARSE = 0.05  # of the level: a loss that is rounded so may fall without a sign
 _ZEROS = 5  # losses of exactly 0
 # A schedule that was lost: times, over so many parts of the record, for so much of it at least.
 _LEAPT, _LEAP_PARTS, _LEAP_SHARE, _STILL_UP, _DECAYED = 2.0, 40, 0.1, 0.6, 2.0
@@ -107,7 +108,10 @@ def _may_stand_still(case: Case, series: LossSeries) -> bool:
     """Whether a loss that stands still would be a trouble, and one without a finding of its own."""
     is_loop = case.observed.loop
     is_long = len(series.loss) >= (SAME_STEPS if is_loop else SAME_LINES)
-    if not is_long or series.loss.min() <= 0 or median(series.loss) <= NOTHING:
+    level = median(series.loss)
+    if not is_long or series.loss.min() <= 0 or level <= NOTHING:
+        return False
+    if rounding_unit(series.loss) > _COARSE * level:  # as it is printed, a fall would not show
         return False
     if is_loop and (case.has_converged or not _has_gradients(case, series)):
         return False

@@ -9,7 +9,7 @@ grows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,9 @@ _STOOD = 0.15  # of the record, near its best
 _LONG_LOST = 1 / 4  # of the record: it does not come back
 _LOSES = 0.2  # of its first losses: a discriminator that has so much left has not won
 _NOTHING_LEFT, _ENDS = 0.01, 5  # of a discriminator's first losses; a fifth of them at either end
+# A guess costs ln 2, 2 ln 2, 1/4, 1/2 or, of a hinge, 2; one that trains leaves it by more than so
+# much of it, in most of its values.
+_GUESSES, _GUESS, _MOST_OF = 2.0, 0.01, (5, 95)
 _GREW = 1.2  # times: a length, a number of frames
 _NEAR = 3  # entries from a change of a size to the rise that it explains
 
@@ -51,21 +54,26 @@ def metric_outcome(case: Case, course: LossCourse) -> Outcome | None:
 
 def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
     for metric in case.metrics.of(Metric.ADVERSARY):
-        yield from _adversary_won(metric, course)
+        yield from _adversary_won(case, metric, course)
+        yield from _adversary_guesses(case, metric)
     if course.end is LossEnd.LEARNING:
         for metric in case.metrics.of(Metric.VALIDATION):
             yield from _overfits(metric)
-            yield from _errs_always(metric, course)
+            yield from _stands_still(metric, course, _errors_stand)
         for metric in case.metrics.of(Metric.GOAL):
-            yield from _goal_stands_still(metric, course)
-    for metric in case.metrics.of(Metric.GOAL):
-        yield from _goal_lost(metric)
+            yield from _stands_still(metric, course, _score_stands)
+    goals = list(case.metrics.of(Metric.GOAL))
+    # What is trained for has risen, and what is meant by it is measured apart.
+    trained = (goal for goal in goals if not is_of_validation(goal.name))
+    proxy = next((goal.name for goal in trained if _is_reached(goal.value)), "")
+    for goal in goals:
+        yield from _goal_lost(goal, proxy if is_of_validation(goal.name) else "")
 
 
 def _overfits(metric: MetricCourse) -> Iterator[Outcome]:
     """A validation loss that left its lowest value while the training loss is at its own."""
     values, low = metric.value, float(metric.value.min())
-    # How it first came down is no noise: its course is looked at from near its lowest value too.
+    # How it first came down is no noise: it is looked at from near its lowest value as well.
     near = int(np.argmax(values <= low + _CAME_DOWN * (values[0] - low)))
     for begin in (0, near):
         course = loss_course(values[begin:])
@@ -82,44 +90,38 @@ def _overfits(metric: MetricCourse) -> Iterator[Outcome]:
         )  # fmt: skip
 
 
-def _goal_stands_still(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
-    """A score that is 0, or has not moved, while the training loss fell."""
-    values, count = metric.value, len(metric.value)
-    learnt = course.first > 0 and course.last <= _LEARNT * course.first
-    if not learnt or not is_score(metric.name) or count < _FEW_SCORES:
-        return
-    is_zero = np.abs(values).max() <= _ZERO
-    spread, level = float(np.ptp(values)), float(median(np.abs(values)))
-    is_still = count >= _STILL_SCORES and spread <= _STILL * level and not _is_high(level)
-    if is_zero or is_still:
-        low, high = (two_digits(float(one)) for one in (values.min(), values.max()))
-        said = "stays at 0" if is_zero else f"stays between {low} and {high}"
-        yield Outcome(
-            State.GOAL_STILL, int(metric.step[0]), ("loss", metric.name),
-            f"{metric.name} {said} while the training loss falls.",
-            evidence=(
-                Evidence("metric", int(metric.step[-1]), float(values[-1]), float(values[0]),
-                         f"first {metric.name}"),
-            ),
-        )  # fmt: skip
-
-
-def _errs_always(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
-    """A share of errors that is about 1 in every evaluation, while the training loss fell."""
+def _stands_still(
+    metric: MetricCourse, course: LossCourse, stands: Callable[[str, Floats], str]
+) -> Iterator[Outcome]:
+    """A score that is 0 or has not moved, or errors alone, while the training loss fell."""
     values = metric.value
     learnt = course.first > 0 and course.last <= _LEARNT * course.first
-    if not learnt or len(values) < _FEW_SCORES or not is_error_share(metric.name):
+    if not learnt or len(values) < _FEW_SCORES or not (said := stands(metric.name, values)):
         return
-    if _ALL_WRONG <= values.min() <= values.max() <= 2 - _ALL_WRONG:
-        yield Outcome(
-            State.GOAL_STILL, int(metric.step[0]), ("loss", metric.name),
-            f"{metric.name} stays at {two_digits(float(values[-1]))} while the training loss "
-            "falls.",
-            evidence=(
-                Evidence("metric", int(metric.step[-1]), float(values[-1]), float(values[0]),
-                         f"first {metric.name}"),
-            ),
-        )  # fmt: skip
+    now, first = float(values[-1]), float(values[0])
+    yield Outcome(
+        State.GOAL_STILL, int(metric.step[0]), ("loss", metric.name),
+        f"{metric.name} stays {said} while the training loss falls.",
+        evidence=(Evidence("metric", int(metric.step[-1]), now, first, f"first {metric.name}"),),
+    )  # fmt: skip
+
+
+def _score_stands(name: str, values: Floats) -> str:
+    """Where a score that should rise stands, in words; empty if it moves or can hardly rise."""
+    level = float(median(np.abs(values)))
+    if not is_score(name):
+        return ""
+    if np.abs(values).max() <= _ZERO:
+        return "at 0"
+    if len(values) < _STILL_SCORES or np.ptp(values) > _STILL * level or _is_high(level):
+        return ""
+    return f"between {two_digits(float(values.min()))} and {two_digits(float(values.max()))}"
+
+
+def _errors_stand(name: str, values: Floats) -> str:
+    """Where a share of errors stands that is about 1 in every evaluation; else empty."""
+    are_all = _ALL_WRONG <= values.min() <= values.max() <= 2 - _ALL_WRONG
+    return f"at {two_digits(float(values[-1]))}" if are_all and is_error_share(name) else ""
 
 
 def _is_high(level: float) -> bool:
@@ -127,8 +129,11 @@ def _is_high(level: float) -> bool:
     return level > _HIGH if level <= 1 else level > 100 * _HIGH
 
 
-def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
-    """A figure that should rise, and has lost most of what it had won."""
+def _goal_lost(metric: MetricCourse, proxy: str) -> Iterator[Outcome]:
+    """A figure that should rise, and has lost most of what it had won.
+
+    Beside a proxy that rises to the end the fall itself is no noise: two series say the same.
+    """
     values, count = metric.value, len(metric.value)
     if count < _LEAST:
         yield from _goal_collapsed(metric)
@@ -137,7 +142,7 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
     smooth = trailing_medians(values, size)[size - 1 :]
     top = int(smooth.argmax())
     first, best, last = (float(smooth[at]) for at in (0, top, -1))
-    noise = _noise(values, size)
+    noise = _noise(values, size, wanders=not proxy)
     at_best, at_end = values[top : top + size], values[-size:]
     apart = np.percentile(at_end, 90) < np.percentile(at_best, 10)
     won = best - first
@@ -152,12 +157,19 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
     if len(stood) < _STOOD * count:  # what wanders comes as high now and then
         return
     since = min(int(stood[-1]) + size - size // 2, count - 1)
-    step = int(metric.step[since])
     # What is measured apart wanders: of that, a fall is final if it is large as well.
     is_large = not is_of_validation(metric.name) or last <= LOST * best
     is_final = count - since >= _LONG_LOST * count and is_large
-    state = State.GOAL_LOST if is_final else State.GOAL_FALLS
-    yield Outcome(
+    fell = _fell(metric, State.GOAL_LOST if is_final else State.GOAL_FALLS, since, best, last)
+    if proxy:
+        words = f"{fell.words[:-1]}, while {proxy} rose: it is a proxy of what is meant."
+        fell = replace(fell, rests_on=(metric.name, proxy), words=words)
+    yield fell
+
+
+def _fell(metric: MetricCourse, state: State, since: int, best: float, last: float) -> Outcome:
+    step = int(metric.step[since])
+    return Outcome(
         state, step, (metric.name,),
         f"{metric.name} fell from {two_digits(best)} to {two_digits(last)}, from step {step:,} "
         "on, and is not back.",
@@ -173,37 +185,56 @@ def _goal_collapsed(metric: MetricCourse) -> Iterator[Outcome]:
         return
     at_once = stood[-1] - stood[0] + 1 == len(stood)  # what only spikes stands nowhere
     if at_once and np.abs(ended).max() <= _NEXT_TO_NONE * best and values[0] < best / 2:
-        step = int(metric.step[min(int(stood[-1]) + 1, len(values) - 1)])
-        last = float(values[-1])
-        yield Outcome(
-            State.GOAL_LOST, step, (metric.name,),
-            f"{metric.name} fell from {two_digits(best)} to {two_digits(last)}, from step "
-            f"{step:,} on, and is not back.",
-            evidence=(Evidence("metric", step, last, best, f"highest {metric.name}"),),
-        )  # fmt: skip
+        since = min(int(stood[-1]) + 1, len(values) - 1)
+        yield _fell(metric, State.GOAL_LOST, since, best, float(values[-1]))
 
 
-def _noise(values: Floats, size: int) -> float:
+def _noise(values: Floats, size: int, *, wanders: bool = True) -> float:
     """The noise of medians of so many values, also of values that wander."""
     parts = [median(part) for part in np.array_split(values, max(3, 2 * len(values) // size))]
     alone = robust_deviation(np.diff(values)) / np.sqrt(size)
-    return max(float(alone), robust_deviation(np.diff(parts)))
+    return max(float(alone), robust_deviation(np.diff(parts)) if wanders else 0.0)
 
 
-def _adversary_won(metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
-    """A discriminator whose loss is nothing to the end, while the generator's has risen."""
-    if len(metric.value) < _ENDS or not course.last > max(course.first, course.best):
+def _adversary_won(case: Case, metric: MetricCourse, course: LossCourse) -> Iterator[Outcome]:
+    """A discriminator whose loss is nothing to the end, while a generator's has risen."""
+    values = metric.value
+    if len(values) < _ENDS:
         return
-    first, last = _first_and_last(metric.value)
-    if 0 <= last <= _NOTHING_LEFT * first:
-        alive = np.flatnonzero(metric.value > _NOTHING_LEFT * first)
-        step = int(metric.step[min(int(alive[-1]) + 1, len(metric.value) - 1)])
-        low, high = two_digits(course.best), two_digits(course.last)
+    # It may have won within the first fifth; no loss says that it guesses by more than this.
+    first, last = _first_and_last(values)
+    first = min(max(first, median(values[:_FEW_LOST])), _GUESSES)
+    if not 0 <= last <= _NOTHING_LEFT * first:
+        return
+    others = ((f"its {m.name}", loss_course(m.value)) for m in case.metrics.of(Metric.LOSS))
+    for whose, risen in (("the generator's loss", course), *others):
+        if not risen.last > max(risen.first, risen.best):
+            continue
+        alive = np.flatnonzero(values > _NOTHING_LEFT * first)
+        step = int(metric.step[min(int(alive[-1]) + 1, len(values) - 1)])
         yield Outcome(
             State.ADVERSARY_WON, step, ("loss", metric.name),
-            f"The discriminator has won: {metric.name} is {two_digits(last)}, and the "
-            f"generator's loss rose from {low} to {high}.",
+            f"The discriminator has won: {metric.name} is {two_digits(last)}, and {whose} rose "
+            f"from {two_digits(risen.best)} to {two_digits(risen.last)}.",
             evidence=(Evidence("metric", step, last, first, f"first {metric.name}"),),
+        )  # fmt: skip
+
+
+def _adversary_guesses(case: Case, metric: MetricCourse) -> Iterator[Outcome]:
+    """A discriminator whose loss stands from the first value on: it has learnt nothing."""
+    values, level = metric.value, float(median(metric.value))
+    if len(values) < _STILL_SCORES or is_nearly_learnt(case):
+        return
+    far = [*np.percentile(values, _MOST_OF), median(values[:_FEW_LOST])] - np.asarray(level)
+    if level > 0 and np.abs(far).max() <= _GUESS * level:
+        yield Outcome(
+            State.HARDLY_FALLS, int(metric.step[0]), (metric.name,),
+            f"{metric.name} stays at {two_digits(level)}: the discriminator guesses, and teaches "
+            "the generator nothing.",
+            evidence=(
+                Evidence("metric", int(metric.step[-1]), float(values[-1]), float(values[0]),
+                         f"first {metric.name}"),
+            ),
         )  # fmt: skip
 
 
@@ -292,6 +323,21 @@ def _is_reached(values: Floats) -> bool:
     won = float(smooth.max() - smooth[0])
     noise = _noise(values, size)
     return won > _WON * noise and won > 0 and smooth[-1] >= smooth.max() - (1 - LOST) * won
+
+
+def is_nearly_learnt(case: Case) -> bool:
+    """Whether a score, or a loss on other data, got ever better, and by less and less.
+
+    At too low a learning rate it gets better by as much as before, or by more.
+    """
+    goals = (metric.value for metric in case.metrics.of(Metric.GOAL))
+    errors = (-metric.value for metric in case.metrics.of(Metric.VALIDATION))
+    for values in (*goals, *errors):
+        worse, half = int((np.diff(values) <= 0).sum()), values[len(values) // 2]
+        ever_better = len(values) >= _STILL_SCORES and worse <= len(values) // _STILL_SCORES
+        if ever_better and half - values[0] >= 2 * (values[-1] - half) > 0:
+            return True
+    return False
 
 
 def explains_rise(case: Case, step: Integers, loss: Floats, since: int) -> bool:

@@ -36,6 +36,7 @@ from ampwatch.diagnosis.metric_outcome import (
     IN_BALANCE,
     LOST,
     explains_rise,
+    is_nearly_learnt,
     metric_outcome,
     metric_showing,
     sign_of_lost_goal,
@@ -174,7 +175,7 @@ def _of_loss(case: Case) -> Outcome:
         return by_loss  # it says why
     if shown.severity.weight <= by_loss.severity.weight:
         return by_loss
-    if shown.state is State.GOAL_LOST:
+    if shown.state is State.GOAL_LOST and len(shown.rests_on) == 1:  # no proxy was reached
         told = sign_of_lost_goal(case, shown.since_step or 0)
         if told is not None:
             name, sign = told
@@ -197,8 +198,8 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     if takes_steps and not has_goal and (lost := without_bound(series)) is not None:
         return lost
     ended_calm = course.end in {LossEnd.LEARNING, LossEnd.FLAT}
-    still = no_progress(case, series, course) if ended_calm and not has_goal else None
-    if still is not None:
+    shows_none = ended_calm and not (has_goal or is_nearly_learnt(case))
+    if shows_none and (still := no_progress(case, series, course)) is not None:
         return still
     if course.end is not LossEnd.WORSE and _is_lost(series, course):
         return _worse(case, series, replace(course, end=LossEnd.WORSE))

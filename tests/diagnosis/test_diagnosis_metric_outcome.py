@@ -187,6 +187,93 @@ def test_a_loss_that_hardly_falls_is_learning_if_its_score_grows():
         assert codes(diagnose(run)) == expected
 
 
+def adversaries(won=None, *, generator=1.0, noise=0.15, level=0.69, seed=0):
+    """Losses of a discriminator, and of its generator; from an entry on it may have won."""
+    random = np.random.default_rng(seed)
+    loss = level * np.exp(noise * random.standard_normal(60))
+    adversarial = generator * np.exp(noise * random.standard_normal(60))
+    if won is not None:
+        loss[won:] *= 1e-4
+        adversarial[won:] = generator * 9
+    return {"d_loss": loss, "adv_loss": adversarial}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        (adversaries(), {}),
+        (adversaries(won=40), {"AMP312": "error"}),
+        (adversaries(won=4), {"AMP312": "error"}),  # in the first fifth
+        ({"d_loss": adversaries(won=4)["d_loss"]}, {}),  # no generator's loss rose with it
+        (adversaries(noise=1e-3), {"AMP309": "warning"}),  # it guesses: ln 2
+        (adversaries(noise=1e-3, level=2.0), {"AMP309": "warning"}),  # of a hinge
+        (adversaries(noise=1e-3) | {"val_score": 1 - np.exp(-np.arange(1, 13) / 4)}, {}),
+    ],
+)
+def test_a_discriminator_is_judged_by_what_a_guess_costs_and_by_what_else_is_recorded(
+    metrics, expected
+):
+    told = diagnose(logged(falling(), metrics))
+    assert codes(told) == expected
+    assert (told.verdict is Verdict.HEALTHY) == (not expected)
+
+
+def test_no_balance_of_adversaries_is_a_guess_or_won_however_noisy():
+    for seed in range(40):
+        noise = np.random.default_rng(seed).uniform(0.03, 0.6)
+        metrics = adversaries(noise=noise, level=(0.25, 0.7, 1.4, 2.0)[seed % 4], seed=seed)
+        assert codes(diagnose(logged(falling(seed=seed), metrics))) == {}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "is_told"),
+    [
+        ({}, True),
+        ({"val_auc": [0.742, 0.751, 0.755, 0.757, 0.758, 0.7588, 0.7593, 0.7594, 0.761]}, False),
+        ({"val_loss": [0.139, 0.137, 0.136, 0.1358, 0.1355, 0.1354, 0.1353, 0.1352]}, False),
+        ({"val_loss": [0.139, 0.1385, 0.138, 0.1375, 0.137, 0.1364, 0.136, 0.1355]}, True),  # slow
+        ({"val_auc": [0.502, 0.497, 0.505, 0.499, 0.501, 0.508, 0.498, 0.503, 0.506]}, True),
+        ({"val_loss": [0.694, 0.693, 0.694, 0.693, 0.692, 0.693, 0.693, 0.692]}, True),
+    ],
+)
+def test_a_loss_that_hardly_falls_is_nearly_learnt_if_a_metric_gets_ever_better_by_less(
+    metrics, is_told
+):
+    loss = [0.141, *(0.1358 + 0.0035 * np.exp(-np.arange(11) / 4))]
+    told = diagnose(logged(loss, metrics, step=list(range(0, 48_000, 4000))))
+    assert ("AMP309" in codes(told)) == is_told
+
+
+def test_a_loss_that_is_printed_too_coarsely_to_show_a_fall_is_not_told_to_stand():
+    for loss, is_told in (([0.14] * 12, False), ([0.6931] * 12, True), ([2.3] * 12, True)):
+        told = diagnose(logged(loss, {}, step=list(range(0, 12_000, 1000))))
+        assert ("AMP309" in codes(told)) == is_told
+
+
+@pytest.mark.parametrize(
+    ("proxy", "measured", "expected"),
+    [
+        (9.0, 0.29, {"AMP311": "error"}),  # the proxy rises, what it stands for is lost
+        (9.0, 0.66, {}),
+        (0.0, 0.29, {}),  # a figure that wanders, and nothing beside it
+    ],
+)
+def test_a_proxy_that_rises_while_what_it_stands_for_is_lost_is_told(proxy, measured, expected):
+    random, at = np.random.default_rng(0), np.linspace(0, 1, 40)
+    rose = 0.49 + 0.17 * np.minimum(at / 0.45, 1) - (0.66 - measured) * np.maximum(at - 0.5, 0) * 2
+    metrics = {
+        "reward": proxy * np.sqrt(np.linspace(0, 1, 300)) + 0.2 * random.standard_normal(300),
+        "eval_win_rate": rose + 0.012 * random.standard_normal(40),
+        "kl": np.concatenate([np.linspace(0, 6, 120), np.linspace(6, 120, 180)]),
+    }
+    loss = 0.02 * random.standard_normal(300)
+    told = diagnose(logged(loss, metrics, lr=[1e-6] * 300))
+    assert codes(told) == expected
+    assert told.learning_rate.action is not Action.LOWER
+    if expected:
+        assert told.outcome.words.endswith("while reward rose: it is a proxy of what is meant.")
+
+
 def test_a_score_lost_behind_growing_gradients_asks_for_a_lower_learning_rate():
     count = 400
     at = np.arange(count) / count

@@ -21,6 +21,15 @@ def nonzero_deviation(spread: Floats, middle: Floats) -> Floats:
     return np.maximum(spread, np.maximum(1e-3 * np.abs(middle), 1e-12))
 
 
+def rounding_unit(values: Floats) -> float:
+    """The largest power of ten of which all values are whole multiples; 0 if there is none."""
+    for unit in 10.0 ** np.arange(2, -13, -1):
+        whole = np.round(values / unit)
+        if (np.abs(values / unit - whole) <= 1e-6 * np.abs(whole)).all():
+            return float(unit)
+    return 0.0
+
+
 def upper_edge(usual: Floats) -> float:
     """Where usual values end: at twice their median, or higher if they are noisy."""
     middle = median(usual)

@@ -9,9 +9,9 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import ROOT
+from ampwatch.diagnosis.learning_rate.noise import rounding_unit
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows
 from ampwatch.diagnosis.rule import Seen, rule
@@ -81,8 +81,8 @@ def _flushed_norms(case: Case) -> Iterator[Seen]:
     zeros, others = rows.where(norm == 0), norm[norm > 0]
     least, usual = FP16_NORMAL / (final or 1.0), median(others)
     few = max(thresholds.NO_ACCIDENT_STEPS, FLUSHED_SHARE * len(norm))
-    if len(zeros) < few or not usual < least or _are_decimals(others):
-        return
+    if len(zeros) < few or not usual < least or others.min() < 10 * rounding_unit(others):
+        return  # or a text has rounded them, and the 0
     first = median_of_known(case.rate.head.of("loss")[: thresholds.LOSS_LINES])
     if not median_of_known(np.abs(zeros.of("loss"))) > LEFT_TO_LEARN * abs(first):
         return
@@ -101,12 +101,6 @@ def _flushed_norms(case: Case) -> Iterator[Seen]:
         action=_keep_gradients(case),
         evidence=Evidence("grad_norm", end, 0.0, least, "smallest normal number"),
     )
-
-
-def _are_decimals(values: Floats) -> bool:
-    """Whether values are whole multiples of a power of ten: a text has rounded them, and the 0."""
-    units = values / 10.0 ** np.floor(np.log10(values.min(initial=1.0)))
-    return bool((np.abs(units - units.round()) < 1e-6 * units).all())
 
 
 def _keep_gradients(case: Case) -> str | None:
