@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ampwatch.importers.tables.column_names import column_in_text
-from ampwatch.metric_names import Metric, is_of_validation, metric_of
+from ampwatch.importers.tables.column_names import column_in_text, losses_among
+from ampwatch.metric_names import is_metric, is_of_validation
 
 # Each part begins with a character that no other begins with, and takes all of it: a line is read
 # in number pass.
@@ -21,13 +21,14 @@ _TOKEN = re.compile(
     r"(?P<number>[-+]?(?:\d+(?:,\d+)*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|"
     r"(?:[Nn][Aa][Nn]|[Ii]nf(?:inity)?)))(?:(?:st|nd|rd|th)\b|(?!\w|\.\d))"
     r"|(?P<glued>[-+]?\.?\d[\w.]*)"
-    r"|(?P<word>[^\W\d][\w./%-]*)"
+    r"|(?P<word>[^\W\d](?:[\w./%-]|@(?=\w))*)"
     r"|(?P<mark>[^\s\w])"
 )
 _BETWEEN = frozenset(":=[('\"{#")  # may stand between a name and its number
 _VERBS = frozenset({"is", "was", "are", "equals", "so", "far"})  # say nothing of a number
 _WIDE = re.compile(r"\t| {2}")  # begins another name
 _LOSS = re.compile(r"(?i)\bloss\b.*[:=] *[-+]?[\d.nN]")
+_ROUNDED_AWAY = re.compile(r"0\.0{2,}")  # of a learning rate of 1e-6, three digits say nothing
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 # A line that begins with number of these is not about a training step.
 _OTHER_LINES = frozenset({
@@ -46,7 +47,6 @@ _LOSS_WORDS = frozenset({
     "train", "training", "batch", "current", "avg", "average", "running", "mean", "total",
 })  # fmt: skip
 TEXT_COLUMNS = ("step", "loss", "lr", "grad_norm", "scale_after")  # that a user can name
-_LOSSES = frozenset({Metric.LOSS, Metric.PER_UNIT})
 _LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "ERROR"})
 _MOST_WORDS, _LEAST_LINES = 3, 3
 
@@ -67,11 +67,8 @@ def loss_by_words(numbers: Sequence[NamedNumber]) -> dict[str, float]:
 
 def named_losses(numbers: Sequence[NamedNumber]) -> dict[str, float]:
     """A plain line's numbers that are losses by their words, and by no usual name."""
-    return {
-        name: value
-        for name, value in metrics_of(numbers).items()
-        if metric_of(name) in _LOSSES and not name.startswith("aux")
-    }
+    told = metrics_of(numbers)
+    return {name: told[name] for name in losses_among(tuple(told)) if not name.startswith("aux")}
 
 
 def names_of(lines: Iterable[Sequence[NamedNumber]], most: int = 6) -> list[str]:
@@ -110,11 +107,11 @@ def metrics_of(numbers: Sequence[NamedNumber], *, of_validation: bool = False) -
     found: dict[str, float] = {}
     for number in numbers:
         name = "_".join(number.words)  # `SmoothL1` is two words, `ACC` is one
-        name = name if metric_of(name.lower()) is None else name.lower()
+        name = name.lower() if is_metric(name.lower()) else name
         if of_validation and not is_of_validation(name):
             name = f"val_{name}"
         counts = not number.words or number.of is not None or step_named(number.words) is not None
-        if counts or column_in_text(name) is not None or metric_of(name) is None:
+        if counts or column_in_text(name) is not None or not is_metric(name):
             continue
         value = _value(number.text, has_comma=False)
         if value is not None:
@@ -161,6 +158,8 @@ def values_of(numbers: Sequence[NamedNumber]) -> dict[str, float]:
         told = column_named(number.words)
         if told and told[0] not in ("step", "(skips)") and number.of is None:
             column, distance = told
+            if column == "lr" and _ROUNDED_AWAY.fullmatch(number.text):
+                continue
             if column not in texts or distance < texts[column][0]:
                 texts[column] = distance, number.text
     has_comma = any("," in text and not _GROUPED.fullmatch(text) for _, text in texts.values())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ampwatch.importers.format import NUMBER, Format, fields, keyed, number
 from ampwatch.importers.statements import Progress, Statement, Stats
 from ampwatch.importers.tables.column_names import column_in_text
-from ampwatch.metric_names import metric_of
+from ampwatch.metric_names import is_metric
 from ampwatch.rows import Mark
 
 # A paste may begin or end within one.
@@ -43,7 +43,7 @@ def _stats(text: str) -> Stats:
     values = fields(text, _FIELDS)
     step = values.pop("step", None)
     for name, value in _KEYED.findall(text):
-        if column_in_text(name) is None and metric_of(name) is not None:
+        if column_in_text(name) is None and is_metric(name):
             values.setdefault(name, number(value))
     return Stats(step=None if step is None else int(step), values=values)
 

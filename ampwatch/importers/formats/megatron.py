@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, Format, fields, keyed, number
 from ampwatch.importers.statements import Statement, Stats
+from ampwatch.importers.tables.column_names import column_in_text
+from ampwatch.metric_names import is_metric
 from ampwatch.rows import Mark
 
 _ITERATION = re.compile(r"iteration +(\d+)/ *\d+ \|")
@@ -19,6 +21,7 @@ _NEOX = re.compile(r"samples/sec: .{0,40}?\| +iteration +(\d+)/ *\d+ \|")
 _LOSS = re.compile(rf"(?:lm|lm-loss|total|lm_loss)[ _-]?loss:? ({NUMBER})|\bloss: ({NUMBER})")
 _SKIPPED = keyed("number of skipped iterations")
 _NAN = keyed("number of nan iterations")
+_OTHER = re.compile(rf"(?<=\| )([a-z][\w/ ]{{0,40}}): +({NUMBER})(?= \|)")
 _FIELDS = {
     "lr": keyed("learning rate"),
     "scale_after": keyed("loss scale"),
@@ -46,6 +49,9 @@ def read_neox(line: str) -> Iterator[Statement]:
 def _statistics(line: str, step: int) -> Stats:
     """The values between the bars of Megatron's line of statistics, in either wording."""
     values = fields(line, _FIELDS)
+    for name, value in _OTHER.findall(line):
+        if is_metric(name) and column_in_text(name) is None and name != "params norm":
+            values.setdefault(name, number(value))
     loss = _LOSS.search(line)
     if loss:
         values["loss"] = number(loss[1] or loss[2])

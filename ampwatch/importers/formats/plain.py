@@ -38,7 +38,7 @@ from ampwatch.importers.named_numbers import (
 from ampwatch.importers.statements import Amend, More, Place, Skip, Statement, Stats
 from ampwatch.importers.text_tables import TextTable, bare_columns, tables_in
 from ampwatch.importers.timestamps import PATTERN as TIMESTAMP
-from ampwatch.metric_names import Metric, metric_of
+from ampwatch.metric_names import Metric, is_metric, metric_of
 
 _BAR = re.compile(r"\d%\|[^|]{0,400}\| *(\d{1,12})/(\d{1,12}) \[[^\],]{0,60}")
 _COUNTED = re.compile(r"\bProgress on:\S{1,40} +(\d+(?:\.\d+)?)(k?)it/")  # a bar in a log
@@ -55,7 +55,9 @@ _VALUES_ALONE = re.compile(
 )
 _TURNED = re.compile(rf"(?<![\w.])({NUMBER}) +([A-Za-z_]\w{{0,40}}) *(?=,|$)")
 # Characters around a name or a number that change neither.
-_AROUND = re.compile(r"\((?:train|training)\)|\b(?:tensor|array|Array|float\d{0,3})\(")
+_AROUND = re.compile(
+    r"\((?:train|training)\)|\b(?:np\.)?(?:tensor|array|Array|(?:float|int)\d{0,3})\("
+)
 _BRACKETED_NAME = re.compile(r"\[([A-Za-z]\w{0,30})\](?= *[:=])")  # `[train]: 0.5`
 _CLOCK = re.compile(rf"{TIMESTAMP}|(?<![\d:])\d+:\d\d:\d\d(?:[.,]\d+)?")
 _NO_COUNTER = re.compile(
@@ -344,7 +346,7 @@ def _is_no_counter(number: NamedNumber) -> bool:
     name = "_".join(number.words).lower()
     known = column_named(number.words)
     is_column = known is not None and known[0] != "step"
-    return is_column or metric_of(name) is not None or bool(_NO_COUNTER.search(name))
+    return is_column or is_metric(name) or bool(_NO_COUNTER.search(name))
 
 
 FORMAT = Format(

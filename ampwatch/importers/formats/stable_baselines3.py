@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, Format, number
 from ampwatch.importers.statements import Metrics, More, Place, Statement
-from ampwatch.metric_names import metric_of
+from ampwatch.metric_names import is_metric
 
 _ROW = re.compile(rf"\| +([a-z][\w/]{{0,40}}) *\| *({NUMBER}) *\|")
 _COLUMNS = {"loss": "loss", "learning_rate": "lr"}
@@ -25,7 +25,7 @@ def read(line: str) -> Iterator[Statement]:
     values = {_COLUMNS[name]: value for name, value in rows if name in _COLUMNS}
     if values:
         yield More(values)
-    metrics = {n: v for n, v in rows if n not in _COLUMNS and metric_of(n) is not None}
+    metrics = {n: v for n, v in rows if n not in _COLUMNS and is_metric(n)}
     if metrics:
         yield Metrics(metrics)
 

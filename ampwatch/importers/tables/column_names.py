@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from ampwatch.errors import LogError
 from ampwatch.importers.row_writer import STEP_COLUMNS
-from ampwatch.metric_names import Metric, metric_of
+from ampwatch.metric_names import Metric, is_metric, metric_of
 
 # The usual names, the most certain first; compared without case, and with `/` and `-` as `_`.
 USUAL: Mapping[str, tuple[str, ...]] = {
@@ -17,7 +17,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
         "step", "train_global_step", "trainer_global_step", "global_step", "_step", "iteration",
         "iter", "num_updates", "train_step", "current_steps", "current_step", "training_step",
         "steps", "it", "update", "iterations", "iters", "time_total_timesteps", "total_timesteps",
-        "num_timesteps", "timesteps", "progress_kimg", "kimg", "updates",
+        "num_timesteps", "timesteps", "progress_kimg", "kimg", "updates", "training_global_step",
     ),
     "loss": (
         "loss", "train_loss", "training_loss", "train_loss_step", "loss_step", "train_batch_loss",
@@ -32,12 +32,13 @@ USUAL: Mapping[str, tuple[str, ...]] = {
         "lr", "learning_rate", "train_learning_rate", "train_lr", "lr_0", "lr_group_0",
         "batch_learning_rate", "epoch_learning_rate", "optim_lr", "learningrate", "current_lr",
         "lr_group0", "learning_rate_group0", "optim_learning_rate_group0", "optim0_lr0",
+        "actor_lr", "act_lr", "lr_pg_0",
     ),
     "grad_norm": (
         "grad_norm", "train_grad_norm", "gradient_norm", "gnorm", "global_norm",
         "train_global_grad_norm", "global_grad_norm", "grad_2_0_norm_total", "grad_2_norm_total",
         "total_grad_norm", "optim_total_grad_norm", "l2_norm_grad_global", "gradnorm",
-        "total_norm",
+        "total_norm", "actor_grad_norm",
     ),
     "(skips)": (
         "skipped_steps", "skipped_iterations", "num_skipped_steps", "total_skipped_steps",
@@ -56,12 +57,14 @@ _RATE_OF = re.compile(
     r"(?:_pg1|_1|_group0)?"
 )
 _RUN_PREFIX = re.compile(r"^.{1,200}? - ")  # of W&B's exported panels
-_OF_VALIDATION = re.compile(
-    r"(?i)(?:^|[/_. -])(?:val|valid|validation|eval|evaluation|test|dev)(?:[/_. -]|$)"
+# Of data that is not trained on, or of a network that learns to judge what the policy does.
+_OF_OTHERS = re.compile(
+    r"(?i)(?:^|[/_. -])(?:val|valid|validation|eval|evaluation|test|dev|critic)(?:[/_. -]|$)"
 )
+_SECOND_AXIS = " vs samples"  # Megatron writes each value again, with the samples as its step
 SKIP_FLAGS = ("skipped", "found_inf")
 SKIP_COUNT = "(skips)"  # not a column of the steps table: rows are made from it
-_MOST_METRICS = 24
+_MOST_METRICS = 96
 _MIRRORED = "ampwatch/"  # our own run as `mirrors` logged it; its skips are a counter, not a flag
 
 
@@ -108,23 +111,30 @@ def _by_their_words(
     epochs = next((plain[name] for name in EPOCHS if name in plain), None)
     more = {} if epochs is None else {"step": epochs}  # if each row has another one
     if "loss" not in found and {*found, *more} & {"step", "lr", "grad_norm"}:
-        losses = [name for name in names if metric_of(name) in {Metric.LOSS, Metric.PER_UNIT}]
-        first = next((name for name in losses if name not in found.values()), None)
+        first = next(losses_among([name for name in names if name not in found.values()]), None)
         more.update({} if first is None else {"loss": first})
     return more
+
+
+def losses_among(names: Sequence[str]) -> Iterator[str]:
+    """The names that are losses of a training by their words; a critic's loss comes last."""
+    for kinds in ({Metric.LOSS, Metric.PER_UNIT}, {Metric.VALUE_LOSS}):
+        yield from (name for name in names if metric_of(name) in kinds)
 
 
 def _metrics(names: Iterable[str], found: Mapping[str, str]) -> dict[str, str]:
     """The other columns whose names say what they measure, a few."""
     others = [n for n in names if n not in found.values() and n not in STEP_COLUMNS]
-    return {name: name for name in [n for n in others if metric_of(n)][:_MOST_METRICS]}
+    told = [n for n in others if is_metric(n) and not n.endswith(_SECOND_AXIS)]
+    told.sort(key=lambda name: metric_of(name) is None)  # those that rules read come first
+    return {name: name for name in told[:_MOST_METRICS]}
 
 
 def _by_its_end(names: Iterable[str], usual: Iterable[str]) -> str | None:
     """The only column name that ends with a usual one, such as `Train/Samples/train_loss`."""
     ends: dict[str, list[str]] = {}
     for name in names:
-        if "/" in name and not _OF_VALIDATION.search(name):
+        if "/" in name and not _OF_OTHERS.search(name):
             end = name.removesuffix("/mean").rpartition("/")[2]
             ends.setdefault(_plain(end), []).append(name)
     return next((ends[one][0] for one in usual if len(ends.get(one, ())) == 1), None)
@@ -164,6 +174,7 @@ _IN_TEXT: Mapping[str, tuple[str, ...]] = {
         "batches",
         "episode",
         "episodes",
+        "rollout",
     ),
     "grad_norm": ("norm", "grad"),
     "lr": ("l_r_",),
@@ -174,9 +185,10 @@ _IN_TEXT: Mapping[str, tuple[str, ...]] = {
 @cache
 def column_in_text(name: str) -> tuple[str, int] | None:
     """The column that a name in a line of text means, and how sure that is: 0 is the surest."""
-    if _OF_VALIDATION.search(name):
+    if _OF_OTHERS.search(name):
         return None
-    for plain in dict.fromkeys((_plain(name), _plain(name.rpartition("/")[2]))):
+    whole = name.removesuffix("/mean")
+    for plain in dict.fromkeys((_plain(whole), _plain(whole.rpartition("/")[2]))):
         for column, usual in USUAL.items():
             known = (*usual, *_IN_TEXT.get(column, ()))
             if plain in known:
