@@ -12,6 +12,7 @@ from step_curves import TIME
 from user_value_curves import UserValue, group_names
 
 from ampwatch.diagnosis.value_text import count_text
+from ampwatch.metric_names import Metric, known_metric, metric_of
 from ampwatch.printable_text import printable
 from ampwatch.report.painter.message import Arrays, Axis, Panel, Stroke, odd_arrays
 
@@ -30,7 +31,7 @@ def chosen_names(run: RunSnapshot, text: str | None) -> list[str]:
     """The names of the user's values to draw: those that the address names, else the first."""
     names = list(run.values.read())
     if text is None:
-        return names[:AT_FIRST]
+        return sorted(names, key=_rank)[:AT_FIRST]
     wanted = set(address.names_in(text))
     return [name for name in names if name in wanted][:MOST]
 
@@ -39,17 +40,34 @@ def value_panels(run: RunSnapshot, names: list[str]) -> Iterator[Panel]:
     """A panel of the chart for each user's value, with its newest number in the title."""
     found = run.values.read()
     for name in names:
-        value = found[name]
-        title = [(_short(name), "ink")]
+        value, title = found[name], _named(name)
         if value.last is not None:
             step, number = value.last
             title.append((f", {number:.4g} at step {step:,}", "muted"))
         if value.odd_count:
             first = f"{count_text(value.odd_count, 'value')} not finite, first at step"
             title += [(", ", "muted"), (f"{first} {int(value.odd.first[0]):,}", "skip")]
-        yield Panel(
-            tuple(title), (Stroke(column_of_value(name), _isolated(name), "ink"),), height=84
-        )
+        strokes = (Stroke(column_of_value(name), _isolated(name), "ink"),)
+        unit = _unit(name)
+        if unit == "%":  # it is logged, and drawn, as a share
+            yield Panel(tuple(title), strokes, kind="share", height=84)
+        else:
+            yield Panel(tuple(title), strokes, height=84, unit=unit)
+
+
+def _named(name: str) -> list[tuple[str, str]]:
+    """The parts of a title that say what is drawn, in plain words where the name is known."""
+    known = known_metric(name)
+    if known is None:
+        return [(_short(name), "ink")]
+    unit = f", {known.unit}" if known.unit not in {"", "%"} else ""
+    words = f"{known.title[0].upper()}{known.title[1:]}"
+    return [(words, "ink"), (f"{unit} ({_short(name)})", "muted")]
+
+
+def _unit(name: str) -> str:
+    known = known_metric(name)
+    return "" if known is None else known.unit
 
 
 def value_arrays(run: RunSnapshot, names: list[str], span: tuple[int, int] | None) -> Arrays:
@@ -111,6 +129,11 @@ def _chosen(key: str, groups: dict[str, tuple[str, ...]]) -> None:
     picked = st.session_state[key]
     names = [name for one in picked for name in groups.get(one, (one,))]
     address.change(values=address.names_text(dict.fromkeys(names)))
+
+
+def _rank(name: str) -> tuple[bool, bool]:
+    """Which of the user's values are drawn first: a goal, then what else says how it trains."""
+    return metric_of(name) is not Metric.GOAL, metric_of(name) is None
 
 
 def _is_axis(value: UserValue) -> bool:

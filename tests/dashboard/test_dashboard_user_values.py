@@ -102,6 +102,33 @@ def test_a_title_says_the_newest_value_and_where_it_was_not_finite(tmp_path):
     assert "val/loss" not in labels
 
 
+def test_a_figure_of_a_framework_has_a_plain_title_its_name_and_its_unit(tmp_path):
+    path, writer = begin(tmp_path)
+    log(writer, [0, 1], "actor/ppo_kl", [0.25, 0.5])
+    log(writer, [0, 1], "actor/pg_clipfrac", [0.0, 0.125])
+    writer.close()
+    picture = picture_of(OpenRuns().snapshot_of(str(path)), Address())
+    drawn = {panel.strokes[0].label: panel for panel in picture.panels}
+    words = {name: "".join(words for words, _ in panel.title) for name, panel in drawn.items()}
+    assert words["actor/ppo_kl"] == (
+        "KL divergence of an update, nats (actor/ppo_kl), 0.5 at step 1"
+    )
+    assert words["actor/pg_clipfrac"] == (
+        "Share of the policy's updates that were clipped (actor/pg_clipfrac), 0.125 at step 1"
+    )
+    assert (drawn["actor/ppo_kl"].kind, drawn["actor/ppo_kl"].unit) == ("number", "nats")
+    assert (drawn["actor/pg_clipfrac"].kind, drawn["actor/pg_clipfrac"].unit) == ("share", "")
+
+
+def test_a_reward_is_drawn_first_then_what_rules_read(tmp_path):
+    path, writer = begin(tmp_path)
+    for name in ("mine", "yours", "actor/entropy", "actor/ppo_kl", "critic/rewards/mean"):
+        log(writer, [0, 1], name, [1.0, 2.0])
+    writer.close()
+    drawn = user_value_panels.chosen_names(OpenRuns().snapshot_of(str(path)), None)
+    assert drawn == ["critic/rewards/mean", "actor/ppo_kl", "mine"]
+
+
 def test_names_stand_in_groups_by_what_is_before_their_last_slash():
     groups = group_names(["loss", "val/a", "train/a", "val/b", "deep/er/x"])
     assert {group.prefix: group.names for group in groups} == {
