@@ -8,7 +8,8 @@ grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,13 +27,14 @@ from ampwatch.metric_names import Metric, is_error_share, is_of_validation, is_s
 # and how far the training loss must have come down.
 _ZERO, _STILL, _FEW_SCORES, _STILL_SCORES, _HIGH, _LEARNT = 5e-3, 0.1, 5, 8, 0.6, 0.7
 _ALL_WRONG = 0.95  # of what is counted: such a share of errors is no better than guessing
-_LEAPT = 5.0  # times the usual: a policy's step that is too large
+_LEAPT = 5.0  # times the usual: a size that has left its level
 _FEW_LOST, _NEXT_TO_NONE = 3, 0.1  # values at either level; of the best, what is left
 # Times its lowest: so much matters of a validation loss, once a quarter of its fall is left.
 _RISEN, _CAME_DOWN = 1.1, 1 / 4
 _LEAST, _PART = 12, 10  # values of a goal that show a course; a tenth of them is its end
 # Of what was won, so much is lost; and what was won is so many times the noise of its parts.
 LOST, _WON = 0.7, 6.0
+_SUNK = 10.0  # times the noise of 20 parts: what only wanders ends so far down 1 time in 100
 _STOOD = 0.15  # of the record, near its best
 _LONG_LOST = 1 / 4  # of the record: it does not come back
 _LOSES = 0.2  # of its first losses: a discriminator that has so much left has not won
@@ -134,13 +136,18 @@ def _goal_lost(metric: MetricCourse) -> Iterator[Outcome]:
     smooth = trailing_medians(values, size)[size - 1 :]
     top = int(smooth.argmax())
     first, best, last = (float(smooth[at]) for at in (0, top, -1))
-    won = best - first
     noise = _noise(values, size)
     at_best, at_end = values[top : top + size], values[-size:]
     apart = np.percentile(at_end, 90) < np.percentile(at_best, 10)
-    if not (won > _WON * noise and won > 0 and best - last >= LOST * won and apart):
+    won = best - first
+    has_won = won > _WON * noise and won > 0 and best - last >= LOST * won
+    # A reward that hardly grew may lose what it began with; a recall does so in learning.
+    has_sunk = first - last > max(_SUNK * noise, first / 2) > 0 < first and not is_score(
+        metric.name
+    )
+    if not ((has_won or has_sunk) and apart):
         return
-    stood = np.flatnonzero(smooth >= best - LOST / 2 * won)
+    stood = np.flatnonzero(smooth >= best - LOST / 2 * (best - last if has_sunk else won))
     if len(stood) < _STOOD * count:  # what wanders comes as high now and then
         return
     since = min(int(stood[-1]) + size - size // 2, count - 1)
@@ -208,32 +215,46 @@ def _first_and_last(values: Floats) -> tuple[float, float]:
 # --- what explains a rise -------------------------------------------------------------------------
 
 
-def policy_leapt(case: Case, since: int) -> str | None:
-    """What shows that updates moved a policy ever farther before this step, or at it; or None.
+@dataclass(frozen=True, slots=True)
+class MetricSign:
+    """What metrics of a kind may show beside the loss; `holds` is asked of one, and of a step."""
 
-    Too large a step of a policy loses a reward as too large a step of weights loses a loss.
+    kind: Metric
+    holds: Callable[[MetricCourse, int], bool]
+
+
+def metric_showing(case: Case, sign: MetricSign, since: int = 0) -> str | None:
+    """The first metric that shows a sign, for what began at this step; None if none does."""
+    metrics = case.metrics.of(sign.kind)
+    return next((metric.name for metric in metrics if sign.holds(metric, since)), None)
+
+
+def _leapt(metric: MetricCourse, since: int) -> bool:
+    """Whether a size stood far above its usual level before a step, or soon after it.
+
+    A single large value says little: of a noisy size one in a hundred is as large by chance.
     """
-    for metric in case.metrics.of(Metric.POLICY_STEP):
-        before = np.abs(metric.value[metric.step <= since])
-        if len(before) <= _FEW_LOST:
-            continue
-        usual = median(before[: max(_FEW_LOST, len(before) // 2)])
-        soon = since + (since - int(metric.step[0])) // _FEW_LOST
-        near = np.abs(metric.value[metric.step <= soon])
-        if float(near.max()) >= _LEAPT * usual > 0:
-            return metric.name
-    return None
+    size = np.abs(metric.value)
+    count = int((metric.step <= since).sum())
+    if count <= _FEW_LOST:
+        return False
+    usual = median(size[: max(_FEW_LOST, count // 2)])
+    soon = since + (since - int(metric.step[0])) // _FEW_LOST
+    levels = trailing_medians(size[metric.step <= soon], _FEW_LOST)[_FEW_LOST - 1 :]
+    return float(levels.max()) >= _LEAPT * usual > 0
 
 
-def is_in_balance(case: Case) -> bool:
-    """Whether another network is trained against this one, and none has won."""
-    ends = [_first_and_last(metric.value) for metric in case.metrics.of(Metric.ADVERSARY)]
-    return any(last > _LOSES * first for first, last in ends)
+def _is_in_balance(metric: MetricCourse, _since: int) -> bool:
+    first, last = _first_and_last(metric.value)
+    return last > _LOSES * first
 
 
-def is_goal_reached(case: Case) -> bool:
-    """Whether a figure that should rise has risen, by more than chance, and stands there."""
-    return any(_is_reached(metric.value) for metric in case.metrics.of(Metric.GOAL))
+# Another network is trained against this one, and has not won; a figure that should rise has risen,
+# by more than chance, and stands there; too large a step of a policy loses a reward as too large a
+# step of weights loses a loss.
+IN_BALANCE = MetricSign(Metric.ADVERSARY, _is_in_balance)
+GOAL_REACHED = MetricSign(Metric.GOAL, lambda metric, _since: _is_reached(metric.value))
+POLICY_LEAPT = MetricSign(Metric.POLICY_STEP, _leapt)
 
 
 def _is_reached(values: Floats) -> bool:

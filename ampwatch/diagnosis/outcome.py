@@ -32,12 +32,13 @@ from ampwatch.diagnosis.loss_progress import (
 )
 from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.metric_outcome import (
+    GOAL_REACHED,
+    IN_BALANCE,
     LOST,
+    POLICY_LEAPT,
     explains_rise,
-    is_goal_reached,
-    is_in_balance,
     metric_outcome,
-    policy_leapt,
+    metric_showing,
 )
 from ampwatch.diagnosis.value_text import count_text, two_digits
 
@@ -196,7 +197,8 @@ def _of_loss(case: Case) -> Outcome:
         return by_loss  # it says why
     if shown.severity.weight <= by_loss.severity.weight:
         return by_loss
-    if shown.state is State.GOAL_LOST and (leapt := policy_leapt(case, shown.since_step or 0)):
+    leapt = metric_showing(case, POLICY_LEAPT, shown.since_step or 0)
+    if shown.state is State.GOAL_LOST and leapt is not None:
         sign = f"the updates moved the policy ever farther ({leapt}) before it"
         return replace(shown, rate_sign=sign, rests_on=(*shown.rests_on, leapt))
     return replace(shown, rate_sign=by_loss.rate_sign)  # what the loss did as well
@@ -207,15 +209,17 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
         return Outcome(State.FLAT, None, ("loss",))  # each has a loss of its own
     takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
     not_best = course.end is not LossEnd.LEARNING
-    balanced = is_in_balance(case) and course.last < _FAR * max(course.first, course.best)
-    if takes_steps and (balanced or (not_best and is_goal_reached(case))):
+    has_goal = metric_showing(case, GOAL_REACHED) is not None
+    is_even = metric_showing(case, IN_BALANCE) is not None
+    balanced = is_even and course.last < _FAR * max(course.first, course.best)
+    if takes_steps and (balanced or (not_best and has_goal)):
         return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
     if takes_steps and (leapt := rate_leapt(case, series)) is not None:
         return leapt
-    if takes_steps and not is_goal_reached(case) and (lost := without_bound(series)) is not None:
+    if takes_steps and not has_goal and (lost := without_bound(series)) is not None:
         return lost
     ended_calm = course.end in {LossEnd.LEARNING, LossEnd.FLAT}
-    still = no_progress(case, series, course) if ended_calm and not is_goal_reached(case) else None
+    still = no_progress(case, series, course) if ended_calm and not has_goal else None
     if still is not None:
         return still
     if course.end is not LossEnd.WORSE and _is_lost(series, course):
