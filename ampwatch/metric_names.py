@@ -23,6 +23,7 @@ class Metric(enum.Enum):
     GOAL = "a figure that should rise"
     SIZE = "how long or large what is trained on is"
     POLICY_STEP = "how far an update moved a policy"
+    ROLLOUT_GAP = "how far what samples is from what trains"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,12 @@ _ROWS = (
     # What samples against what trains: they should be the same.
     ("rollout_probs_diff_valid", "whether rollout and training were compared"),
     ("rollout_probs_diff|inf_train_prob_abs_diff",
-     "difference of rollout and training probabilities"),
+     "difference of rollout and training probabilities", "", Metric.ROLLOUT_GAP),
     ("rollout_actor_probs_pearson_corr", "correlation of rollout and training probabilities"),
     (r"sampling_logp_difference|rollout_logprob_(?:abs_)?diff|local_logprob_diff",
-     "difference of rollout and training log-probabilities", "nats"),
+     "difference of rollout and training log-probabilities", "nats", Metric.ROLLOUT_GAP),
     (r"rollout_corr_(?:k3_)?kl|vllm_kl|mismatch_k(?:l|[123])|behave_approx_kl",
-     "KL divergence of rollout and training", "nats"),
+     "KL divergence of rollout and training", "nats", Metric.ROLLOUT_GAP),
     (r"rollout_corr_(?:log_)?ppl\w*|rollout_corr_chi2\w*",
      "difference of rollout and training perplexity"),
     (r"rollout_corr_(?:training|rollout)_(?:log_)?ppl", "perplexity of the responses"),

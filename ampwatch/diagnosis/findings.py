@@ -80,6 +80,8 @@ class Outcome:
     words: str = ""
     # How too high a learning rate showed itself in it, as part of a sentence; empty if it did not.
     rate_sign: str = dataclasses.field(default="", metadata={"json": False})
+    # How rollout and training grew apart before it, as part of a sentence.
+    gap_sign: str = dataclasses.field(default="", metadata={"json": False})
     evidence: tuple[Evidence, ...] = dataclasses.field(default=(), metadata={"json": False})
     # The loss was at its best until then, and nothing announced it.
     came_at_once: bool = dataclasses.field(default=False, metadata={"json": False})

@@ -27,7 +27,7 @@ from ampwatch.metric_names import Metric, is_error_share, is_of_validation, is_s
 # and how far the training loss must have come down.
 _ZERO, _STILL, _FEW_SCORES, _STILL_SCORES, _HIGH, _LEARNT = 5e-3, 0.1, 5, 8, 0.6, 0.7
 _ALL_WRONG = 0.95  # of what is counted: such a share of errors is no better than guessing
-_LEAPT = 5.0  # times the usual: a size that has left its level
+_LEAPT, _LASTED = 5.0, 5  # times the usual, in most of so many values: it has left its level
 _FEW_LOST, _NEXT_TO_NONE = 3, 0.1  # values at either level; of the best, what is left
 # Times its lowest: so much matters of a validation loss, once a quarter of its fall is left.
 _RISEN, _CAME_DOWN = 1.1, 1 / 4
@@ -240,8 +240,8 @@ def _leapt(metric: MetricCourse, since: int) -> bool:
         return False
     usual = median(size[: max(_FEW_LOST, count // 2)])
     soon = since + (since - int(metric.step[0])) // _FEW_LOST
-    levels = trailing_medians(size[metric.step <= soon], _FEW_LOST)[_FEW_LOST - 1 :]
-    return float(levels.max()) >= _LEAPT * usual > 0
+    levels = trailing_medians(size[metric.step <= soon], _LASTED)[_LASTED - 1 :]
+    return float(levels.max(initial=0.0)) >= _LEAPT * usual > 0
 
 
 def _is_in_balance(metric: MetricCourse, _since: int) -> bool:
@@ -251,10 +251,11 @@ def _is_in_balance(metric: MetricCourse, _since: int) -> bool:
 
 # Another network is trained against this one, and has not won; a figure that should rise has risen,
 # by more than chance, and stands there; too large a step of a policy loses a reward as too large a
-# step of weights loses a loss.
+# step of weights loses a loss; what samples is no longer what trains.
 IN_BALANCE = MetricSign(Metric.ADVERSARY, _is_in_balance)
 GOAL_REACHED = MetricSign(Metric.GOAL, lambda metric, _since: _is_reached(metric.value))
 POLICY_LEAPT = MetricSign(Metric.POLICY_STEP, _leapt)
+ROLLOUT_PARTED = MetricSign(Metric.ROLLOUT_GAP, _leapt)
 
 
 def _is_reached(values: Floats) -> bool:

@@ -36,6 +36,7 @@ from ampwatch.diagnosis.metric_outcome import (
     IN_BALANCE,
     LOST,
     POLICY_LEAPT,
+    ROLLOUT_PARTED,
     explains_rise,
     metric_outcome,
     metric_showing,
@@ -61,6 +62,14 @@ _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
 _RAN_AWAY = "the loss grew from entry to entry"
 _FORGOTTEN = "the loss went back to where it had begun, and learns nothing any more"
 
+# Where rollout and training grew apart: why, and what to do about it.
+APART = (
+    "Rollout and training had grown apart: what samples was no longer what is trained.",
+    (
+        "Go back to the checkpoint of the best value. Give rollout and training the same weights, "
+        "number format and kernels, or weigh each token by the ratio of its two probabilities."
+    ),
+)
 # What to do about an outcome where no rule has found why; of the others it is the page's.
 REMEDIES = {
     State.WORSE: "Lower the learning rate. If that does not help, look at the batches around the "
@@ -197,10 +206,15 @@ def _of_loss(case: Case) -> Outcome:
         return by_loss  # it says why
     if shown.severity.weight <= by_loss.severity.weight:
         return by_loss
-    leapt = metric_showing(case, POLICY_LEAPT, shown.since_step or 0)
-    if shown.state is State.GOAL_LOST and leapt is not None:
-        sign = f"the updates moved the policy ever farther ({leapt}) before it"
-        return replace(shown, rate_sign=sign, rests_on=(*shown.rests_on, leapt))
+    if shown.state is State.GOAL_LOST:
+        since = shown.since_step or 0
+        # Where rollout and training have grown apart, the policy's steps follow from that.
+        if (gap := metric_showing(case, ROLLOUT_PARTED, since)) is not None:
+            sign = f"rollout and training had grown apart ({gap}) before it"
+            return replace(shown, gap_sign=sign, rests_on=(*shown.rests_on, gap))
+        if (leapt := metric_showing(case, POLICY_LEAPT, since)) is not None:
+            sign = f"the updates moved the policy ever farther ({leapt}) before it"
+            return replace(shown, rate_sign=sign, rests_on=(*shown.rests_on, leapt))
     return replace(shown, rate_sign=by_loss.rate_sign)  # what the loss did as well
 
 

@@ -256,18 +256,8 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
     if outcome.came_at_once and advice.action is Action.LOWER:
         because = f"{outcome.words} The loss was at its best until then, and nothing announced it."
         return Advice(Action.UNKNOWN, because, current=advice.current)
-    if outcome.rate_sign and outcome.severity is Severity.ERROR and _is_undecided(case, advice):
-        base, sign = case.rate.base_rate, outcome.rate_sign
-        return Advice(
-            Action.LOWER,
-            f"{outcome.words} {sign[:1].upper()}{sign[1:]}: too high a learning rate shows itself "
-            "so.",
-            current=base,
-            recommended=None if base is None else _TRY * base,
-            factor=_TRY,
-            confidence=learning_rate.advice.UNCERTAIN,
-            restart_from_step=outcome.since_step,
-        )
+    if (announced := _as_announced(case, advice, outcome)) is not None:
+        return announced
     if outcome.state in _NO_PROGRESS and advice.explained_by in {None, "AMP309"}:
         return _if_nothing_moves(case, outcome, advice)
     left = {Action.KEEP, Action.RAISE}
@@ -277,8 +267,33 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
         return advice
     if outcome.state in {State.OVERFITS, State.GOAL_STILL, State.EXCEPTION}:
         return advice
-    because = f"{outcome.words} The record does not show whether the learning rate is the cause."
-    return Advice(Action.UNKNOWN, because, current=advice.current)
+    return _untold(outcome, advice)
+
+
+def _as_announced(case: Case, advice: Advice, outcome: Outcome) -> Advice | None:
+    """The advice beside a bad outcome that something announced; None if nothing did."""
+    if outcome.severity is not Severity.ERROR or not _is_undecided(case, advice):
+        return None
+    if not outcome.rate_sign:
+        return _untold(outcome, advice) if outcome.gap_sign else None
+    base, sign = case.rate.base_rate, outcome.rate_sign
+    return Advice(
+        Action.LOWER,
+        f"{outcome.words} {sign[:1].upper()}{sign[1:]}: too high a learning rate shows itself so.",
+        current=base,
+        recommended=None if base is None else _TRY * base,
+        factor=_TRY,
+        confidence=learning_rate.advice.UNCERTAIN,
+        restart_from_step=outcome.since_step,
+    )
+
+
+def _untold(outcome: Outcome, advice: Advice) -> Advice:
+    """The advice beside a bad outcome of which nothing says whether the learning rate caused it."""
+    because = "The record does not show whether the learning rate is the cause."
+    if sign := outcome.gap_sign:
+        because = f"{sign[:1].upper()}{sign[1:]}: make the two agree before you judge the rate."
+    return Advice(Action.UNKNOWN, f"{outcome.words} {because}", current=advice.current)
 
 
 def _is_undecided(case: Case, advice: Advice) -> bool:
@@ -318,8 +333,7 @@ def _if_nothing_moves(case: Case, outcome: Outcome, advice: Advice) -> Advice:
             Action.RAISE, because, current=now, recommended=_HIGHER * now, factor=_HIGHER,
             confidence=learning_rate.advice.UNCERTAIN,
         )  # fmt: skip
-    because = f"{outcome.words} The record does not show whether the learning rate is the cause."
-    return Advice(Action.UNKNOWN, because, current=advice.current)
+    return _untold(outcome, advice)
 
 
 def _raised_again(finding: Finding) -> Advice | None:

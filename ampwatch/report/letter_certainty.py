@@ -96,6 +96,8 @@ def _cause_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentenc
         yield Sentence.of("Where: certain, it was seen directly. Why there: not known.")
     elif head.code in _SEEN or (head.code == _UNMOVED and head.layer):
         yield Sentence.of("Cause: certain. It was seen directly, not inferred.")
+    elif diagnosis.outcome.gap_sign:
+        yield Sentence.of("Cause: likely a difference between rollout and training.")
     elif head.code in _SYMPTOMS:
         yield Sentence.of("Cause: not known; the above is what the record shows.")
     else:

@@ -225,3 +225,73 @@ def test_a_loss_that_grows_with_its_reward_is_no_trouble_in_few_lines_either():
         run = HandBuiltRun(rows, extras=extra_table(told))
         run.info = Info(source="generic")
         assert set(codes(diagnose(run))) == expected
+
+
+def lost_reward(seed=1, first=60.0):
+    """A reward that is won and lost again, its values a few steps apart; it falls at 80 of 120."""
+    random = np.random.default_rng(seed)
+    return [
+        *np.linspace(first, 3000, 40), *(3000 + 90 * random.standard_normal(40)), *([70.0] * 40),
+    ]  # fmt: skip
+
+
+def test_single_large_values_of_a_noisy_size_say_nothing_of_why_a_reward_was_lost():
+    loss, lowered = 0.02 * np.random.default_rng(0).standard_normal(300), 0
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        told = 0.01 * np.abs(random.standard_t(3, 120))  # one in sixty is five times the usual
+        found = diagnose(logged(loss, {"reward": lost_reward(seed), "ppo_kl": told}))
+        assert found.outcome.state is State.GOAL_LOST
+        lowered += found.learning_rate.action is not Action.UNKNOWN
+    assert lowered <= 2
+
+
+@pytest.mark.parametrize(("gap", "kl", "cause", "action"), [
+    (False, False, None, Action.UNKNOWN),
+    (False, True, "the learning rate", Action.LOWER),
+    (True, False, "a difference between rollout and training", Action.UNKNOWN),
+    # The policy's steps follow from the gap.
+    (True, True, "a difference between rollout and training", Action.UNKNOWN),
+])  # fmt: skip
+def test_rollout_and_training_that_grow_apart_are_told_before_the_learning_rate(
+    gap, kl, cause, action
+):
+    loss, random = 0.02 * np.random.default_rng(0).standard_normal(300), np.random.default_rng(2)
+    leap = 30 * np.exp(-(((np.arange(120) - 80) / 6) ** 2))
+    calm = 1 + 0.2 * random.standard_normal(120)
+    metrics = {
+        "critic/rewards/mean": lost_reward(),
+        "training/rollout_probs_diff_mean": 3e-3 * (calm + gap * leap),
+        "actor/ppo_kl": 2e-4 * (calm + kl * leap),
+    }
+    found = diagnose(logged(loss, metrics, lr=[1e-6] * 300))
+    assert codes(found) == {"AMP311": "error"}
+    assert found.learning_rate.action is action
+    named = [one for one in found.causes if one.probability >= 0.6]
+    assert [one.cause for one in named] == ([] if cause is None else [cause])
+    if gap:
+        assert "training/rollout_probs_diff_mean" in found.learning_rate.because
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("critic/rewards/mean", {"AMP311": "error"}), ("val_recall", {}),
+])  # fmt: skip
+def test_a_reward_that_sinks_below_half_of_its_first_is_lost_and_a_recall_is_not(name, expected):
+    random = np.random.default_rng(3)
+    course = [*([1.0] * 60), *np.linspace(1.0, 0.3, 6), *([0.3] * 54)]
+    values = np.array(course) + 0.03 * random.standard_normal(120)
+    assert codes(diagnose(logged(falling(), {name: values}))) == expected
+
+
+def test_a_reward_that_wanders_seldom_counts_as_sunk_and_one_that_dips_early_never():
+    bad = 0
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        at = np.arange(150) / 150
+        walk = 5 + 0.1 * np.cumsum(random.standard_normal(150))
+        dip = 20 - 11 * np.exp(-(((at - 0.15) / 0.1) ** 2)) + 200 * np.maximum(at - 0.4, 0)
+        early = diagnose(logged(falling(seed=seed), {"reward": dip + random.standard_normal(150)}))
+        assert early.verdict is Verdict.HEALTHY, seed
+        told = diagnose(logged(falling(seed=seed), {"reward": walk}))
+        bad += told.verdict is not Verdict.HEALTHY
+    assert bad <= 6

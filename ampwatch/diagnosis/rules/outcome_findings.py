@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Severity, State
-from ampwatch.diagnosis.outcome import REMEDIES, outcome_of
+from ampwatch.diagnosis.outcome import APART, REMEDIES, outcome_of
 from ampwatch.diagnosis.rule import Rule, Seen
 
 _UNKNOWN = "This record does not show why."
@@ -22,14 +22,15 @@ def _tells(code: str, name: str, usual: Severity, *states: State, cause: str = _
         outcome = outcome_of(case)
         # A slow fall has no first step: whatever explains it may come later.
         is_slow = outcome.state is State.HARDLY_FALLS
+        why, remedy = APART if outcome.gap_sign else (cause, REMEDIES.get(outcome.state))
         if outcome.state in states:
             yield Seen(
                 severity=outcome.severity,
                 first_step=None if is_slow else outcome.since_step,
                 last_step=case.scale.last_step,
                 summary=outcome.words,
-                cause=cause,
-                action=REMEDIES.get(outcome.state),
+                cause=why,
+                action=remedy,
                 evidence=outcome.evidence,
             )
 
