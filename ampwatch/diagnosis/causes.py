@@ -120,10 +120,10 @@ _IN_STRICT_ORDER, _SPARES_WEIGHTS = codes("AMP207 AMP211"), codes("AMP103 AMP105
 _LEAST = 0.05  # a cause less likely than this is not listed
 _MOST_SIGNS = 4
 _OTHERS = frozenset(WEIGHED) - {Cause.RATE}
-# What announced a bad outcome, and how likely its cause is: what rose before was the learning rate's
-# doing in 10 of 11 in rounds 4 to 6 of the strangers' cases. The two signs of a policy are counted
-# in `benchmarks/policy_trainings.py`; a policy that is taught another goal moves as far, now and
-# then. The others have not been measured: the least at which a cause is named.
+# What announced a bad outcome, and how likely its cause is. After a sign that rose before, it was
+# the learning rate in 10 of 11, in rounds 4 to 6 of the strangers' cases. The two signs of a policy
+# are counted in `benchmarks/policy_trainings.py`; a policy that is taught another goal moves as
+# far, now and then. The others have not been measured: the least at which a cause is named.
 _ROSE_BEFORE, _POLICY_LEAPT, _GREW_APART, _OTHER_SIGN = 0.9, 0.8, 0.8, 0.6
 _APART = "a difference between rollout and training"
 

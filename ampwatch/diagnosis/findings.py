@@ -80,13 +80,13 @@ class Outcome:
     words: str = ""
     # How too high a learning rate showed itself in it, as part of a sentence; empty if it did not.
     rate_sign: str = dataclasses.field(default="", metadata={"json": False})
-    # How rollout and training grew apart before it, as part of a sentence.
-    gap_sign: str = dataclasses.field(default="", metadata={"json": False})
     evidence: tuple[Evidence, ...] = dataclasses.field(default=(), metadata={"json": False})
     # The loss was at its best until then, and nothing announced it.
     came_at_once: bool = dataclasses.field(default=False, metadata={"json": False})
     # Other metrics explain that the loss rose.
     is_explained: bool = dataclasses.field(default=False, metadata={"json": False})
+    # How rollout and training grew apart before it, as part of a sentence.
+    gap_sign: str = dataclasses.field(default="", metadata={"json": False})
 
     @property
     def severity(self) -> Severity:

@@ -64,7 +64,7 @@ def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
 def _overfits(metric: MetricCourse) -> Iterator[Outcome]:
     """A validation loss that left its lowest value while the training loss is at its own."""
     values, low = metric.value, float(metric.value.min())
-    # How it first came down is no noise: its course is looked at from near its lowest value as well.
+    # How it first came down is no noise: its course is looked at from near its lowest value too.
     near = int(np.argmax(values <= low + _CAME_DOWN * (values[0] - low)))
     for begin in (0, near):
         course = loss_course(values[begin:])
