@@ -104,7 +104,8 @@ _ROWS = (
      "KL divergence from the reference policy", "nats"),
     ("kl_loss", "KL divergence in the loss", "nats"),
     ("(?:ppo|approx|policy)_?kl", "KL divergence of an update", "nats", Metric.POLICY_STEP),
-    ("^kl$|^train_kl$", "KL divergence of the policy", "nats", Metric.POLICY_STEP),
+    # TRL and OpenRLHF call the distance from the reference so, which grows as a policy learns.
+    ("kl", "KL divergence", "nats"),
     ("(?:policy|pg|actor|act)_loss|loss_policy", "policy loss", "", Metric.LOSS),
     # Rewards.
     ("frac_reward_zero_std|group_zero_std_frac|flat_group_fraction",
@@ -176,10 +177,6 @@ def is_score(name: str) -> bool:
     return not words & {"reward", "rewards", "rew", "return", "returns", "score", "success"}
 
 
-# Of a penalty's weight, its target, a variational model's part of the loss.
-_NO_POLICY_STEP = frozenset(
-    ["coef", "coeff", "beta", "target", "loss", "weight", "penalty", "scale", "latent", "objective"]
-)
 _NO_LOSSES = frozenset(["scale", "kl", "entropy", "norm", "grad", "gradient"])
 # As CycleGAN, pix2pix and their descendants print their losses.
 _OF_GENERATOR = re.compile(
@@ -217,8 +214,6 @@ def _by_words(name: str) -> Metric | None:
         return _training_loss(said, joined)
     if joined in _WHOLE_NAMES:
         return _WHOLE_NAMES[joined]
-    if "kl" in said or "approxkl" in said:
-        return Metric.POLICY_STEP if not said & _NO_POLICY_STEP else None
     return Metric.SIZE if (said | glued) & _SIZES and not said & _NO_SIZES else None
 
 

@@ -14,8 +14,9 @@ from ampwatch.metric_names import KnownMetric, Metric, is_error_share, known_met
     ("loss_per_token nll_per_step", Metric.PER_UNIT),
     ("acc val_acc Prec@1 mAP50-95 ep_rew_mean rollout/ep_rew_mean eval_bleu g_acc", Metric.GOAL),
     ("seq_len num_frames horizon rollout_len imgsz", Metric.SIZE),
-    ("approx_kl kl train/approx_kl", Metric.POLICY_STEP),
-    ("l_rate g_norm kl_coef target_kl", None),
+    ("approx_kl ppo_kl train/approx_kl", Metric.POLICY_STEP),
+    # A distance from the reference grows as a policy learns: it is no step.
+    ("l_rate g_norm kl_coef target_kl kl latent_kl", None),
     ("lr grad_norm loss_scale amp_scale reward_std objective/kl ep_len_mean tokens epoch", None),
 ])  # fmt: skip
 def test_a_name_says_what_it_measures(names, kind):
@@ -65,6 +66,7 @@ def test_a_loss_per_token_is_no_share_of_errors(name, expected):
     ("policy/approxkl_avg", "KL divergence of an update", "nats", Metric.POLICY_STEP),
     ("objective/kl", "KL divergence from the reference policy", "nats", None),
     ("val/ratio val/ratio_var", "probability ratio of the new and the old policy", "", None),
+    ("kl", "KL divergence", "nats", None),
     ("rewards/rejected", "reward of the rejected response", "", None),
     ("rewards/accuracies", "share of pairs that are ranked rightly", "%", Metric.GOAL),
     # OpenRLHF 3c3be623, slime 624b824a8, AReaL 4aef98d8d

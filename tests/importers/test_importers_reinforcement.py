@@ -87,3 +87,22 @@ def test_a_number_is_read_out_of_its_type_and_a_name_with_its_count(tmp_path):
     run = open_run(import_log(log, tmp_path / "runs"))
     row = run.steps.to_pylist()[3]
     assert (row["loss"], row["num_turns/max"], row["val-core/gsm8k/acc/mean@1"]) == (0.25, 3, 0.4)
+
+
+def test_what_stands_at_the_end_of_a_long_line_is_read_as_well(tmp_path):
+    """verl with `rollout_corr` prints some 150 figures; TRL two for each function of a reward."""
+    many = {f"rollout_corr/rollout_rs_{n}_seq_masked_fraction": 0.0123456789 for n in range(120)}
+    told = {**many, "critic/rewards/mean": 0.5}
+    verl, trl = tmp_path / "verl.log", tmp_path / "trl.log"
+    verl.write_text("".join(
+        f"step:{n} - actor/pg_loss:0.1 - {' - '.join(f'{k}:{v}' for k, v in told.items())}\n"
+        for n in range(1, 5)
+    ))  # fmt: skip
+    grpo = {f"rewards/judge_of_style_number_{n}/mean": 0.25 for n in range(60)} | {"reward": 0.5}
+    trl.write_text("".join(
+        f"{({'loss': 0.1 / n, 'learning_rate': 1e-6} | grpo | {'epoch': n / 9})}\n"
+        for n in range(1, 5)
+    ))  # fmt: skip
+    for log, name in ((verl, "critic/rewards/mean"), (trl, "reward")):
+        run = open_run(import_log(log, tmp_path / "runs"))
+        assert run.steps.column(name).to_pylist() == [0.5] * 4

@@ -16,7 +16,7 @@ from ampwatch.rows import Mark
 
 # A paste may begin or end within one.
 _DICT = re.compile(
-    r"\{'loss': [^{}]{0,2000}(?:\}|$)|^[^{}]{0,2000}'learning_rate': [^{}]{0,2000}\}"
+    r"\{'loss': [^{}]{0,8000}(?:\}|$)|^[^{}]{0,8000}'learning_rate': [^{}]{0,8000}\}"
 )
 _BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)")
 # What a trainer adds, as a reward.

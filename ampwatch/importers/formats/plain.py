@@ -71,7 +71,7 @@ _OF_STEP = re.compile(
     r"(?i)\bskip\w{0,5}\b.{0,30}\b(?:steps?|updat\w+|batch|iteration|optimizer)\b"
 )
 _LAST_NUMBER = re.compile(r"[\w.+-]+$")
-_MOST_CHARACTERS = 4096
+_MOST_CHARACTERS = 16384  # verl logs a hundred figures on a line
 
 
 @dataclass(frozen=True, slots=True)
