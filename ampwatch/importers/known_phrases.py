@@ -42,14 +42,14 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
 _SOURCE = re.compile(
     r"^\s*[IWEF]\d{4} [\d:.]+ +\d+ \S{1,80}:\d+\] |\b[\w./-]{1,80}\.(?:py|cpp|cc|cu):\d+\b\]?"
 )
-_MARKS = re.compile(r"\*\*|`")  # of markdown
+_MARKS = re.compile(r"(?<!\d)\*\*|\*\*(?!\d)|`")  # of markdown
 _WORDS = {
     "学习率": " lr", "損失": " loss", "损失": " loss", "步数": " step", "迭代次数": " iteration",
     "迭代": " iteration", "训练": " train ", "验证": " val ", "测试": " test ", "轮次": " epoch ",
     "回合": " epoch ", "準確率": " accuracy", "准确率": " accuracy", "梯度范数": " grad_norm",
     "学習率": " lr", "エポック": " epoch ", "ステップ": " step ",
-    "：": ":", "，": ", ", "【": "[",  # noqa: RUF001
-    "】": "]", "（": "(", "）": ")", "＝": "=",  # noqa: RUF001
+    "−": "-", "∞": "inf", "×10": "^10", "：": ":", "，": ", ", "【": "[",  # noqa: RUF001
+    "】": "]", "（": "(", "）": ")", "＝": "=", "．": ".",  # noqa: RUF001
 }  # fmt: skip
 _GLUED = re.compile(r"(?i)\b(epoch|step|iter|iteration|batch)(\d+)\b")  # `epoch0; batch480`
 _COMPILED = tuple((anchor, re.compile(wording), plain) for anchor, wording, plain in _PHRASES)

@@ -43,6 +43,7 @@ _SHOWN = {name: re.compile(rf"[, ]{name}=({NUMBER})[,\]]") for name in ("loss", 
 _PADDING = re.compile(r" {8,}")  # where a copy from a terminal was joined in mid-word
 Columns: TypeAlias = "dict[str, np.ndarray]"
 _WRAP_LINES = 6
+_WORD, _MOST_WORDS = re.compile(r"(?!(?i:nan|inf)\b)[^\W\d_]{2,}"), 3
 _LEAST_PLACES = 2  # places that make a series
 _MOST_SHAPES = 8
 _MOST_TRIALS = 64  # in a row without success: the log has no repeated lines
@@ -77,10 +78,18 @@ class LineReader:
     _held: list[Statement] = field(
         default_factory=list
     )  # from no known format, and not yet a series
+    _places: dict[tuple[str, ...], list[tuple[int | None, int | None]]] = field(
+        default_factory=dict
+    )  # by the first words of their lines
     _is_series: bool = False
     _has_told_loss: bool = False  # in a line of a known framework
+    _known_anchor: re.Pattern[str] = field(init=False)
     _used: int = -1
     _trials: int = 0
+
+    def __post_init__(self) -> None:
+        known = {a for form in self.formats if not form.is_last_resort for a in form.anchors}
+        self._known_anchor = re.compile("|".join(map(re.escape, (*known, *SUSPECTS))))
 
     def feed(self, lines: Lines) -> None:
         """Read those of a log's lines that contain an anchor of any format."""
@@ -206,7 +215,7 @@ class LineReader:
         at_ns = time_ns(text)
         self.builder.tell_time(at_ns)
         said = [_timed(statement, at_ns) for statement in said]
-        for statement in self._series_of(said) if form.is_last_resort else said:
+        for statement in self._series_of(said, text) if form.is_last_resort else said:
             self.builder.take(statement)
         may_learn = len(self._shapes) < _MOST_SHAPES and self._trials < _MOST_TRIALS
         if used == at and may_learn and not self._held:
@@ -216,13 +225,22 @@ class LineReader:
                 self._trials = 0
                 self._shapes.append((shape, form))
 
-    def _series_of(self, said: list[Statement]) -> list[Statement]:
-        """The statements of a loop's lines, from two places on; a single one is not a training."""
+    def _series_of(self, said: list[Statement], text: str) -> list[Statement]:
+        """The statements of a loop's lines, from two places on that are worded alike.
+
+        A single one is not a training, and two sentences of a talk are none.
+        """
         if self._is_series or (self.builder.attempts and not self._held):
             return said  # a training is known
         self._held += said
-        told = [held for held in self._held if isinstance(held, Stats | Place)]
-        places = [(statement.epoch, statement.step) for statement in told]
+        words = _WORD.findall(text)
+        worded = tuple(words[:_MOST_WORDS])
+        for told in said:
+            if isinstance(told, Stats | Place):
+                is_bare = isinstance(told, Place) and len(words) <= _MOST_WORDS
+                alike = () if is_bare else worded
+                self._places.setdefault(alike, []).append((told.epoch, told.step))
+        places = [*self._places.get((), ()), *self._places.get(worded, ())]
         unnumbered = places.count((None, None))
         if unnumbered < _LEAST_PLACES and len({*places}) - bool(unnumbered) < _LEAST_PLACES:
             return []
@@ -236,7 +254,8 @@ class LineReader:
         form, said = self._read_by_formats(text)
         # From a part of a line the last-resort format may only find that something was skipped.
         is_told = form is not None and not (form.is_last_resort and Skip() in said)
-        if is_told and not _may_be_cut(text, said):
+        may_be_cut = _may_be_cut(text, said) if is_told else self._known_anchor.search(text)
+        if not may_be_cut:  # only a framework's line is joined
             return form, said, at
         if not is_told and _PADDING.search(text):
             unpadded, words = self._read_by_formats(_PADDING.sub("", text), is_whole=False)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MAX_LINE_BYTES = 64 << 10
+_SHAPE, _NO_DIGITS = 120, str.maketrans("", "", "0123456789")
 _CURSOR = re.compile(rb"\x1b\[\d*[ABEF]")  # what follows is drawn on another line
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -100,8 +101,14 @@ def _plain(data: bytes) -> bytes:
 
 
 def plain_lines(data: bytes) -> list[str]:
-    """All lines of some bytes, as text."""
-    return _plain(data).decode("utf-8", "replace").split("\n")
+    """All lines of some bytes, as text; of a line that is too long, its beginning."""
+    lines = _plain(data).split(b"\n")
+    return [line[:MAX_LINE_BYTES].decode("utf-8", "replace") for line in lines]
+
+
+def shape_of(line: str) -> str:
+    """The beginning of a line without its digits: what lines of one kind have in common."""
+    return line[:_SHAPE].translate(_NO_DIGITS)
 
 
 def _true_at(flags: pa.BooleanArray) -> list[int]:

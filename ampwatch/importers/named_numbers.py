@@ -18,8 +18,11 @@ from ampwatch.metric_names import is_metric, is_of_validation
 # Each part begins with a character that no other begins with, and takes all of it: a line is read
 # in number pass.
 _TOKEN = re.compile(
-    r"(?P<number>[-+]?(?:\d+(?:,\d+)*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|"
-    r"(?:[Nn][Aa][Nn]|[Ii]nf(?:inity)?)))(?:(?:st|nd|rd|th)\b|(?!\w|\.\d))"
+    r"(?P<number>(?![-+]?[1-9]\d{0,2}(?:\.\d{3})+,\d+(?![.\d]))"  # no `2.500,00`
+    r"[-+]?(?:\d+(?:,\d+)*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|"
+    r"(?:[Nn][Aa][Nn]|[Ii]nf(?:inity)?|INF(?:INITY)?)))(?:(?:st|nd|rd|th)\b|"
+    # What goes on directly, as in `2'500`, `2^16`, `1.#INF` or `1.2 k`, makes another number of it.
+    r"(?!\w|[.'^\u00a0\u2009\u202f]\d|\*\*|\.?#| ?[kKM]\b(?! ?[=:])))"
     r"|(?P<glued>[-+]?\.?\d[\w.]*)"
     r"|(?P<word>[^\W\d](?:[\w./%-]|@(?=\w))*)"
     r"|(?P<mark>[^\s\w])"
@@ -113,7 +116,7 @@ def metrics_of(numbers: Sequence[NamedNumber], *, of_validation: bool = False) -
         counts = not number.words or number.of is not None or step_named(number.words) is not None
         if counts or column_in_text(name) is not None or not is_metric(name):
             continue
-        value = _value(number.text, has_comma=False)
+        value = _value(number.text)
         if value is not None:
             found.setdefault(name, value)
     return found
@@ -162,8 +165,7 @@ def values_of(numbers: Sequence[NamedNumber]) -> dict[str, float]:
                 continue
             if column not in texts or distance < texts[column][0]:
                 texts[column] = distance, number.text
-    has_comma = any("," in text and not _GROUPED.fullmatch(text) for _, text in texts.values())
-    read = {column: _value(text, has_comma=has_comma) for column, (_, text) in texts.items()}
+    read = {column: _value(text) for column, (_, text) in texts.items()}
     return {column: value for column, value in read.items() if value is not None}
 
 
@@ -180,6 +182,8 @@ def column_named(words: Sequence[str]) -> tuple[str, int] | None:
 def step_named(words: Sequence[str]) -> tuple[str, int] | None:
     """The step that the words before a number mean; None if they make it a setting."""
     told = column_in_text(words[-1]) if words else None
+    if told and (column_named(words) or told)[0] != told[0]:  # `skipped steps`
+        return None
     said = {word.lower() for word in words}
     said.update(*(word.lower().split("/")[:-1] for word in words[-1:] if _TIMES[0] in word))
     if told is None or told[0] != "step" or said & _NO_STEP_WORDS:
@@ -187,15 +191,23 @@ def step_named(words: Sequence[str]) -> tuple[str, int] | None:
     return told if "global" not in words[-1].lower() else ("step", -1)
 
 
-def _value(text: str, *, has_comma: bool) -> float | None:
-    """A plain line's number, whose comma is read as in the line's other numbers."""
-    text = text.replace(",", "." if has_comma else "")
-    return float(text) if text.count(".") < 2 else None
+def has_decimal_commas(lines: Iterable[Sequence[NamedNumber]]) -> bool:
+    """Whether a comma is the decimal mark of a log, by numbers that can be nothing else."""
+    texts = [number.text for numbers in lines for number in numbers if column_named(number.words)]
+    commas = [text for text in texts if "," in text]
+    is_certain = any(text.count(",") == 1 and not _GROUPED.fullmatch(text) for text in commas)
+    return is_certain and not any("." in text for text in commas)
+
+
+def _value(text: str) -> float | None:
+    """A plain line's number; None if its commas do not group thousands."""
+    if "," in text and not _GROUPED.fullmatch(text):
+        return None
+    return float(text.replace(",", ""))
 
 
 def whole(text: str | None) -> int | None:
     """A count in a plain line: `10`, `00010` or `9.000`."""
-    if text is None or ("," in text and not _GROUPED.fullmatch(text)):
-        return None
-    value = float(text.replace(",", ""))
-    return int(value) if value.is_integer() and 0 <= value < 1e12 else None
+    value = None if text is None else _value(text)
+    is_count = value is not None and value.is_integer() and 0 <= value < 1e12
+    return int(value) if value is not None and is_count else None

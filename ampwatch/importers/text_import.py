@@ -13,7 +13,7 @@ from ampwatch.importers.formats import formats_for, formats_learned, source_name
 from ampwatch.importers.formats.giving_up import speaks_of_training
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.line_reader import LineReader, Unknown
-from ampwatch.importers.line_splitter import LineSplitter, plain_lines
+from ampwatch.importers.line_splitter import LineSplitter, plain_lines, shape_of
 from ampwatch.importers.log_file import LogFile
 from ampwatch.importers.named_numbers import names_of, numbers_in
 from ampwatch.importers.row_writer import RowWriter, StoreSink
@@ -22,7 +22,8 @@ from ampwatch.importers.table_import import SOURCES
 from ampwatch.rows import Mark
 from ampwatch.store import RunInfo, create_run, describe_run
 
-_MOST_UNREAD_BYTES, _MOST_NAMED_LINES = 8 << 20, 2000
+_MOST_UNREAD_BYTES, _MOST_NAMED_LINES, _LEAST_COMPARED_BYTES = 8 << 20, 2000, 1 << 16
+_MOST_SHAPES = 100_000
 _GROWN = 1.25  # times: so much more text is read anew by what it teaches
 
 
@@ -35,6 +36,7 @@ class TextImport:
         self._sink = StoreSink(folder, rank)
         self._formats, self._columns = formats_for(options.source), options.columns
         self._unread, self._learnt_bytes = b"", 0
+        self._shapes: set[str] = set()
         self._begin(self._formats)
 
     def _begin(self, formats: Sequence[Format]) -> None:
@@ -63,10 +65,22 @@ class TextImport:
             self.reader.feed(self._cutter.feed(chunk))
             return
         self._unread += chunk
-        if len(self._unread) >= _GROWN * self._learnt_bytes:
+        is_longer = len(self._unread) >= _GROWN * self._learnt_bytes
+        if is_longer and self._has_new_shapes(chunk):
             self._learn()
         else:
             self.reader.feed(self._cutter.feed(chunk))
+            self._unread = self._unread[-_MOST_UNREAD_BYTES:]
+
+    def _has_new_shapes(self, chunk: bytes) -> bool:
+        """Whether some whole line of a chunk looks like none before; of a small chunk, nobody asks.
+
+        What lines of known shapes could teach is learnt.
+        """
+        shapes = {*map(shape_of, plain_lines(chunk)[1:-1])}
+        is_new = len(chunk) < _LEAST_COMPARED_BYTES or not shapes <= self._shapes
+        self._shapes = shapes if len(self._shapes) > _MOST_SHAPES else self._shapes | shapes
+        return is_new
 
     def _learn(self) -> None:
         """Read the text in which no training was found anew, by what it teaches."""
@@ -200,11 +214,17 @@ def _nothing_in(log: LogFile, size: int, text: TextImport, options: ImportOption
 
 
 def nothing_on_its_lines(names: Sequence[str] = ()) -> str:
-    """The rest of the sentence about a log with no training in it: what was looked for."""
-    called = f" Its numbers are called {', '.join(names)}; say which is the loss: --map loss=NAME."
+    """The rest of the sentence about a log with no training in it: what was looked for, what to do.
+
+    `names` are those of its numbers.
+    """
+    called = f"Its numbers are called {', '.join(names)}; say which is the loss" if names else (
+        "If it is one, say what it calls the loss"
+    )  # fmt: skip
     return (
-        f"(no loss, learning rate or loss scale on any line).{called if names else ''} Known "
-        f"formats: {', '.join(known_sources())}. If you know its format, name it with --as."
+        "(no line tells of a training step: its loss, its learning rate or its loss scale). "
+        f"{called}: --map loss=NAME. Known formats: {', '.join(known_sources())}. If you know its "
+        "format, name it with --as."
     )
 
 

@@ -17,11 +17,14 @@ from ampwatch.metric_names import Metric, metric_of
 _SEPARATORS = (r"\t+", r" *\| *", r" {2,}|\t", r"\s+", r" *, *")
 _TAIL = re.compile(r":? +\d{1,3}%\|.*$")  # a progress bar behind a row
 _RULE = re.compile(r"[-=+|:\s]*")
+# A cell that begins as a number is one, however it is written; others have nothing to say.
 _CELL = re.compile(
-    rf"(?:{NUMBER})(?:[%a-zA-Z]{{0,3}}|/\d+)|\d+:[\d:]+|\[(?: *{NUMBER} *,?)*\]|-+|None|\w{{0,3}}"
+    r"[-+]?[\d.][\w.,:/+%-]*|\[[^\]]*\]|-+|(?i:[-+]?(?:nan|inf|infinity)|none|null|n/a)|\w{0,3}"
 )
 _VALUE = re.compile(NUMBER)
 _NAME = re.compile(r"[A-Za-z][\w .:/()@%-]{0,40}")
+# Names of what differs from run to run: a row without a step is then a training of its own.
+_OF_RUNS = re.compile(r"(?i)(?<![a-z])(?:trial|seed|fold|experiment|model|run|params?)(?![a-z])")
 _AROUND = " |\t#%"  # a header may be a comment
 _ROWS_LOOKED_AT = 6
 _LEAST_ROWS, _MOST_NAMES, _LEAST_BARE = 2, 40, 5
@@ -40,8 +43,8 @@ class TextTable:
         cells = _cells(_TAIL.sub("", line), self.separator)
         if len(cells) != len(self.names) or not _is_row(cells):
             return None
-        told = ((name, _number_of(cell)) for name, cell in zip(self.names, cells, strict=True))
-        return ", ".join(f"{name}={value}" for name, value in told if value is not None)
+        told = zip(self.names, map(_plain_cell, cells), strict=True)
+        return ", ".join(f"{name}={cell}" for name, cell in told)
 
 
 def tables_in(lines: Sequence[str]) -> list[TextTable]:
@@ -83,7 +86,7 @@ def _readings(line: str) -> Iterator[TextTable]:
         names = _cells(line.strip(_AROUND), separator)
         if 1 <= len(names) <= _MOST_NAMES and all(map(_NAME.fullmatch, names)):
             plain = tuple(re.sub(r"[^\w/@.-]+", "_", name).strip("_") for name in names)
-            if _tells_loss(plain):
+            if _tells_loss(plain) and (_tells_step(plain) or not _is_of_runs(plain)):
                 yield TextTable(plain, separator)
 
 
@@ -92,6 +95,11 @@ def _tells_loss(names: Sequence[str]) -> bool:
     return any(
         (column_in_text(name) or ("",))[0] == "loss" or metric_of(name) in _LOSSES for name in names
     )
+
+
+def _is_of_runs(names: Sequence[str]) -> bool:
+    """Whether one of these columns names a training of several."""
+    return any(map(_OF_RUNS.search, names))
 
 
 def _tells_step(names: Sequence[str]) -> bool:
@@ -112,14 +120,14 @@ def _cells(line: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def _is_row(cells: Sequence[str]) -> bool:
-    """Whether cells are those of a row: nearly all are numbers, the first is one."""
-    return bool(re.match(r"\d", cells[0])) and all(map(_CELL.fullmatch, cells))
+    """Whether cells are those of a row: most are numbers, the first is one."""
+    are_numbers = sum(1 for cell in cells if _CELL.fullmatch(cell))
+    return bool(re.match(r"\d", cells[0])) and are_numbers > len(cells) / 2
 
 
-def _number_of(cell: str) -> str | None:
-    """A cell's number, the sum of a list of losses; None for a time, a dash or a word."""
-    if cell.startswith("["):
-        parts = [float(part) for part in _VALUE.findall(cell)]
-        return repr(sum(parts)) if parts else None
-    whole = re.fullmatch(rf"({NUMBER})(?:%|/\d+)?", cell)
-    return None if whole is None else whole[0].rstrip("%")
+def _plain_cell(cell: str) -> str:
+    """A cell as it stands, of a list of losses their sum; of two numbers nobody knows which."""
+    if re.search(r"\d +\d", cell):
+        return ""
+    parts = [float(part) for part in _VALUE.findall(cell)] if cell.startswith("[") else []
+    return repr(sum(parts)) if parts else cell

@@ -166,8 +166,9 @@ def test_a_file_without_a_training_is_told_what_was_looked_for(capsys, tmp_path)
     code, out, err = ampwatch(capsys, "report", "notlog.txt")
     assert (code, out) == (2, "")
     assert err.startswith(
-        "ampwatch: No training log found in notlog.txt (no loss, learning rate or loss scale on "
-        "any line). Known formats: apex, "
+        "ampwatch: No training log found in notlog.txt (no line tells of a training step: its "
+        "loss, its learning rate or its loss scale). If it is one, say what it calls the loss: "
+        "--map loss=NAME. Known formats: apex, "
     )
 
 

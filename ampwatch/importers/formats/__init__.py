@@ -6,6 +6,7 @@ by an entry point of the group `ampwatch.formats`.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -28,10 +29,10 @@ from ampwatch.importers.formats import (
     torchtitan,
     ultralytics,
 )
-from ampwatch.importers.line_splitter import plain_lines
+from ampwatch.importers.line_splitter import plain_lines, shape_of
 from ampwatch.importers.statements import Stats
 
-_MOST_LEARNED_LINES = 4000
+_MOST_LEARNED_LINES, _MOST_ALIKE = 4000, 20
 
 FORMATS: tuple[Format, ...] = (
     nvidia_inspector.FORMAT,  # the only one with a line for each figure: most lines by far
@@ -103,7 +104,7 @@ def formats_learned(
     last = next((form for form in formats if form.is_last_resort), None)
     if last is None:
         return formats
-    lines = plain_lines(data)[:_MOST_LEARNED_LINES]
+    lines = _telling_lines(data)
     known = [form for form in formats if not form.is_shared]
     if columns:
         formats = [form for form in formats if form.is_shared]
@@ -113,11 +114,24 @@ def formats_learned(
     guesses = plain.guesses(learned, lines)
     own = dataclasses.replace(
         last,
-        anchors=(*"0123456789", *last.anchors),
+        anchors=(*plain.anchors_of(learned, lines), *last.anchors),
         read=learned.read,
         notes=() if guesses is None else (guesses,),
     )
     return [own if form is last else form for form in formats]
+
+
+def _telling_lines(data: bytes) -> list[str]:
+    """The first lines of a text, and of those that look like none of them the first as well."""
+    lines = plain_lines(data)
+    first, rest = lines[:_MOST_LEARNED_LINES], lines[_MOST_LEARNED_LINES:]
+    seen = collections.Counter(map(shape_of, first)) if rest else collections.Counter[str]()
+    for line in rest[:-1]:
+        shape = shape_of(line)
+        seen[shape] += 1
+        if seen[shape] <= _MOST_ALIKE and len(first) < 2 * _MOST_LEARNED_LINES:
+            first.append(line)
+    return [*first, *rest[-1:]]  # the last one may be cut
 
 
 def _tells_loss(formats: Sequence[Format], line: str) -> bool:

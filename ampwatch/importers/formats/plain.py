@@ -6,9 +6,11 @@ words of a line leave open, the log's other lines may say (`learned`).
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ampwatch.importers.format import NUMBER, Format
@@ -26,6 +28,7 @@ from ampwatch.importers.line_roles import (
 from ampwatch.importers.named_numbers import (
     NamedNumber,
     column_named,
+    has_decimal_commas,
     loss_by_words,
     metrics_of,
     named_losses,
@@ -36,6 +39,7 @@ from ampwatch.importers.named_numbers import (
     whole,
 )
 from ampwatch.importers.statements import Amend, More, Place, Skip, Statement, Stats
+from ampwatch.importers.tables.column_names import says_nothing, speaks_of_training
 from ampwatch.importers.text_tables import TextTable, bare_columns, tables_in
 from ampwatch.importers.timestamps import PATTERN as TIMESTAMP
 from ampwatch.metric_names import Metric, is_metric, metric_of
@@ -56,22 +60,32 @@ _VALUES_ALONE = re.compile(
 _TURNED = re.compile(rf"(?<![\w.])({NUMBER}) +([A-Za-z_]\w{{0,40}}) *(?=,|$)")
 # Characters around a name or a number that change neither.
 _AROUND = re.compile(
-    r"\((?:train|training)\)|\b(?:np\.)?(?:tensor|array|Array|(?:float|int)\d{0,3})\("
+    r"\((?:train|training)\)|"
+    r"\b(?:(?:np|numpy|torch)\.)?(?:tensor|[aA]rray|b?float\d{0,3}|int\d{0,2})\("
 )
 _BRACKETED_NAME = re.compile(r"\[([A-Za-z]\w{0,30})\](?= *[:=])")  # `[train]: 0.5`
+_DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
 _CLOCK = re.compile(rf"{TIMESTAMP}|(?<![\d:])\d+:\d\d:\d\d(?:[.,]\d+)?")
 _NO_COUNTER = re.compile(
     r"(?i)time|eta|elapsed|remain|second|\bs\b|\bms\b|mem|data|speed|/s|seed|version|epoch|rank|size|gpu"
 )
 _OF_TRAINING = re.compile(r"(?i)\b(?:train|epsilon|lr|learning|entropy|optimi[sz]er|epoch)")
 _EPOCHS = frozenset({"epoch", "epochs", "ep", "train"})
-_SKIPPED = re.compile(r"(?i)\b(?:overflow|skipp(?:ed|ing))\b(?! *[:=]? *(?:\d|false|no))")
+# A word for a skip that no number follows: `skipped steps: 3` counts.
+_SKIPPED = re.compile(
+    r"(?i)\b(?:skipping|(?:overflow|skipped)\b(?!(?: \w+){1,2} *[:=]))\b"
+    r"(?! *[:=]? *(?:\d|false|no))"
+)
 _NOT_FINITE = re.compile(r"(?i)\b(?:nan|inf|non-?finite|not finite|overflow)\b")
 _OF_STEP = re.compile(
     r"(?i)\bskip\w{0,5}\b.{0,30}\b(?:steps?|updat\w+|batch|iteration|optimizer)\b"
 )
-_LAST_NUMBER = re.compile(r"[\w.+-]+$")
+_ANCHORS = frozenset({
+    "step", "iter", "Iter", "epoch", "batch", "Batch", "episode", "Episode", "lr", "reward", "train"
+})  # fmt: skip
 _MOST_CHARACTERS = 16384  # verl logs a hundred figures on a line
+_LEAST_ALIKE = 3
+_LAST_NUMBER = re.compile(r"[\w.+-]+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +104,20 @@ class PlainLines:
     tables: Sequence[TextTable] = ()
     mapped: Mapping[str, str] = field(default_factory=dict)  # what the user calls ours: our column
     roles: Mapping[Kind, Role] = field(default_factory=dict)
+    has_decimal_commas: bool = False
     names_steps: bool = False  # by words: a number at a line's beginning is then no step
     has_loss: bool = False  # by that name: other losses are then its parts
+    is_training: bool = True  # by its words; else nothing is read
     has_goals_alone: bool = False  # no loss at all, but scores or rewards of a training
     cut_line: str = ""  # the log's last one, if it breaks off: its last number may be cut
 
     def read(self, text: str) -> Iterator[Statement]:
         """Yield what a plain line of names and numbers states."""
+        if not self.is_training:
+            return
         if text == self.cut_line:
             text = _LAST_NUMBER.sub("", text)
-        line = _line(text, self.tables, self.mapped)
+        line = self.line(text)
         role = self.roles.get(kind_of(line.numbers), Role()) if self.roles else Role()
         if role.duty is Duty.NONE:
             return
@@ -115,6 +133,23 @@ class PlainLines:
             yield from self._read_without_place(line, values, role)
         else:
             yield from self._read_at(place, line, values, role)
+
+    def line(self, text: str) -> _Line:
+        """A plain line: a table's row by its names, a bar and clocks out of the way."""
+        text = text[:_MOST_CHARACTERS]
+        text = next((row for table in self.tables if (row := table.line_of(text))), text)
+        text = _AROUND.sub("", _BRACKETED_NAME.sub(r"\1", in_plain_words(text)))
+        if text.lstrip().startswith("|"):  # a table's row: `| loss | 2.31 |`
+            text = text.replace("|", "=")
+        bar = _BAR.search(text)
+        without = text if bar is None else f"{text[: bar.start()]} | {text[bar.end() :]}"
+        without = _CLOCK.sub(" ", without)
+        if self.has_decimal_commas:
+            without = _DECIMAL_COMMA.sub(".", without)
+        numbers = numbers_in(without)
+        if not values_of(numbers) and _TURNED.search(without):  # `9.98 loss, 0.001 LR`
+            numbers = numbers_in(_TURNED.sub(r"\2 \1", without))
+        return _Line(text, bar, renamed(numbers, self.mapped) if self.mapped else numbers)
 
     def _read_at(
         self, place: Place, line: _Line, values: dict[str, float], role: Role
@@ -186,7 +221,11 @@ def learned(
     """
     mapped = {name: column for column, name in (columns or {}).items()}
     tables = [*tables_in(texts), *(bare_columns(texts) if "loss" in name.lower() else ())]
-    lines = [_line(text, tables, mapped) for text in texts]
+    plain = PlainLines(tables, mapped)
+    lines = list(map(plain.line, texts))
+    if has_decimal_commas(line.numbers for line in lines):
+        plain = PlainLines(tables, mapped, has_decimal_commas=True)
+        lines = list(map(plain.line, texts))
     of_loss = [line for line in lines if "loss" in values_of(line.numbers)]
     has_loss = len(of_loss) > 1 or any(_place(line) is not None for line in of_loss)
 
@@ -196,15 +235,47 @@ def learned(
     said = [words_of(line) for line in lines]
     placed = [words for words in said if words.has_loss and words.place]
     is_training = any(map(_OF_TRAINING.search, texts))
-    return PlainLines(
-        tables,
-        mapped,
-        learn_roles(lines, words_of, _is_no_counter),
+    return dataclasses.replace(
+        plain,
+        roles=learn_roles(lines, words_of, _is_no_counter),
         names_steps=sum(words.counts for words in placed) > len(placed) / 2,
         has_loss=has_loss,
+        is_training=bool(mapped or "loss" in name.lower() or _is_training(texts, lines)),
         has_goals_alone=is_training and not any(words.has_loss for words in said),
         cut_line=_cut_line(lines, texts),
     )
+
+
+def _is_training(texts: Sequence[str], lines: Sequence[_Line]) -> bool:
+    """Whether a log has words of a training, or says nothing at all beside its losses."""
+    if speaks_of_training(texts) or speaks_of_training(line.text for line in lines):
+        return True
+    names = {"_".join(n.words) for line in lines if _tells(line) for n in line.numbers}
+    return all(map(says_nothing, names))
+
+
+def _tells(line: _Line) -> bool:
+    return bool(loss_by_words(line.numbers) or values_of(line.numbers))
+
+
+def anchors_of(plain: PlainLines, texts: Sequence[str]) -> Collection[str]:
+    """Texts of which a line must contain one for this log's plain lines to read it.
+
+    Of each kind of line that is read the longest name; any digit, where lines have none.
+    """
+    found, kinds = {*_ANCHORS}, collections.Counter[Kind]()
+    for text in texts:
+        line = plain.line(text)
+        kind = kind_of(line.numbers)
+        kinds[kind] += 1
+        is_known = any(anchor in text for anchor in found)
+        if is_known or kinds[kind] > _LEAST_ALIKE or next(plain.read(text), None) is None:
+            continue
+        words = [word for names, _ in kind for word in names if word in text]
+        if plain.tables or plain.mapped or not words:
+            return "0123456789"
+        found.add(max(words, key=len))
+    return found
 
 
 def _cut_line(lines: Sequence[_Line], texts: Sequence[str]) -> str:
@@ -218,7 +289,7 @@ def _cut_line(lines: Sequence[_Line], texts: Sequence[str]) -> str:
 def guesses(plain: PlainLines, texts: Sequence[str]) -> str | None:
     """A sentence on what was taken for the step and the loss where the log does not say so."""
     found: dict[str, str] = {}
-    for line in (_line(text, plain.tables, plain.mapped) for text in texts):
+    for line in map(plain.line, texts):
         role = plain.roles.get(kind_of(line.numbers), Role())
         losses = [] if plain.has_loss else list(named_losses(line.numbers))
         if role.step is not None and not role.step.of and (losses or plain.has_loss):
@@ -233,22 +304,6 @@ def guesses(plain: PlainLines, texts: Sequence[str]) -> str | None:
 
 
 _WITHOUT_PLACE = frozenset({Duty.MORE, Duty.UNNUMBERED})
-
-
-def _line(text: str, tables: Sequence[TextTable], mapped: Mapping[str, str]) -> _Line:
-    """A plain line as it is read: a table's row by its names, a bar and clocks out of the way."""
-    text = text[:_MOST_CHARACTERS]
-    text = next((row for table in tables if (row := table.line_of(text)) is not None), text)
-    text = _AROUND.sub("", _BRACKETED_NAME.sub(r"\1", in_plain_words(text)))
-    if text.lstrip().startswith("|"):  # a table's row: `| loss | 2.31 |`
-        text = text.replace("|", "=")
-    bar = _BAR.search(text)
-    without = text if bar is None else f"{text[: bar.start()]} | {text[bar.end() :]}"
-    without = _CLOCK.sub(" ", without)
-    numbers = numbers_in(without)
-    if not values_of(numbers) and _TURNED.search(without):  # `9.98 loss, 0.001 LR`
-        numbers = numbers_in(_TURNED.sub(r"\2 \1", without))
-    return _Line(text, bar, renamed(numbers, mapped) if mapped else numbers)
 
 
 def _is_list(line: _Line, values: Mapping[str, float]) -> bool:

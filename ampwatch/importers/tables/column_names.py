@@ -156,6 +156,27 @@ def tells_training(names: Names) -> bool:
     return bool(names.of.keys() & {"loss", "grad_norm", "scale", "scale_after", *SKIP_FLAGS})
 
 
+# Words of a training beside its loss; without any of them a loss may be an insurer's or a cable's.
+_OF_TRAINING = re.compile(
+    r"(?i)(?<![a-z])(?:train|step|iter|epoch|batch|episode|learning|lr(?![a-z])|grad(?![eu])|gnorm|"
+    r"optimi[sz]er|entropy|xent|nll|bce|r?mse|mae|elbo|ppl|perplex|psnr|reward|acc(?![eo])|"
+    r"val(?![au])|cuda|gpu|it/s|checkpoint|loss_?[dg](?![a-z])|[dg]loss|score at)|"
+    r"[a-z0-9][_-]loss(?![a-z])|updates?(?![a-z])"
+)
+_QUIET = frozenset({"", "index", "idx", "time", "timestamp", "date", "wall_time", "elapsed"})
+
+
+def speaks_of_training(texts: Iterable[str]) -> bool:
+    """Whether one of some names or lines has a word of a training beside the loss."""
+    return any(map(_OF_TRAINING.search, texts))
+
+
+def says_nothing(name: str) -> bool:
+    """Whether a name tells no more than a loss does: it is one, a letter or two, or a time."""
+    plain = _plain(name)
+    return len(plain) <= 2 or plain in _QUIET or plain.endswith("loss")
+
+
 def _plain(name: str) -> str:
     name = _RUN_PREFIX.sub("", name).strip().removesuffix("/mean")
     return re.sub(r"[/\-. ]", "_", name).lower()

@@ -17,7 +17,13 @@ import pyarrow as pa
 
 from ampwatch.importers.log_file import CHUNK_BYTES
 from ampwatch.importers.tables.cells import Block, joined, of_values
-from ampwatch.importers.tables.column_names import Names, recognised, tells_training
+from ampwatch.importers.tables.column_names import (
+    Names,
+    recognised,
+    says_nothing,
+    speaks_of_training,
+    tells_training,
+)
 
 _DECIMAL_COMMA = re.compile(r"\s*[-+]?(?:0|[1-9]\d*),(?!\d{3}\s*$)\d+(?:[eE][-+]?\d+)?\s*")
 _COUNTS = ("nan", "inf")  # as a column's name: how many there were
@@ -30,7 +36,9 @@ def looks_delimited(first: str) -> bool:
     header = split(first)
     if len(header) < 2 or any(_is_number(cell) and cell.lower() not in _COUNTS for cell in header):
         return False
-    return tells_training(recognised(header, {}, ""))
+    names = recognised(header, {}, "")
+    is_sure = names.of.keys() - {"loss"} or speaks_of_training(header)
+    return tells_training(names) and bool(is_sure or all(map(says_nothing, header)))
 
 
 def split(line: str) -> list[str]:
