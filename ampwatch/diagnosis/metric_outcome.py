@@ -94,14 +94,15 @@ def _stands_still(
     metric: MetricCourse, course: LossCourse, stands: Callable[[str, Floats], str]
 ) -> Iterator[Outcome]:
     """A score that is 0 or has not moved, or errors alone, while the training loss fell."""
-    values = metric.value
     learnt = course.first > 0 and course.last <= _LEARNT * course.first
-    if not learnt or len(values) < _FEW_SCORES or not (said := stands(metric.name, values)):
-        return
-    now, first = float(values[-1]), float(values[0])
-    yield Outcome(
-        State.GOAL_STILL, int(metric.step[0]), ("loss", metric.name),
-        f"{metric.name} stays {said} while the training loss falls.",
+    if learnt and len(metric.value) >= _FEW_SCORES and (said := stands(metric.name, metric.value)):
+        yield _stood(metric, State.GOAL_STILL, f"{said} while the training loss falls.")
+
+
+def _stood(metric: MetricCourse, state: State, words: str) -> Outcome:
+    now, first = float(metric.value[-1]), float(metric.value[0])
+    return Outcome(
+        state, int(metric.step[0]), ("loss", metric.name), f"{metric.name} stays {words}",
         evidence=(Evidence("metric", int(metric.step[-1]), now, first, f"first {metric.name}"),),
     )  # fmt: skip
 
@@ -227,15 +228,8 @@ def _adversary_guesses(case: Case, metric: MetricCourse) -> Iterator[Outcome]:
         return
     far = [*np.percentile(values, _MOST_OF), median(values[:_FEW_LOST])] - np.asarray(level)
     if level > 0 and np.abs(far).max() <= _GUESS * level:
-        yield Outcome(
-            State.HARDLY_FALLS, int(metric.step[0]), (metric.name,),
-            f"{metric.name} stays at {two_digits(level)}: the discriminator guesses, and teaches "
-            "the generator nothing.",
-            evidence=(
-                Evidence("metric", int(metric.step[-1]), float(values[-1]), float(values[0]),
-                         f"first {metric.name}"),
-            ),
-        )  # fmt: skip
+        words = "the discriminator guesses, and teaches the generator nothing."
+        yield _stood(metric, State.HARDLY_FALLS, f"at {two_digits(level)}: {words}")
 
 
 def _first_and_last(values: Floats) -> tuple[float, float]:

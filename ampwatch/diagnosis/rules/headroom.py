@@ -40,7 +40,7 @@ def low_headroom(case: Case) -> Iterator[Seen]:
         summary=f"Layer {name} has {octaves:.1f} octaves left below the limit of half precision"
         f"{summary}",
         cause=cause,
-        evidence=(Evidence("log2_headroom", step, octaves, LOW_HEADROOM_OCTAVES, "threshold"),),
+        evidence=Evidence("log2_headroom", step, octaves, LOW_HEADROOM_OCTAVES, "threshold"),
     )
 
 

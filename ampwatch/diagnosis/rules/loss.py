@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -347,8 +346,7 @@ def _is_raised(before: RateRows, after: RateRows) -> bool:
 
 
 def _median(values: Floats, last: int) -> float:
-    known = values[np.isfinite(values)][-last:]
-    return median(known) if len(known) else math.nan
+    return median(known_of(values)[-last:])
 
 
 def _standing(case: Case, step: int, what: str, level: float, height: float, *, grew: bool) -> Seen:

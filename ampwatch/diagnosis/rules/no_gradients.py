@@ -55,7 +55,7 @@ def _without_gradients(case: Case) -> Seen:
         "optimizer has parameters of another model, or of one that was replaced.",
         action="Make the optimizer after the last change to the model, from that model's own "
         "parameters().",
-        evidence=(Evidence("update_norm", case.scale.last_step, 0.0),),
+        evidence=Evidence("update_norm", case.scale.last_step, 0.0),
     )
 
 

@@ -34,7 +34,7 @@ def loss_not_finite(case: Case) -> Iterator[Seen]:
         cause=f"In {count_text(times.count, 'step')} the loss was not finite{_layers_seen(case)}."
         + left_out_ending(case, times, "the loss"),
         action=_loss_action(case, times),
-        evidence=(Evidence("loss", times.first_step, value),),
+        evidence=Evidence("loss", times.first_step, value),
     )
 
 
@@ -54,7 +54,7 @@ def _lost_evaluations(case: Case) -> Iterator[Seen]:
             action="Look for nan in the data of the evaluation, for empty batches and for a "
             "division by a count of zero. No best checkpoint and no early stopping can work "
             "with it.",
-            evidence=(Evidence("metric", lost.since, "nan", None, name),),
+            evidence=Evidence("metric", lost.since, "nan", None, name),
         )
         return
 
@@ -125,7 +125,7 @@ def weights_not_finite(case: Case) -> Iterator[Seen]:
         + (f", in {count_text(len(names), 'layer')}." if names else ".")
         + left_out_ending(case, times),
         action=_weights_action(case),
-        evidence=(Evidence("weight_finite", times.first_step, "false"),),
+        evidence=Evidence("weight_finite", times.first_step, "false"),
     )
 
 
@@ -180,7 +180,7 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
         + left_out_ending(case, times),
         action=cure,
         if_healed=cure,  # the same batch comes again in the next epoch
-        evidence=(Evidence("input_finite", times.first_step, "false"),),
+        evidence=Evidence("input_finite", times.first_step, "false"),
     )
 
 
@@ -243,7 +243,7 @@ def gradients_not_finite(case: Case) -> Iterator[Seen]:
         if stands or spoils
         else f"Check the batch of step {times.first_step}, and look for an operation whose "
         "gradient is not finite at 0. Step only if torch.isfinite(norm).",
-        evidence=(Evidence("grad_norm", times.first_step, value),),
+        evidence=Evidence("grad_norm", times.first_step, value),
     )
 
 

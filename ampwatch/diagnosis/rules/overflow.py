@@ -67,9 +67,7 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
         cause="Their gradients are smaller than the smallest normal fp16 number, 2^-14"
         f"{'' if case.observed.scale else ', and nothing scales the loss'}.",
         action=_keep_gradients(case),
-        evidence=(
-            Evidence("underflow_share", last, share, thresholds.UNDERFLOW_SHARE, "threshold"),
-        ),
+        evidence=Evidence("underflow_share", last, share, thresholds.UNDERFLOW_SHARE, "threshold"),
     )
 
 
@@ -139,10 +137,8 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
         "at 0 (add an eps inside, compute it in float32). Then check this layer's gradient."
         if most.is_at_loss
         else "Check this layer's gradient; run the layer in float32, or normalise its input.",
-        evidence=(
-            Evidence(
-                "overflows", times.last_step, float(times.count), float(total), "of all layers"
-            ),
+        evidence=Evidence(
+            "overflows", times.last_step, float(times.count), float(total), "of all layers"
         ),
     )
 
@@ -204,7 +200,7 @@ def _somewhere(case: Case, times: Times) -> Seen:
         action="Attach with layer_every=1 and run to that step again: the record then names the "
         "layer.",
         if_healed=_healed(case),
-        evidence=(Evidence("act_finite", times.first_step, "false"),),
+        evidence=Evidence("act_finite", times.first_step, "false"),
     )
 
 

@@ -45,12 +45,10 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
         "explain" + (", none of them recent." if calm else "."),
         cause=f"Growth explains about {math.floor(allowed)}. In all, {wasted} of the steps were "
         "computed and discarded.",
-        evidence=(
-            Evidence(
+        evidence=Evidence(
                 "skipped", loose.last_step, float(crowd.loose_skips), float(math.floor(allowed)),
                 "explained by growth",
             ),
-        ),
     )  # fmt: skip
 
 

@@ -10,10 +10,7 @@ from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode
 from ampwatch.diagnosis.established_levels import SlowFall
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.rules.scale_search_and_growth import (
-    no_scale_helps,
-    startup_has_failed,
-)
+from ampwatch.diagnosis.rules.scale_search_and_growth import no_scale_helps, startup_has_failed
 from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # A scale that falls as far as in a collapse, but over thousands of steps. Each growth interval
@@ -59,7 +56,7 @@ def _failed_search(case: Case) -> Seen:
         if case.observed.loop
         else "Stop: nothing is learnt. Attach ampwatch to find out whether a layer, an input or "
         "the learning rate is the cause, and repair that.",
-        evidence=(Evidence("scale", scale.last_step, final, scale.first_scale, "at first"),),
+        evidence=Evidence("scale", scale.last_step, final, scale.first_scale, "at first"),
     )
 
 
@@ -164,5 +161,5 @@ def _ends_falling(case: Case, ending: SkipEpisode) -> Seen:
         cause="A spike that recovers and a collapse look alike for so few steps, "
         "and nothing after them is recorded." + unknown_cause_text(case),
         action="See whether steps are accepted again if the run goes on.",
-        evidence=(Evidence("scale", last, ending.scale_after, ending.streak_scale, "before"),),
+        evidence=Evidence("scale", last, ending.scale_after, ending.streak_scale, "before"),
     )

@@ -40,8 +40,8 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
         summary=f"The scheduler advanced on {count_text(moved.count, 'skipped step')}.",
         cause=f"Of {count_text(loop.skips, 'skip')} whose rate is recorded, {moved.count:,} "
         "were followed by a different rate; the schedule is that far ahead of the updates.",
-        evidence=(
-            Evidence("lr_moved", moved.last_step, float(moved.count), float(loop.skips), "skips"),
+        evidence=Evidence(
+            "lr_moved", moved.last_step, float(moved.count), float(loop.skips), "skips"
         ),
     )
 
@@ -62,10 +62,8 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
         summary="One optimizer's overflows lower the loss scale of the others.",
         cause=f"In {count_text(part.count, 'step')} one optimizer skipped and another did not; "
         "the scale fell for both.",
-        evidence=(
-            Evidence(
-                "skipped_apart", part.last_step, float(part.count), allowed, "explained by growth"
-            ),
+        evidence=Evidence(
+            "skipped_apart", part.last_step, float(part.count), allowed, "explained by growth"
         ),
     )
 
@@ -93,7 +91,7 @@ def silent_skip(case: Case) -> Iterator[Seen]:
         summary="Steps are taken and the weights do not move.",
         cause=f"In {share_text(still.count, case.loop.pushed)} of the accepted steps with a "
         "gradient and a rate above zero the update was exactly zero.",
-        evidence=(Evidence("update_norm", still.last_step, 0.0),),
+        evidence=Evidence("update_norm", still.last_step, 0.0),
     )
 
 
@@ -115,7 +113,7 @@ def _without_optimizer(case: Case) -> Seen | None:
         cause="These weights have gradients, and belong to no parameter group of an optimizer.",
         action="Make the optimizer after the last change to the model, or give it these parameters "
         "with add_param_group(). If they are to stay as they are, set requires_grad to False.",
-        evidence=(Evidence("layers_without_optimizer", case.scale.last_step, float(len(names))),),
+        evidence=Evidence("layers_without_optimizer", case.scale.last_step, float(len(names))),
     )
 
 
@@ -134,7 +132,7 @@ def _most_without_gradient(case: Case) -> Seen | None:
         action="If activations are checkpointed, call checkpoint(..., use_reentrant=False), or "
         "model.enable_input_require_grads(). Look for detach(), .data and torch.no_grad() between "
         "these layers and the loss.",
-        evidence=(Evidence("layers_without_gradient", case.scale.last_step, float(len(names))),),
+        evidence=Evidence("layers_without_gradient", case.scale.last_step, float(len(names))),
     )
 
 
@@ -163,12 +161,10 @@ def _starved(case: Case) -> Seen:
         cause=f"In {share_text(starved.count, loop.pushed)} of the accepted steps the optimizer "
         f"received almost nothing of a finite gradient: {cause}.",
         action=action,
-        evidence=(
-            Evidence(
+        evidence=Evidence(
                 "grad_norm_applied / grad_norm", starved.last_step, loop.starved_share,
                 STARVED[0][0], "threshold",
             ),
-        ),
     )  # fmt: skip
 
 
@@ -188,5 +184,5 @@ def _without_a_rate(case: Case) -> Seen:
         cause=f"In {count_text(case.numbers.rates, 'step')} neither the rate nor any update was "
         "above zero.",
         action="Check which rate the scheduler sets, and whether scheduler.step() is ever called.",
-        evidence=(Evidence("lr", scale.last_step, 0.0),),
+        evidence=Evidence("lr", scale.last_step, 0.0),
     )
