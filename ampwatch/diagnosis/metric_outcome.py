@@ -290,8 +290,8 @@ POLICY_LEAPT = MetricSign(Metric.POLICY_STEP, _leapt)
 ROLLOUT_PARTED = MetricSign(Metric.ROLLOUT_GAP, _leapt)
 
 
-# What a metric of a lost reward showed before, counted in `benchmarks/policy_trainings.py`; a policy
-# that is taught another goal moves as far, now and then.
+# What a metric of a lost reward showed before, counted in `benchmarks/policy_trainings.py`.
+# A policy that is taught another goal moves as far, now and then.
 _SIGNS_OF_METRICS = (
     (
         ROLLOUT_PARTED, "rollout and training had grown apart ({}) before it",
