@@ -55,7 +55,8 @@ _GOALS = _listed(
 )
 # Names that a loss has alone, and that say something else within a longer one.
 _WHOLE_NAMES = {
-    "train": Metric.LOSS, "training": Metric.LOSS, "gen": Metric.LOSS, "generator": Metric.LOSS,
+    "train": Metric.LOSS, "training": Metric.LOSS, "total": Metric.LOSS,
+    "gen": Metric.LOSS, "generator": Metric.LOSS,
     "disc": Metric.ADVERSARY, "discriminator": Metric.ADVERSARY,
 }  # fmt: skip
 _ADVERSARIES = frozenset({"d", "disc", "discriminator", "dis"})

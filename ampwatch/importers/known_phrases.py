@@ -47,10 +47,19 @@ _WORDS = {
     "学习率": " lr", "損失": " loss", "损失": " loss", "步数": " step", "迭代次数": " iteration",
     "迭代": " iteration", "训练": " train ", "验证": " val ", "测试": " test ", "轮次": " epoch ",
     "回合": " epoch ", "準確率": " accuracy", "准确率": " accuracy", "梯度范数": " grad_norm",
+    "эпизод": " episode ", "Эпизод": " episode ", "эпоха": " epoch ", "Эпоха": " epoch ",
+    "шаг ": " step ", "Шаг ": " step ", "потери": " loss", "Потери": " loss", "награда": " reward",
+    "Награда": " reward", "точность": " accuracy", "Точность": " accuracy", "épocas": " epoch ",
+    "época": " epoch ", "Época": " epoch ", "pérdida": " loss", "Pérdida": " loss",
+    "époque": " epoch ", "précision": " accuracy", "손실": " loss", "에폭": " epoch ",
+    "에포크": " epoch ", "정확도": " accuracy", "보상": " reward", "损失值": " loss",
     "学習率": " lr", "エポック": " epoch ", "ステップ": " step ",
     "−": "-", "∞": "inf", "×10": "^10", "：": ":", "，": ", ", "【": "[",  # noqa: RUF001
     "】": "]", "（": "(", "）": ")", "＝": "=", "．": ".",  # noqa: RUF001
 }  # fmt: skip
+FOREIGN_WORDS = frozenset(word for word in _WORDS if len(word) > 1)
+# Python 2 prints `('loss: ', 1.3)`: the comma stands between a name and its number.
+_TUPLE = re.compile(r"(?<=[\w:= ])['\"],\s*(?=\[|-?\d|array)")
 _GLUED = re.compile(r"(?i)\b(epoch|step|iter|iteration|batch)(\d+)\b")  # `epoch0; batch480`
 _COMPILED = tuple((anchor, re.compile(wording), plain) for anchor, wording, plain in _PHRASES)
 
@@ -58,6 +67,8 @@ _COMPILED = tuple((anchor, re.compile(wording), plain) for anchor, wording, plai
 def in_plain_words(line: str) -> str:
     """A line with what is known to mean a step and a loss said in plain words."""
     line = _GLUED.sub(r"\1 \2", _MARKS.sub("", _SOURCE.sub(" ", line)))
+    if line.lstrip().startswith(("('", '("')):
+        line = _TUPLE.sub(" ", line)
     if not line.isascii():
         for word, english in _WORDS.items():
             line = line.replace(word, english)

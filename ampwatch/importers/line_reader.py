@@ -44,6 +44,8 @@ _PADDING = re.compile(r" {8,}")  # where a copy from a terminal was joined in mi
 Columns: TypeAlias = "dict[str, np.ndarray]"
 _WRAP_LINES = 6
 _WORD, _MOST_WORDS = re.compile(r"(?!(?i:nan|inf)\b)[^\W\d_]{2,}"), 3
+_FIELD = re.compile(rf"\w['\"]? ?[:=\uff1a] ?\[?{NUMBER}")
+_LEAST_FIELDS = 2  # of a single line that a program wrote
 _LEAST_PLACES = 2  # places that make a series
 _MOST_SHAPES = 8
 _MOST_TRIALS = 64  # in a row without success: the log has no repeated lines
@@ -82,6 +84,7 @@ class LineReader:
         default_factory=dict
     )  # by the first words of their lines
     _is_series: bool = False
+    _has_record: bool = False  # among those
     _has_told_loss: bool = False  # in a line of a known framework
     _known_anchor: re.Pattern[str] = field(init=False)
     _used: int = -1
@@ -215,7 +218,7 @@ class LineReader:
         at_ns = time_ns(text)
         self.builder.tell_time(at_ns)
         said = [_timed(statement, at_ns) for statement in said]
-        for statement in self._series_of(said, text) if form.is_last_resort else said:
+        for statement in self._released(form, said, text):
             self.builder.take(statement)
         may_learn = len(self._shapes) < _MOST_SHAPES and self._trials < _MOST_TRIALS
         if used == at and may_learn and not self._held:
@@ -225,6 +228,15 @@ class LineReader:
                 self._trials = 0
                 self._shapes.append((shape, form))
 
+    def _released(self, form: Format, said: list[Statement], text: str) -> list[Statement]:
+        """The statements of a line, unless they wait for what says that it is a training's."""
+        if form.is_last_resort:
+            return self._series_of(said, text)
+        if self._held and any(isinstance(statement, Place) for statement in said):
+            self._held += said
+            return []
+        return said
+
     def _series_of(self, said: list[Statement], text: str) -> list[Statement]:
         """The statements of a loop's lines, from two places on that are worded alike.
 
@@ -233,6 +245,10 @@ class LineReader:
         if self._is_series or (self.builder.attempts and not self._held):
             return said  # a training is known
         self._held += said
+        self._has_record |= len(_FIELD.findall(text)) >= _LEAST_FIELDS and any(
+            isinstance(told, Stats) and told.step is not None and "loss" in told.values
+            for told in said
+        )
         words = _WORD.findall(text)
         worded = tuple(words[:_MOST_WORDS])
         for told in said:
@@ -246,6 +262,16 @@ class LineReader:
             return []
         held, self._held, self._is_series = self._held, [], True
         return held
+
+    def finish(self) -> None:
+        """Pass on what was held back, if the log has ended after a single line of a training.
+
+        A program wrote it if its values stand behind their names and a colon or the like.
+        """
+        held, self._held = self._held, []
+        if self._has_record and not self.builder.attempts:
+            for statement in held:
+                self.builder.take(statement)
 
     def _read_joined(
         self, lines: Lines, at: int, text: str

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ampwatch.errors import LogError
+from ampwatch.importers.known_phrases import FOREIGN_WORDS
 from ampwatch.importers.wrappings import MOST_BYTES, may_be_wrapped, unwrapped
 
 CHUNK_BYTES = 4 << 20
@@ -205,4 +206,15 @@ def _decoder_of(head: bytes) -> codecs.IncrementalDecoder | None:
         zeros = part[first::2].count(0)
         if len(part) > 16 and zeros > 0.4 * len(part) and not part[1 - first :: 2].count(0):
             return codecs.getincrementaldecoder(name)("replace")
+    return _decoder_of_words(part)
+
+
+def _decoder_of_words(part: bytes) -> codecs.IncrementalDecoder | None:
+    """The decoder in which a log's first words are known; None for UTF-8 and where none is."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(part)
+    except UnicodeDecodeError:
+        for name in ("gb18030", "shift_jis", "cp949", "cp1251"):
+            if any(word in part.decode(name, "ignore") for word in FOREIGN_WORDS):
+                return codecs.getincrementaldecoder(name)("replace")
     return None

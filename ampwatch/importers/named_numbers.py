@@ -49,6 +49,7 @@ _NO_STEP_WORDS = frozenset({
 _LOSS_WORDS = frozenset({
     "train", "training", "batch", "current", "avg", "average", "running", "mean", "total",
 })  # fmt: skip
+_COUNTED = frozenset({"train", "training", "total"})  # `train=960` is how many there are
 TEXT_COLUMNS = ("step", "loss", "lr", "grad_norm", "scale_after")  # that a user can name
 _LEVELS = frozenset({"INFO", "DEBUG", "WARNING", "WARN", "ERROR"})
 _MOST_WORDS, _LEAST_LINES = 3, 3
@@ -70,7 +71,11 @@ def loss_by_words(numbers: Sequence[NamedNumber]) -> dict[str, float]:
 
 def named_losses(numbers: Sequence[NamedNumber]) -> dict[str, float]:
     """A plain line's numbers that are losses by their words, and by no usual name."""
-    told = metrics_of(numbers)
+    measured = [
+        number for number in numbers
+        if not (number.text.isdecimal() and _plain_name("_".join(number.words)) in _COUNTED)
+    ]  # fmt: skip
+    told = metrics_of(measured)
     return {name: told[name] for name in losses_among(tuple(told)) if not name.startswith("aux")}
 
 

@@ -121,6 +121,9 @@ class RunBuilder:
             told = early.values if early is not None and is_same else {}
             self._early = dataclasses.replace(more, values={**told, **more.values})
             return None
+        if place is not None and place.is_evaluation:
+            self._state.measured({f"val_{name}": value for name, value in more.values.items()})
+            return None
         if place is None:
             is_first = self._state.now.is_empty and "loss" in more.values
             return Stats(values=more.values) if is_first else None

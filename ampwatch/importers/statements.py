@@ -47,6 +47,7 @@ class Place:
     step: int | None = None
     epoch: int | None = None
     per_epoch: int | None = None
+    is_evaluation: bool = False  # what follows is measured, and not trained on
 
 
 @dataclass(frozen=True, slots=True)

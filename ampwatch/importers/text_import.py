@@ -10,7 +10,7 @@ from pathlib import Path
 from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
 from ampwatch.importers.formats import formats_for, formats_learned, source_names
-from ampwatch.importers.formats.giving_up import speaks_of_training
+from ampwatch.importers.formats.giving_up import is_of_training_program
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.line_reader import LineReader, Unknown
 from ampwatch.importers.line_splitter import LineSplitter, plain_lines, shape_of
@@ -87,7 +87,7 @@ class TextImport:
         self._unread = self._unread[-_MOST_UNREAD_BYTES:]
         self._learnt_bytes = len(self._unread)
         self._begin(formats_learned(self._formats, self._unread, self._info.name, self._columns))
-        if speaks_of_training(self._unread):
+        if is_of_training_program(self._unread):
             self.builder.expect_training()
         self.reader.feed(self._cutter.feed(self._unread))
 
@@ -96,6 +96,7 @@ class TextImport:
         if not self.knows_training and len(self._unread) > self._learnt_bytes:
             self._learn()
         self.reader.feed(self._cutter.finish())
+        self.reader.finish()
         self.builder.finish()
 
     def close(self) -> None:

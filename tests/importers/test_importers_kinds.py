@@ -287,3 +287,73 @@ def test_an_epoch_is_the_step_of_a_table_in_which_each_row_has_another_one(kind,
     assert steps_of(imported(text, tmp_path, f"log.{kind}"))["step"] == list(range(9, 21))
     twice = "epoch,train_loss\n" + "".join(f"{at // 2},{loss}\n" for at, loss in enumerate(LOSSES))
     assert steps_of(imported(twice, tmp_path, "twice.csv"))["step"] == list(range(12))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "gb18030"])
+def test_a_log_is_read_in_the_encoding_in_which_its_words_are_known(encoding, tmp_path):
+    text = lines_of("当前Batch：{n}/6035 | 当前损失值：{l:.4f} | 准确率：34.70%\n")  # noqa: RUF001
+    path = tmp_path / "log.txt"
+    path.write_bytes(text.encode(encoding))
+    found = steps_of(open_run(import_log(path, tmp_path / "runs")))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    assert found["step"] == list(range(12))
+
+
+def test_rewards_of_episodes_are_a_training_in_other_languages_and_those_of_an_evaluation_none(
+    tmp_path,
+):
+    line = "INFO - Эпизод {n} завершён за 6 шагов, награда: {l:.2f}\n"
+    run = imported(lines_of(line), tmp_path)
+    assert run.steps["step"].to_pylist() == list(range(12))
+    bar = "eval_10ep:  10%|#   | {n}/12 [00:01<00:14,  1.61s/it][EVAL] episode={m} reward={l:.2f}\n"
+    with pytest.raises(LogError):
+        imported(lines_of(bar), tmp_path)
+
+
+def test_a_single_line_that_a_program_wrote_is_a_run_and_a_sentence_is_none(tmp_path):
+    found = steps_of(
+        imported("I Trainer.cpp:165] Batch=1000 samples=128000 AvgCost=10.57\n", tmp_path)
+    )
+    assert (found["step"], found["loss"]) == ([1000], [10.57])
+    with pytest.raises(LogError):
+        imported("At step 1000 my training loss was 10.57, is that normal?\n", tmp_path, "mail.txt")
+
+
+def test_what_follows_the_heading_of_an_evaluation_is_measured(tmp_path):
+    line = "Training epoch: {n}\n\tmean_loss: {l:.4f}\nEval epoch: {n}\n\tmean_loss: 9.5\n"
+    run = imported(lines_of(line), tmp_path)
+    assert steps_of(run)["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    measured = run.read(Table.EXTRAS).to_pydict()
+    assert (set(measured["name"]), set(measured["value"])) == ({"val_loss"}, {9.5})
+
+
+def test_a_validation_named_behind_its_epoch_is_no_step(tmp_path):
+    line = "epoch: {n} end, loss: {l:.4f}\nepoch: {n} validation, acc: 0.6, loss: 9.5\n"
+    assert steps_of(imported(lines_of(line), tmp_path))["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+def test_a_count_called_train_is_neither_an_epoch_nor_a_loss(tmp_path):
+    text = "train=960 val=120\n" + lines_of("epoch 0 step {n}/45 lr=1e-4 nll={l:.4f}\n")
+    found = steps_of(imported(text, tmp_path))
+    assert (found["step"], len(found["loss"])) == (list(range(12)), 12)
+
+
+def test_tuples_of_python_2_are_names_and_numbers(tmp_path):
+    line = "('Epoch: ', {n})\n('dcgan Loss: ', [array({l:.4f}, dtype=float32)])\n"
+    assert steps_of(imported(lines_of(line), tmp_path))["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+def test_boxes_of_stable_baselines_2_have_the_policys_loss(tmp_path):
+    rule = "-----------------\n"
+    box = f"{rule}| policy_loss     | {{l:.4f}} |\n| total_timesteps | {{t}} |\n{rule}"
+    found = steps_of(imported(lines_of(box), tmp_path))
+    assert found["step"] == list(range(0, 1200, 100))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+def test_a_result_file_of_yolov5_has_the_sum_of_its_losses(tmp_path):
+    row = "     {n}/11     6.29G   0.03793     1.291  0.008384     {l:.4f}        17       640"
+    row += "    0.5049       0.5  0.005027 0.0006856\n"
+    found = steps_of(imported(lines_of(row), tmp_path, "results.txt"))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    assert found["step"] == list(range(12))

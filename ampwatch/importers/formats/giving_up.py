@@ -118,12 +118,13 @@ _SAYS_WHY = re.compile(
 )
 # A traceback's frames, or a launcher's lines, of a program that trains.
 _OF_TRAINING = re.compile(
-    rb"(?i)\b(?:pre)?train(?:er|ing)?\w*\.py\b|\bfine_?tun(?:e|ing)\w*\.py\b|\.backward\(|"
-    rb"optimizer\.step\(|\btorchrun\b|\.training_step\(|\btrainer\.fit\("
+    rb"(?i)\b(?:main_|run_)?(?:(?:pre)?train(?:er|ing)?|sft|grpo|dpo|ppo|distill)\w*\.py\b|"
+    rb"\bfine_?tun(?:e|ing)\w*\.py\b|\.backward\(|optimizer\.step\(|\btorchrun\b|"
+    rb"\btorch[./]distributed[./](?:elastic|run)\b|\.training_step\(|\btrainer\.fit\("
 )
 
 
-def speaks_of_training(text: bytes) -> bool:
+def is_of_training_program(text: bytes) -> bool:
     """Whether a text is of a program that trains, by the names of its files and calls."""
     return _OF_TRAINING.search(text) is not None
 

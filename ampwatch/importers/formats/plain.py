@@ -44,7 +44,7 @@ from ampwatch.importers.text_tables import TextTable, bare_columns, tables_in
 from ampwatch.importers.timestamps import PATTERN as TIMESTAMP
 from ampwatch.metric_names import Metric, is_metric, metric_of
 
-_BAR = re.compile(r"\d%\|[^|]{0,400}\| *(\d{1,12})/(\d{1,12}) \[[^\],]{0,60}")
+_BAR = re.compile(r"\d{1,3}%\|[^|]{0,400}\| *(\d{1,12})/(\d{1,12}) \[[^\],]{0,60}")
 _COUNTED = re.compile(r"\bProgress on:\S{1,40} +(\d+(?:\.\d+)?)(k?)it/")  # a bar in a log
 _LEADING = re.compile(r"\s*(\d{1,12})(?:/(\d{1,12}))?[ |]")
 _EPOCH_AND_BATCH = re.compile(r"\[ *(\d{1,9})/\d{1,9}\] *\[ *(\d{1,9})/(\d{1,9})\]")
@@ -65,11 +65,13 @@ _AROUND = re.compile(
 )
 _BRACKETED_NAME = re.compile(r"\[([A-Za-z]\w{0,30})\](?= *[:=])")  # `[train]: 0.5`
 _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
-_CLOCK = re.compile(rf"{TIMESTAMP}|(?<![\d:])\d+:\d\d:\d\d(?:[.,]\d+)?")
+_CLOCK = re.compile(
+    rf"{TIMESTAMP}|(?:\b\d\d?/\d\d?/\d{{4}} )?(?<![\d:])\d+:\d\d:\d\d(?:[.,]\d+)?(?: [AP]M\b)?"
+)
 _NO_COUNTER = re.compile(
     r"(?i)time|eta|elapsed|remain|second|\bs\b|\bms\b|mem|data|speed|/s|seed|version|epoch|rank|size|gpu"
 )
-_OF_TRAINING = re.compile(r"(?i)\b(?:train|epsilon|lr|learning|entropy|optimi[sz]er|epoch)")
+_OF_TRAINING = re.compile(r"(?i)\b(?:train|epsilon|lr|learning|entropy|optimi[sz]er|epoch|episode)")
 _EPOCHS = frozenset({"epoch", "epochs", "ep", "train"})
 # A word for a skip that no number follows: `skipped steps: 3` counts.
 _SKIPPED = re.compile(
@@ -234,7 +236,7 @@ def learned(
 
     said = [words_of(line) for line in lines]
     placed = [words for words in said if words.has_loss and words.place]
-    is_training = any(map(_OF_TRAINING.search, texts))
+    is_training = any(_OF_TRAINING.search(line.text) for line in lines)
     return dataclasses.replace(
         plain,
         roles=learn_roles(lines, words_of, _is_no_counter),
