@@ -125,7 +125,7 @@ def test_a_piped_log_is_imported_as_a_run(start, tmp_path):
     ("text", "words", "said"),
     [
         ("", (), "standard input is empty."),
-        ("Hello.\n", (), "No training log found in standard input (no loss"),
+        ("Hello.\n", (), "No training log found in standard input (no line tells of"),
         ("Hello.\n", ("--map", "loss=x"), "No training log found in standard input: no lines"),
         ("step,loss\n1,2\n3,4\n", ("--map", "loss=x"), "standard input has no 'x'"),
         ("\x01" * 99, (), "standard input is neither text nor a known kind of file"),
