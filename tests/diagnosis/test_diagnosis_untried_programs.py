@@ -63,6 +63,27 @@ def test_an_lbfgs_that_has_converged_is_no_lost_update(tmp_path, logged):
     assert not diagnosis.findings
 
 
+def test_a_line_search_that_finds_nothing_better_is_no_step_left_out(tmp_path):
+    """A curve fitted to the limit of float32, where a search now and then ends where it began."""
+    torch.manual_seed(9)
+    model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+    x = torch.linspace(0, 1, 40).unsqueeze(1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+    with ampwatch.attach(None, model, optimizer=optimizer, run="r", log_dir=tmp_path):
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (model(x) - torch.sin(6 * x)).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(90):
+            optimizer.step(closure)
+    moves = ampwatch.open_run(tmp_path / "r").steps["update_norm"].to_pylist()
+    assert 0 < moves.count(0.0) < 30
+    assert "AMP212" not in codes(diagnosed(tmp_path))
+
+
 def test_an_lbfgs_of_another_models_parameters_moves_nothing(tmp_path):
     losses, diagnosis = by_lbfgs(tmp_path, 0.8, logged=True, steps=40, of_copies=True)
     assert len(set(losses)) == 1

@@ -44,9 +44,12 @@ def loop_skips_steps(case: Case) -> Iterator[Seen]:
 def _unmoved(case: Case) -> Times:
     """Steps that the loop left out without saying so: no weight moved, though others did.
 
-    If they are many and their gradients are finite, they belong to gradient accumulation.
+    If they are many and their gradients are finite, they belong to gradient accumulation. A line
+    search that has converged finds no better weights, and leaves them.
     """
     course = case.unskipped
+    if case.rate.setup.inner_updates and not course.unmoved_bad.count:
+        return Times()
     rare = course.unmoved.count < _PAUSES_SHARE * (course.moved + course.unmoved.count)
     own = rare or 2 * course.unmoved_bad.count > course.unmoved.count
     return course.unmoved if own and not case.has_live_scaler else Times()
