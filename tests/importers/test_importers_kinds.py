@@ -248,6 +248,15 @@ def test_the_first_line_of_a_cut_log_is_a_place_if_it_is_called_as_the_others_ar
     assert found["step"] == list(range(12))
 
 
+def test_what_is_left_of_a_date_before_the_first_value_is_no_step(tmp_path):
+    line = "[INFO 12/08/2022 01:19:24 PM ####EPOCH {m}/100 ####\n"
+    line += "[INFO 12/08/2022 01:19:25 PM Mean loss {l:.4f}\n"
+    text = "08/2022 01:19:24 PM Mean loss 9.5\n" + lines_of(line)
+    found = steps_of(imported(text, tmp_path))
+    assert found["step"] == [0, *range(1, 13)]
+    assert found["loss"] == pytest.approx([9.5, *LOSSES], abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "line",
     [

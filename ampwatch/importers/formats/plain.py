@@ -237,9 +237,10 @@ def learned(
     said = [words_of(line) for line in lines]
     placed = [words for words in said if words.has_loss and words.place]
     is_training = any(_OF_TRAINING.search(line.text) for line in lines)
+    roles = learn_roles(lines, words_of, _is_no_counter)
     return dataclasses.replace(
         plain,
-        roles=learn_roles(lines, words_of, _is_no_counter),
+        roles={**roles, **_of_first_line(lines, roles)},
         names_steps=sum(words.counts for words in placed) > len(placed) / 2,
         has_loss=has_loss,
         is_training=bool(mapped or "loss" in name.lower() or _is_training(texts, lines)),
@@ -278,6 +279,16 @@ def anchors_of(plain: PlainLines, texts: Sequence[str]) -> Collection[str]:
             return "0123456789"
         found.add(max(words, key=len))
     return found
+
+
+def _of_first_line(lines: Sequence[_Line], roles: Mapping[Kind, Role]) -> Mapping[Kind, Role]:
+    """The role of a log's first line if it is cut: that of the kind which ends as it does."""
+    kinds = [kind_of(line.numbers) for line in lines if line.text.strip()]
+    first = kinds[0] if kinds else ()
+    alike = (kind for kind in roles if len(kind) < len(first) and first[-len(kind) :] == kind)
+    whole = max(alike, key=len, default=None)
+    is_alone = first not in roles and kinds.count(first) == 1
+    return {first: roles[whole]} if is_alone and whole is not None else {}
 
 
 def _cut_line(lines: Sequence[_Line], texts: Sequence[str]) -> str:
