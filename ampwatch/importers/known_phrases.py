@@ -40,7 +40,8 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
 )
 # What a message's place in a program looks like, before the message.
 _SOURCE = re.compile(
-    r"^\s*[IWEF]\d{4} [\d:.]+ +\d+ \S{1,80}:\d+\] |\b[\w./-]{1,80}\.(?:py|cpp|cc|cu):\d+\b\]?"
+    r"^\s*(?:DEBUG|INFO|WARNING|ERROR):[\w.]+:|^\s*[IWEF]\d{4} [\d:.]+ +\d+ \S{1,80}:\d+\] |"
+    r"\b[\w./-]{1,80}\.(?:py|cpp|cc|cu):\d+\b\]?"
 )
 _MARKS = re.compile(r"(?<!\d)\*\*|\*\*(?!\d)|`")  # of markdown
 _WORDS = {

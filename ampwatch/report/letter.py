@@ -216,6 +216,10 @@ def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
         )
     else:
         yield Sentence.of("No problems found in ", steps, f"{word}.")
+        if diagnosis.little_seen is None or len(reader.series("loss")):
+            yield Sentence.of("Nothing needs to be done.")
+        else:
+            yield Sentence.of("Without a loss, that says little: nothing else was judged.")
 
 
 def _word_for(reader: FactReader, steps: Fact) -> str:
@@ -246,7 +250,8 @@ def _happened(course: Course, diagnosis: Diagnosis, head: Finding | None) -> Ite
         yield from (one for one in found if one.step is not None)
         ends = loss_ends(course.reader)
         if ends is not None:
-            yield Happening(None, Sentence.of("The ", ends, "."))
+            stood = ", which by itself is no fault." if did_not_come_down(course.reader) else "."
+            yield Happening(None, Sentence.of("The ", ends, stood))
         return
     shown = found[:_MOST_HAPPENINGS]
     told = {fact.text for one in shown for fact in one.facts}
@@ -320,7 +325,7 @@ def _effects(findings: Sequence[Finding], head: Finding | None) -> set[str]:
     return found
 
 
-_GUESS = re.compile(r"Read as .+?(?=\. If another)")  # of a log of no known format
+_GUESS = re.compile(r"Read as (\w+).+?(?=\. If another)")  # of a log of no known format
 
 
 def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
@@ -347,7 +352,8 @@ def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
     for finding in diagnosis.findings:
         guess = _GUESS.search(finding.cause) if finding.code == _NOTES else None
         if guess is not None:
-            yield Sentence.of(f"{guess[0]}; --map loss=NAME names another number.")
+            column = "loss" if "loss = " in guess[0] else guess[1]
+            yield Sentence.of(f"{guess[0]}; --map {column}=NAME names another number.")
 
 
 def _not_recorded(reader: FactReader) -> list[str]:
