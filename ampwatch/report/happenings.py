@@ -432,11 +432,11 @@ def loss_ends(reader: FactReader) -> Sentence | None:
     return Sentence.of("loss was ", first, " at first and ", last, " at the end")
 
 
-def did_not_come_down(reader: FactReader) -> bool:
-    """Whether the loss at the end is about as high as at first."""
+def did_not_come_down(reader: FactReader, share: float = _PROGRESS) -> bool:
+    """Whether the loss at the end is about as high as at first: above this share of it."""
     losses = reader.series("loss").finite
     if len(losses) < 2 * _LEAST_ENTRIES:
         return False
     few = min(_LEVEL_ENTRIES, len(losses) // 2)
     first, last = np.median(losses.value[:few]), np.median(losses.value[-few:])
-    return bool(first > 0 and last > _PROGRESS * first)
+    return bool(first > 0 and last > share * first)

@@ -250,7 +250,9 @@ def _happened(course: Course, diagnosis: Diagnosis, head: Finding | None) -> Ite
         yield from (one for one in found if one.step is not None)
         ends = loss_ends(course.reader)
         if ends is not None:
-            stood = ", which by itself is no fault." if did_not_come_down(course.reader) else "."
+            stood = (
+                ", which by itself is no fault." if did_not_come_down(course.reader, _SAME) else "."
+            )
             yield Happening(None, Sentence.of("The ", ends, stood))
         return
     shown = found[:_MOST_HAPPENINGS]
@@ -325,6 +327,7 @@ def _effects(findings: Sequence[Finding], head: Finding | None) -> set[str]:
     return found
 
 
+_SAME = 0.98  # of the first loss: as high, in two digits
 _GUESS = re.compile(r"Read as (\w+).+?(?=\. If another)")  # of a log of no known format
 
 
