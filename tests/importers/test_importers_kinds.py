@@ -119,6 +119,12 @@ def test_a_line_that_sums_up_an_epoch_is_no_step_after_its_steps(tmp_path):
     assert run.read(Table.EXTRAS).to_pydict()["value"] == pytest.approx([0.1786])
 
 
+def test_the_loss_of_each_step_is_known_beside_a_line_that_sums_up_the_epoch(tmp_path):
+    text = lines_of("Epoch [1/9], Step [{n}/12], CrossEntropyLoss: {l:.4f}, Perplexity: 9.1\n")
+    run = imported(text + "Epoch [1/9], Train Loss: 9.5, Valid Loss: 9.6\n", tmp_path)
+    assert steps_of(run)["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
 def test_parts_of_a_loss_never_stand_in_for_it(tmp_path):
     text = lines_of("step {n} loss_cls: 0.4, acc: 91.5, loss: {l:.4f}\n")
     run = imported(text + "step 12 loss_cls: 0.3351, acc: 91.6, loss_b", tmp_path)

@@ -86,7 +86,7 @@ _ANCHORS = frozenset({
     "step", "iter", "Iter", "epoch", "batch", "Batch", "episode", "Episode", "lr", "reward", "train"
 })  # fmt: skip
 _MOST_CHARACTERS = 16384  # verl logs a hundred figures on a line
-_LEAST_ALIKE = 3
+_LEAST_ALIKE, _FINER = 3, 3
 _LAST_NUMBER = re.compile(r"[\w.+-]+$")
 
 
@@ -230,6 +230,7 @@ def learned(
         lines = list(map(plain.line, texts))
     of_loss = [line for line in lines if "loss" in values_of(line.numbers)]
     has_loss = len(of_loss) > 1 or any(_place(line) is not None for line in of_loss)
+    has_loss &= not _sums_up(of_loss, lines)
 
     def words_of(line: _Line) -> Words:
         return _words_of(line, has_loss=has_loss)
@@ -279,6 +280,16 @@ def anchors_of(plain: PlainLines, texts: Sequence[str]) -> Collection[str]:
             return "0123456789"
         found.add(max(words, key=len))
     return found
+
+
+def _sums_up(of_loss: Sequence[_Line], lines: Sequence[_Line]) -> bool:
+    """Whether the lines with a loss by that name sum up many, each with one loss by its words."""
+    finer = sum(
+        1 for line in lines
+        if "loss" not in values_of(line.numbers) and _place(line) is not None
+        and sum("loss" in name.lower() for name in named_losses(line.numbers)) == 1
+    )  # fmt: skip
+    return finer > _FINER * len(of_loss)
 
 
 def _of_first_line(lines: Sequence[_Line], roles: Mapping[Kind, Role]) -> Mapping[Kind, Role]:
