@@ -15,7 +15,8 @@ APART = (
 # What to do about an outcome where no rule has found why; of the others it is the page's.
 REMEDIES = {
     State.WORSE: "Lower the learning rate. If that does not help, look at the batches around the "
-    "step at which the loss rose. Record the gradient norm: it tells the two apart.",
+    "step at which the loss rose. Record the gradient norm: it tells bad batches from a learning "
+    "rate that is too high.",
     State.NOT_BACK: "Wait: the loss may come back. If it does not, lower the learning rate, or "
     "look at the batches around the step at which it rose.",
     State.ANOTHER_LEVEL: "Check whether the data or the task changed at that step.",

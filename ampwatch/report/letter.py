@@ -167,6 +167,8 @@ def _opening(course: Course, diagnosis: Diagnosis, head: Finding | None) -> Iter
         yield _breakdown(course, diagnosis)
     else:
         why = first_sentence_without_number(head.cause)
+        if not why and head.code == _CUT_OFF:
+            why = head.summary
         if why:
             yield Sentence.of(Remedy(why))
 

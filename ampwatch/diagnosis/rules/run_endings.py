@@ -129,8 +129,10 @@ def _ended_by(event: Event) -> Seen:
         ranks=(event.rank,),
         layer=event.layer,
         summary=summary,
-        cause=text or "The exception had no message.",
-        action="Fix the error; the record up to there is complete.",
+        cause=text if any(map(str.isalpha, text)) else f"{event.exception}, without a message.",
+        action="Fix the error; the record up to there is complete."
+        if event.step is not None
+        else "Fix the error. The program ended before its first recorded step.",
     )
 
 
