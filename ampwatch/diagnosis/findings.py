@@ -96,8 +96,6 @@ class Outcome:
     came_at_once: bool = dataclasses.field(default=False, metadata={"json": False})
     # Other metrics explain that the loss rose.
     is_explained: bool = dataclasses.field(default=False, metadata={"json": False})
-    # How rollout and training grew apart before it, as part of a sentence.
-    gap_sign: str = dataclasses.field(default="", metadata={"json": False})
 
     @property
     def severity(self) -> Severity:

@@ -221,7 +221,7 @@ def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
         if diagnosis.little_seen is None or len(reader.series("loss")):
             yield Sentence.of("Nothing needs to be done.")
         else:
-            yield Sentence.of("Without a loss, that says little: nothing else was judged.")
+            yield Sentence.of("This log has no loss, so hardly anything could be judged.")
 
 
 def _word_for(reader: FactReader, steps: Fact) -> str:

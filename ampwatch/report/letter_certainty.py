@@ -126,7 +126,7 @@ def _rate_of_calm_run(advice: Advice) -> Sentence:
     if advice.action is Action.KEEP and advice.recommended is not None:
         now = present_rate(advice.recommended)
         return Sentence.of("Learning rate: no change suggested (now ", now, ").")
-    return Sentence.of("Learning rate: no change suggested; the record does not show it.")
+    return Sentence.of("Learning rate: no change suggested; its value is not recorded.")
 
 
 def _sureness(probability: float) -> str:

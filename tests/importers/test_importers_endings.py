@@ -188,7 +188,16 @@ def test_the_traceback_of_a_program_that_trains_is_a_run_without_steps(frame, tm
     error = "ValueError: The train_dataset has no length"
     run = imported(f"Traceback (most recent call last):\n{frame}\n{error}\n", tmp_path)
     assert diagnose(run).run.steps == 0
-    assert [finding.code for finding in diagnose(run).findings][:1] == ["AMP902"]
+    (ended, *_) = diagnose(run).findings
+    assert (ended.code, ended.cause) == ("AMP902", "The train_dataset has no length")
+    assert ended.action.endswith("The program ended before its first recorded step.")
+
+
+def test_an_exception_whose_message_is_a_rule_is_told_by_its_name(tmp_path):
+    text = "File train.py\nsome.errors.ChildFailedError: ==========================\n"
+    (ended, *_) = diagnose(imported(lines(9) + text, tmp_path)).findings
+    assert ended.cause == "ChildFailedError, without a message."
+    assert ended.action.endswith("the record up to there is complete.")
 
 
 def counter(step: int, skipped: int) -> str:

@@ -105,7 +105,7 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
     """A record that ends with an exception or has no end mark."""
     last = case.scale.last_step
     if case.events.fatal:
-        yield _ended_by(case.events.fatal[-1])
+        yield _ended_by(case.events.fatal[-1], after_steps=case.numbers.steps > 0)
     elif not case.record.clean_end and case.observed.loop:  # others write no end mark
         yield Seen(
             first_step=last,
@@ -116,7 +116,7 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
         )
 
 
-def _ended_by(event: Event) -> Seen:
+def _ended_by(event: Event, *, after_steps: bool) -> Seen:
     """The exception with which the record ends: its type, layer and line of the user's code."""
     text = " ".join(str(event.detail.get("message", "")).split())[:200]
     place = str(event.detail.get("user_frame") or "").rpartition("/")[2]
@@ -131,7 +131,7 @@ def _ended_by(event: Event) -> Seen:
         summary=summary,
         cause=text if any(map(str.isalpha, text)) else f"{event.exception}, without a message.",
         action="Fix the error; the record up to there is complete."
-        if event.step is not None
+        if after_steps
         else "Fix the error. The program ended before its first recorded step.",
     )
 

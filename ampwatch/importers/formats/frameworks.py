@@ -10,7 +10,7 @@ from typing import Any
 
 from ampwatch.importers.format import TORCH_SCALER, Format
 from ampwatch.importers.scale_arithmetic import snapped
-from ampwatch.importers.wordings import Told, reader, worded
+from ampwatch.importers.wordings import Told, Wording, reader, worded
 from ampwatch.rows import Mark
 
 _THOUSAND_STEPS = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1000.0}
@@ -52,23 +52,22 @@ def _keyed(text: str) -> str:
     return rf"(?<![\w.-]){text}['\"]?\s*[:=]?\s*['\"\[]?<>"
 
 
-def _of_meters(place: str, **more: Any) -> Any:
+def _meters(source: str, anchor: str, place: str, **more: Any) -> Format:
     """Meters, `name current (average)`: one inf makes an average nan for ever; it is not used.
 
     Without a loss by that name the last resort reads the line.
     """
-    return reader([worded("stats", place, _METERS, wants=("loss",), first_epoch=0, **more)])
-
-
-def _meters(source: str, anchor: str, place: str, **more: Any) -> Format:
     marks = {"loss": _AVERAGED, "grad_norm": _AVERAGED} if more else {}
-    return Format(
-        source, (anchor,), _of_meters(place, **more), TORCH_SCALER, marks, is_scale=_is_scale
-    )
+    line = worded("stats", place, _METERS, wants=("loss",), first_epoch=0, **more)
+    return _form(source, (anchor,), TORCH_SCALER, line, marks=marks, is_scale=_is_scale)
 
 
 def _form(
-    source: str, anchors: tuple[str, ...], scaler: Mapping[str, float], *wordings: Any, **more: Any
+    source: str,
+    anchors: tuple[str, ...],
+    scaler: Mapping[str, float],
+    *wordings: Wording,
+    **more: Any,
 ) -> Format:
     return Format(source, anchors, reader(wordings), scaler, **more)
 

@@ -69,7 +69,8 @@ _CLOCK = re.compile(
     rf"{TIMESTAMP}|(?:\b\d\d?/\d\d?/\d{{4}} )?(?<![\d:])\d+:\d\d:\d\d(?:[.,]\d+)?(?: [AP]M\b)?"
 )
 _NO_COUNTER = re.compile(
-    r"(?i)time|eta|elapsed|remain|second|\bs\b|\bms\b|mem|data|speed|/s|seed|version|epoch|rank|size|gpu"
+    r"(?i)time|eta|elapsed|remain|second|\bs\b|\bms\b|mem|data|speed|/s|seed|version|epoch|rank|"
+    r"size|gpu"
 )
 _OF_TRAINING = re.compile(r"(?i)\b(?:train|epsilon|lr|learning|entropy|optimi[sz]er|epoch|episode)")
 _EPOCHS = frozenset({"epoch", "epochs", "ep", "train"})

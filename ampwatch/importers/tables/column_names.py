@@ -158,8 +158,8 @@ def tells_training(names: Names) -> bool:
 
 # Words of a training beside its loss; without any of them a loss may be an insurer's or a cable's.
 _OF_TRAINING = re.compile(
-    r"(?i)(?<![a-z])(?:train|step|iter|epoch|ep(?![a-z])|batch|episode|learning|lr(?![a-z])|grad(?![eu])|gnorm|"
-    r"optimi[sz]er|entropy|xent|nll|bce|r?mse|mae|elbo|ppl|perplex|psnr|reward|acc(?![eo])|"
+    r"(?i)(?<![a-z])(?:train|step|iter|epoch|ep(?![a-z])|batch|episode|learning|lr(?![a-z])|"
+    r"grad(?![eu])|gnorm|optimi[sz]er|entropy|xent|nll|bce|r?mse|mae|elbo|ppl|perplex|psnr|reward|acc(?![eo])|"
     r"val(?![au])|cuda|gpu|it/s|checkpoint|loss_?[dg](?![a-z])|[dg]loss|score at)|"
     r"[a-z0-9][_-]loss(?![a-z])|updates?(?![a-z])"
 )
