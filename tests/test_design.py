@@ -55,10 +55,10 @@ def test_every_link_leads_somewhere():
         assert (ROOT / "docs" / target).exists(), target
 
 
-def test_no_file_is_longer_than_450_lines():
+def test_no_file_is_longer_than_700_lines():
     files = [*ROOT.glob("ampwatch/**/*.py"), *ROOT.glob("dashboard/**/*.py")]
     lengths = {path.relative_to(ROOT): len(path.read_text("utf-8").splitlines()) for path in files}
-    assert {path: length for path, length in lengths.items() if length > 450} == {}
+    assert {path: length for path, length in lengths.items() if length > 700} == {}
 
 
 def imports_of(path: Path, modules: dict[str, Path]) -> Iterator[str]:
