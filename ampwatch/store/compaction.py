@@ -20,7 +20,14 @@ from ampwatch.errors import CodecError, RunError, RunInUseError, reason_of
 from ampwatch.files import open_file, replace_file, sync, write_file
 from ampwatch.rows import FORMAT, SCHEMAS, TABLES, Table
 from ampwatch.store import locks
-from ampwatch.store.compacted_log import CompactedLog, seal
+from ampwatch.store.compacted_log import (
+    CompactedLog,
+    TableFile,
+    footer_of,
+    most_bytes,
+    refuse_large,
+    seal,
+)
 from ampwatch.store.layout import (
     BASE_FILE,
     INDEX_FILE,
@@ -30,7 +37,6 @@ from ampwatch.store.layout import (
     table_file,
 )
 from ampwatch.store.live_log import RECORD, Header, pack_header
-from ampwatch.store.parquet_file import Declared, TableFile, footer_of, most_bytes
 from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run_info import read_info
 
@@ -153,8 +159,10 @@ def _write_table(
 
 def _refuse_unreadable(path: Path, table: Table, entry: TableFile, text_bytes: int) -> None:
     """Refuse to write a file that readers would refuse as made to fill their memory."""
+    from pyarrow import parquet
+
     try:
-        Declared.of(table, entry, footer_of(path.read_bytes())[:-8])
+        refuse_large(table, entry, parquet.read_metadata(path))
         too_dense = text_bytes > most_bytes(entry.size)
     except CodecError:
         too_dense = True
