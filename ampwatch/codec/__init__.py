@@ -7,13 +7,10 @@ as this one's, with nulls. Bytes from outside are `check`ed before anything read
 
 from __future__ import annotations
 
-from ampwatch.codec.arrow_header import (
+from ampwatch.codec.batches import (
     MAX_INFLATED_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_ROWS,
-    refuse_other_packing,
-)
-from ampwatch.codec.batches import (
     Batch,
     check,
     decode,
@@ -39,7 +36,6 @@ __all__ = [
     "encode_batch",
     "numpy_type",
     "refuse_missing_keys",
-    "refuse_other_packing",
     "scalar",
     "stream_head",
 ]  # fmt: skip

@@ -27,7 +27,6 @@ from ampwatch.codec import (
     Batch,
     decode_stream,
     refuse_missing_keys,
-    refuse_other_packing,
     stream_head,
 )
 from ampwatch.errors import CodecError, FutureRunError, RunError, reason_of
@@ -231,7 +230,6 @@ class LiveLog:
         self._generation = generation  # of the base that comes before; 0 for none
         self._tables = dict.fromkeys(TABLES, _NO_RECORDS)
         self._verified = dict.fromkeys(TABLES, 0)
-        self._unpacked = dict.fromkeys(TABLES, 0)  # batches that were seen to be packed as ours are
         self._header = self._read_header()
 
     # --- what there is ---------------------------------------------------------------------------
@@ -267,7 +265,6 @@ class LiveLog:
         pieces, good = good_payloads(self._folder, table, records[first:last])
         if first + good < last:
             self._cut(table, first + good)
-        self._refuse_packed(table, records[first : first + good], pieces, first)
         found = self._decode(table, names, pieces)
         if found.num_rows != int(records["rows"][first : first + good].sum()):
             raise self._not_ours(table)
@@ -359,24 +356,6 @@ class LiveLog:
             raise self._not_ours(table) from problem
         # A column of hundreds of pieces is slow to handle.
         return found.combine_chunks() if found.num_rows <= _JOINED_ROWS else found
-
-    def _refuse_packed(
-        self, table: Table, records: np.ndarray, pieces: list[bytes], first: int
-    ) -> None:
-        """Refuse, of the batches not read before, those that would inflate without a bound."""
-        place = first
-        try:
-            for stretch, piece in zip(stretches(records), pieces, strict=True):
-                view, end = memoryview(piece), 0
-                for length in stretch["length"].tolist():
-                    if place >= self._unpacked[table]:
-                        refuse_other_packing(view[end : end + length])
-                    end += length
-                    place += 1
-        except CodecError as problem:
-            raise self._not_ours(table) from problem
-        if first <= self._unpacked[table]:
-            self._unpacked[table] = max(self._unpacked[table], place)
 
     def _not_ours(self, table: Table) -> RunError:
         path = table_file(self._folder, table)
