@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from ampwatch import errors, feed
-from ampwatch.errors import AmpwatchError, FeedError, RunError
+from ampwatch.errors import AmpwatchError, FeedError, RunError, reason_of
 from ampwatch.recorder.recorder_messages import (
     Asked,
     Failed,
@@ -25,8 +30,8 @@ from ampwatch.recorder.recorder_messages import (
     RecordedRun,
     RecorderStats,
     RecorderStatus,
+    from_line,
 )
-from ampwatch.recorder.recorder_process import RecorderProcess
 
 _NOTES_KEPT = 200
 _END_PATIENCE_S = 20.0
@@ -310,3 +315,76 @@ def _trouble_in(callback: Callable[[T], None] | None, value: T) -> str | None:
     except Exception as error:  # noqa: BLE001  theirs may raise anything; rows must go on coming
         return f"{type(error).__name__}: {error}"
     return None
+
+
+# --- its process ----------------------------------------------------------------------------------
+
+# The starter's import path, so that both import the same ampwatch.
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from ampwatch.recorder import recorder_process
+recorder_process.main(sys.argv[1])
+"""
+# The terminal's Ctrl-C must not reach it: what was sent before is still to be filed.
+_OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+
+
+class RecorderProcess:
+    """One process, from its start to its end. FeedError if it cannot be started."""
+
+    def __init__(self, orders: Orders, environ: Mapping[str, str]) -> None:
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, orders.to_text(), json.dumps(sys.path)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(environ),
+                start_new_session=True, creationflags=_OWN_GROUP,
+            )  # fmt: skip
+        except OSError as error:
+            raise FeedError(
+                f"The recorder's process cannot be started ({reason_of(error)})."
+            ) from error
+
+    @property
+    def id(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def messages(self) -> Iterator[Message]:
+        """What it says, until it has ended."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.endswith(b"\n"):  # a process that is killed may leave half a line
+                yield from_line(line)
+
+    def instruct(self, asked: Asked) -> bool:
+        """Have it pass an instruction on; False if it has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(asked.to_line())
+            self._process.stdin.flush()
+        except (OSError, ValueError):  # ValueError: closed by `ask_to_end`
+            return False
+        return True
+
+    def ask_to_end(self) -> None:
+        """Let it file what it has, and end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End it now; what it has acknowledged is in the files."""
+        self._process.kill()
+
+    def wait(self) -> str:
+        """How it ended, in words; call this when it has no more to say."""
+        assert self._process.stdout is not None
+        self.ask_to_end()
+        code = self._process.wait()
+        self._process.stdout.close()
+        if code >= 0:
+            return f"exit status {code}"
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-code).name
+        return f"signal {-code}"

@@ -6,8 +6,8 @@ Each name is imported when it is first used, so a program that only writes loads
 
 - a run's folder: layout, locks, run_info, tags, copy_notes
 - a rank's log: writer, live_log, compacted_log, parquet_file, compaction, rank_log
-- a run as its readers see it: run, public_rows, reading
-- lists of runs, and runs by their name: catalogue, kept_facts, run_by_name
+- a run as its readers see it: run, public_rows
+- lists of runs, and runs by their name: catalogue, kept_facts
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ampwatch.store.catalogue import HOW_TO_BEGIN as HOW_TO_BEGIN
     from ampwatch.store.catalogue import OWN_SOURCE as OWN_SOURCE
     from ampwatch.store.catalogue import Catalogue as Catalogue
     from ampwatch.store.catalogue import RunSummary as RunSummary
     from ampwatch.store.catalogue import default_log_dir as default_log_dir
     from ampwatch.store.catalogue import delete_run as delete_run
+    from ampwatch.store.catalogue import find_run as find_run
+    from ampwatch.store.catalogue import how_to_see as how_to_see
     from ampwatch.store.catalogue import list_runs as list_runs
     from ampwatch.store.catalogue import register_run as register_run
+    from ampwatch.store.catalogue import shown_folder as shown_folder
     from ampwatch.store.catalogue import summarize as summarize
     from ampwatch.store.compaction import compact as compact
     from ampwatch.store.copy_notes import COPY_FILE as COPY_FILE
@@ -34,16 +38,12 @@ if TYPE_CHECKING:
     from ampwatch.store.layout import safe_name as safe_name
     from ampwatch.store.layout import size_of_run as size_of_run
     from ampwatch.store.locks import is_written as is_written
-    from ampwatch.store.reading import Reading as Reading
+    from ampwatch.store.run import Reading as Reading
     from ampwatch.store.run import Run as Run
     from ampwatch.store.run import RunFiles as RunFiles
     from ampwatch.store.run import RunFolder as RunFolder
     from ampwatch.store.run import is_published as is_published
     from ampwatch.store.run import open_run as open_run
-    from ampwatch.store.run_by_name import HOW_TO_BEGIN as HOW_TO_BEGIN
-    from ampwatch.store.run_by_name import find_run as find_run
-    from ampwatch.store.run_by_name import how_to_see as how_to_see
-    from ampwatch.store.run_by_name import shown_folder as shown_folder
     from ampwatch.store.run_info import RUN_FILE as RUN_FILE
     from ampwatch.store.run_info import RunInfo as RunInfo
     from ampwatch.store.run_info import describe_run as describe_run
@@ -55,17 +55,15 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "catalogue": (
-        "OWN_SOURCE", "Catalogue", "RunSummary", "default_log_dir", "delete_run", "list_runs",
-        "register_run", "summarize",
+        "HOW_TO_BEGIN", "OWN_SOURCE", "Catalogue", "RunSummary", "default_log_dir", "delete_run",
+        "find_run", "how_to_see", "list_runs", "register_run", "shown_folder", "summarize",
     ),
     "compaction": ("compact",),
     "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
     "run_info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
     "layout": ("create_run", "safe_name", "size_of_run"),
     "locks": ("is_written",),
-    "reading": ("Reading",),
-    "run": ("Run", "RunFiles", "RunFolder", "is_published", "open_run"),
-    "run_by_name": ("HOW_TO_BEGIN", "find_run", "how_to_see", "shown_folder"),
+    "run": ("Reading", "Run", "RunFiles", "RunFolder", "is_published", "open_run"),
     "tags": ("RunTags", "edit_tags", "read_tags"),
     "writer": ("RankWriter",),
 }  # fmt: skip
