@@ -80,11 +80,6 @@ class RankWriter:
         """The lowest sequence number this log does not hold, from its first one on."""
         return self.held.next_missing(self._from)
 
-    @property
-    def open_files(self) -> int:
-        """How many files it holds open: the lock, the index, and one a table."""
-        return 2 + len(self._files)
-
     def is_in_place(self) -> bool:
         """Whether its files are still where it opened them: not deleted, moved or replaced."""
         if self._lock < 0:
