@@ -22,7 +22,7 @@ from ampwatch import feed, store
 from ampwatch.codec import Batch
 from ampwatch.errors import AmpwatchError, EndpointTakenError, RunError, RunInUseError
 from ampwatch.recorder.rank_copies import Compactor, OpenFiles, RankCopy, allow_more_files, copy_in
-from ampwatch.recorder.recorder_messages import (
+from ampwatch.recorder.recorder import (
     ALIVE_S,
     Asked,
     Failed,

@@ -28,8 +28,7 @@ from recorder_parts import (
 from ampwatch import feed, store
 from ampwatch.errors import FeedError, RunError
 from ampwatch.recorder import Recorder
-from ampwatch.recorder.recorder import RecorderProcess
-from ampwatch.recorder.recorder_messages import Orders
+from ampwatch.recorder.recorder import Orders, RecorderProcess
 
 
 def test_what_a_caller_raises_when_rows_come_is_noted_and_recording_goes_on(tmp_path, copies):
@@ -187,7 +186,7 @@ def test_peers_that_flood_with_hellos_and_are_killed_do_not_end_the_recording(tm
 HOLDER = """
 import sys
 from ampwatch.recorder import Recorder
-from ampwatch.recorder.recorder_messages import Orders
+from ampwatch.recorder.recorder import Orders
 from ampwatch.recorder.recorder import RecorderProcess
 recorder = Recorder(sys.argv[1], sys.argv[2]).start()
 print(recorder.process_id, recorder.endpoint, flush=True)
