@@ -103,10 +103,10 @@ def decode_stream(
     try:
         return list(pa.ipc.open_stream(source, options=options))
     except (pa.ArrowException, OSError) as problem:
-        found = _decode_earlier_formats(table, payloads, wanted)
-        if found is None:
+        batches = _decode_earlier_formats(table, payloads, wanted)
+        if batches is None:
             raise CodecError(f"Batches of {table.value} cannot be decoded: {problem}") from problem
-        return found
+        return batches
 
 
 def _decode_earlier_formats(
@@ -288,15 +288,15 @@ class _Flatbuffer:
 @functools.cache
 def _layouts(table: Table) -> dict[int, tuple[pa.Schema, int]]:
     """The layouts of a table's batches in an Arrow header, by how many nodes they have."""
-    known = {}
+    layouts = {}
     for schema in schemas_of(table):
         nodes = buffers = 0
         for field in schema:
             is_list = pa.types.is_list(field.type)
             nodes += 2 if is_list else 1
             buffers += 4 if is_list else 3 if pa.types.is_string(field.type) else 2
-        known[nodes] = schema, buffers
-    return known
+        layouts[nodes] = schema, buffers
+    return layouts
 
 
 def _read_header(table: Table, payload: bytes | memoryview) -> _MessageHeader:

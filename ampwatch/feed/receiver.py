@@ -317,14 +317,14 @@ class Receiver:
     def _reached(self, user: str) -> str:
         """The limit that is reached, in words; empty if none is."""
         if len(self.peers) >= self._limits.peers:
-            told = f"{self._limits.peers} ranks, and that many are sending"
+            limit = f"{self._limits.peers} ranks, and that many are sending"
         elif user and self._by_user[user] >= (most := self._limits.key_peers):
             key = z85.decode(user).hex()
-            told = f"{most} ranks with one key, and that many send with the key {key}"
+            limit = f"{most} ranks with one key, and that many send with the key {key}"
         else:
             return ""
         return (
-            f"This recorder follows at most {told}: the others keep their own logs, and are "
+            f"This recorder follows at most {limit}: the others keep their own logs, and are "
             "recorded once some have ended."
         )
 

@@ -22,8 +22,8 @@ from ampwatch.files import make_folder, size_of
 from ampwatch.ranges import Ranges
 from ampwatch.rows import TABLES
 from ampwatch.store import locks
-from ampwatch.store.copy_notes import MOST_GAPS
 from ampwatch.store.layout import INDEX_FILE, find_in, rank_folder
+from ampwatch.store.run_info import MOST_GAPS
 
 _MOST_RANGES = 10_000  # live rows come ahead of older ones, but not in so many pieces
 _PATIENCE_S = 90.0  # a network share may show another host's writes a minute late

@@ -198,11 +198,11 @@ class Recorder:
         reachable = feed.reachable_form(listening.endpoint)
         if reachable == feed.DEFAULT_ENDPOINT:
             return
-        known = feed.announce(reachable)
+        is_announced = feed.announce(reachable)
         if listening.fell_back:
             how = (
                 "your trainers on this machine find it if they start from now on"
-                if known
+                if is_announced
                 else f"start trainers with AMPWATCH_ENDPOINT={reachable}"
             )
             self._note(f"{wanted} is taken, so this recorder listens on {reachable}; {how}.")
@@ -397,13 +397,13 @@ class RecorderStatus:
     @property
     def runs(self) -> dict[str, RecordedRun]:
         """The runs heard of, by id."""
-        found: dict[str, RecordedRun] = {}
+        runs: dict[str, RecordedRun] = {}
         reports = self._ranks.copy().values()
         for rank, process in sorted(reports, key=lambda report: report[0].record.rank):
-            before = found[rank.run_id].ranks if rank.run_id in found else ()
+            before = runs[rank.run_id].ranks if rank.run_id in runs else ()
             records = (*before, self._as_of_now(rank.record, process))
-            found[rank.run_id] = RecordedRun(rank.run_id, rank.run_name, rank.folder, records)
-        return found
+            runs[rank.run_id] = RecordedRun(rank.run_id, rank.run_name, rank.folder, records)
+        return runs
 
     @property
     def stats(self) -> RecorderStats:
@@ -512,9 +512,12 @@ class Orders:
     @classmethod
     def from_text(cls, text: str) -> Orders:
         """What `to_text` wrote."""
-        told = json.loads(text)
-        folders = {"directory": Path(told["directory"]), "beside": tuple(map(Path, told["beside"]))}
-        return cls(**told | folders)
+        fields = json.loads(text)
+        folders = {
+            "directory": Path(fields["directory"]),
+            "beside": tuple(map(Path, fields["beside"])),
+        }
+        return cls(**fields | folders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,13 +588,13 @@ def to_line(message: Message) -> bytes:
 
 def from_line(line: bytes) -> Message:
     """The message of the recorder's process in a whole line."""
-    name, told = json.loads(line)
-    if "folder" in told:
-        told["folder"] = Path(told["folder"])
-    if "denied_keys" in told:
-        told["denied_keys"] = tuple(told["denied_keys"])
-    if "record" in told:
-        gaps = tuple((first, after) for first, after in told["record"]["gaps"])
-        told["record"] = RankRecord(**told["record"] | {"gaps": gaps})
-    message: Message = _KINDS[name](**told)
+    name, fields = json.loads(line)
+    if "folder" in fields:
+        fields["folder"] = Path(fields["folder"])
+    if "denied_keys" in fields:
+        fields["denied_keys"] = tuple(fields["denied_keys"])
+    if "record" in fields:
+        gaps = tuple((first, after) for first, after in fields["record"]["gaps"])
+        fields["record"] = RankRecord(**fields["record"] | {"gaps": gaps})
+    message: Message = _KINDS[name](**fields)
     return message

@@ -402,8 +402,8 @@ def _listening(orders: Orders, reporter: Reporter, is_over: Callable[[], bool]) 
         beside=orders.beside,
     )  # fmt: skip
     try_port = partial(_unless_taken, at)
-    found = retry(try_port, orders.port_wait_s, every_s=_BIND_EVERY_S, stop=is_over)
-    return found or at(fallback=orders.fallback)
+    recording = retry(try_port, orders.port_wait_s, every_s=_BIND_EVERY_S, stop=is_over)
+    return recording or at(fallback=orders.fallback)
 
 
 def _unless_taken(at: Callable[[], Recording]) -> Recording | None:

@@ -4,7 +4,7 @@ A rank's batches are appended to one Arrow stream a table, and an index record w
 vouches for each. Torn or damaged batches are left out and reported; acknowledged ones are read.
 Each name is imported when it is first used, so a program that only writes loads no reader.
 
-- a run's folder: layout, locks, run_info, tags, copy_notes
+- a run's folder: layout, locks, run_info, tags
 - a rank's log: writer, live_log, compacted_log, parquet_file, compaction, rank_log
 - a run as its readers see it: run, public_rows
 - lists of runs, and runs by their name: catalogue, kept_facts
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from ampwatch.store.catalogue import shown_folder as shown_folder
     from ampwatch.store.catalogue import summarize as summarize
     from ampwatch.store.compaction import compact as compact
-    from ampwatch.store.copy_notes import COPY_FILE as COPY_FILE
-    from ampwatch.store.copy_notes import CopyNote as CopyNote
-    from ampwatch.store.copy_notes import load_copies as load_copies
-    from ampwatch.store.copy_notes import read_copies as read_copies
-    from ampwatch.store.copy_notes import write_copies as write_copies
     from ampwatch.store.layout import create_run as create_run
     from ampwatch.store.layout import safe_name as safe_name
     from ampwatch.store.layout import size_of_run as size_of_run
@@ -44,10 +39,15 @@ if TYPE_CHECKING:
     from ampwatch.store.run import RunFolder as RunFolder
     from ampwatch.store.run import is_published as is_published
     from ampwatch.store.run import open_run as open_run
+    from ampwatch.store.run_info import COPY_FILE as COPY_FILE
     from ampwatch.store.run_info import RUN_FILE as RUN_FILE
+    from ampwatch.store.run_info import CopyNote as CopyNote
     from ampwatch.store.run_info import RunInfo as RunInfo
     from ampwatch.store.run_info import describe_run as describe_run
+    from ampwatch.store.run_info import load_copies as load_copies
+    from ampwatch.store.run_info import read_copies as read_copies
     from ampwatch.store.run_info import read_info as read_info
+    from ampwatch.store.run_info import write_copies as write_copies
     from ampwatch.store.tags import RunTags as RunTags
     from ampwatch.store.tags import edit_tags as edit_tags
     from ampwatch.store.tags import read_tags as read_tags
@@ -59,8 +59,10 @@ _NAMES = {
         "find_run", "how_to_see", "list_runs", "register_run", "shown_folder", "summarize",
     ),
     "compaction": ("compact",),
-    "copy_notes": ("COPY_FILE", "CopyNote", "load_copies", "read_copies", "write_copies"),
-    "run_info": ("RUN_FILE", "RunInfo", "describe_run", "read_info"),
+    "run_info": (
+        "COPY_FILE", "RUN_FILE", "CopyNote", "RunInfo", "describe_run", "load_copies",
+        "read_copies", "read_info", "write_copies",
+    ),
     "layout": ("create_run", "safe_name", "size_of_run"),
     "locks": ("is_written",),
     "run": ("Reading", "Run", "RunFiles", "RunFolder", "is_published", "open_run"),

@@ -28,12 +28,11 @@ from ampwatch.errors import AmpwatchError, NotARunError, RunError, RunInUseError
 from ampwatch.files import draft_of
 from ampwatch.rows import FORMAT, Table
 from ampwatch.store import locks
-from ampwatch.store.copy_notes import COPY_FILE, read_copies
 from ampwatch.store.kept_facts import FileStamp, KeptFacts, stamp_of
 from ampwatch.store.layout import is_rank_name, rank_folder, ranks_in, sweep
 from ampwatch.store.locks import LOCK_FILE
 from ampwatch.store.rank_log import RankLog
-from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
+from ampwatch.store.run_info import COPY_FILE, RUN_FILE, RunInfo, read_copies, read_info
 from ampwatch.store.tags import TAGS_FILE, RunTags, read_tags
 
 OWN_SOURCE = "ampwatch"  # who wrote the rows; other tools' logs have their tool's name
@@ -140,8 +139,8 @@ class Catalogue:
             notes = sorted((state_folder() / "runs").iterdir())
         except (OSError, RuntimeError):
             return []
-        known = {note.name: self._notes.get(note.name) or _still_there(note) for note in notes}
-        self._notes = {name: place for name, place in known.items() if place is not None}
+        places = {note.name: self._notes.get(note.name) or _still_there(note) for note in notes}
+        self._notes = {name: place for name, place in places.items() if place is not None}
         return list(self._notes.values())
 
     def _line(self, path: str) -> RunSummary | None:
@@ -150,9 +149,9 @@ class Catalogue:
         if stamp is None:
             self._notes = {name: place for name, place in self._notes.items() if place[0] != path}
             return None
-        known = self._lines.get(path)
-        if known is not None and stamp.text and known[0] == stamp:
-            return known[1]
+        before = self._lines.get(path)
+        if before is not None and stamp.text and before[0] == stamp:
+            return before[1]
         line = self._labelled(self._summary(path, stamp), stamp)
         self._lines[path] = (stamp, line)
         return line
@@ -242,11 +241,13 @@ def _places_in(folder: Path) -> list[Place]:
         with os.scandir(folder) as entries:
             return sorted(
                 (
-                    one.path,
-                    os.path.realpath(one) if one.is_symlink() else f"{real_folder}/{one.name}",
+                    entry.path,
+                    os.path.realpath(entry)
+                    if entry.is_symlink()
+                    else f"{real_folder}/{entry.name}",
                 )
-                for one in entries
-                if not one.name.startswith(".")
+                for entry in entries
+                if not entry.name.startswith(".")
             )
     except OSError:
         return []
@@ -460,29 +461,29 @@ def _names_or_none(folder: Path) -> list[str]:
 
 def run_names(folder: Path) -> list[str]:
     """The names of the runs in a folder, newest first; none of them is opened."""
-    found = []
+    names = []
     with os.scandir(folder) as entries:
         for entry in entries:
             info = os.path.join(entry.path, RUN_FILE)  # noqa: PTH118 - of 10,000 folders
             if not entry.name.startswith(".") and os.path.lexists(info):
-                found.append((os.lstat(info).st_mtime_ns, entry.name))
-    return [name for _, name in sorted(found, reverse=True)]
+                names.append((os.lstat(info).st_mtime_ns, entry.name))
+    return [name for _, name in sorted(names, reverse=True)]
 
 
 def _guess(name: str, names: Sequence[str], folder: Path = Path()) -> str:
     """A question that names the runs which may have been meant; empty if none is near."""
-    near = [shlex.quote(str(folder / one)) for one in _near(name, names)]
+    near = [shlex.quote(str(folder / name_near)) for name_near in _near(name, names)]
     return f" Did you mean {_listed(near, 'or')}?" if near else ""
 
 
 def _near(name: str, names: Sequence[str]) -> list[str]:
     """The run names that begin with this one, contain it or are spelled much like it."""
-    known = {one.lower(): one for one in reversed(names[:_MOST_COMPARED])}
-    wanted, newest_first = name.lower(), list(known)[::-1]
+    by_lower_case = {one.lower(): one for one in reversed(names[:_MOST_COMPARED])}
+    wanted, newest_first = name.lower(), list(by_lower_case)[::-1]
     begin = [one for one in newest_first if one.startswith(wanted)]
     contain = [one for one in newest_first if wanted in one and len(wanted) >= _LEAST_PART]
     alike = difflib.get_close_matches(wanted, newest_first, _MOST_NAMED)
-    return [known[one] for one in dict.fromkeys([*begin, *contain, *alike])][:_MOST_NAMED]
+    return [by_lower_case[one] for one in dict.fromkeys([*begin, *contain, *alike])][:_MOST_NAMED]
 
 
 def _listed(names: Sequence[str], word: str) -> str:

@@ -214,24 +214,24 @@ class CompactedLog:
 
     def batches_from(self, sequence: int, max_bytes: int) -> list[tuple[int, Batch]]:
         """The original batches from `sequence` on, encoded anew: at least one if there is one."""
-        found: list[tuple[int, Batch]] = []
+        batches: list[tuple[int, Batch]] = []
         taken = 0
         records = self.records[self.records["sequence"] >= sequence]
         for record in records:
             batch = self._batch(record)
-            if found and taken + len(batch.payload) > max_bytes:
+            if batches and taken + len(batch.payload) > max_bytes:
                 break
-            found.append((int(record["sequence"]), batch))
+            batches.append((int(record["sequence"]), batch))
             taken += len(batch.payload)
-        return found
+        return batches
 
     def _batch(self, record: np.void) -> Batch:
         table = TABLES[int(record["table"])]
         start, rows = int(record["offset"]), int(record["rows"])
-        found = self.read(table, SCHEMAS[table].names, start, start + rows)
-        if found.num_rows != rows:
+        stored = self.read(table, SCHEMAS[table].names, start, start + rows)
+        if stored.num_rows != rows:
             raise damaged(self.folder / self.tables[table].file)
-        batch = found.replace_schema_metadata(SCHEMAS[table].metadata).combine_chunks()
+        batch = stored.replace_schema_metadata(SCHEMAS[table].metadata).combine_chunks()
         none = [pa.nulls(0, field.type) for field in SCHEMAS[table]]
         rows_alike = batch.to_batches() or [pa.record_batch(none, schema=SCHEMAS[table])]
         return encode_batch(table, rows_alike[0])

@@ -237,10 +237,10 @@ def _merged_records(folder: Path, log: RankLog) -> np.ndarray:
 
 def _refuse_grown(folder: Path, log: RankLog) -> None:
     """Refuse if rows were appended during the compaction, which our files lack."""
-    known = len(log.records)
+    batches_before = len(log.records)
     log.refresh()
     base = CompactedLog.load(folder)
-    if len(log.records) != known or log.generation != (base.generation if base else 0):
+    if len(log.records) != batches_before or log.generation != (base.generation if base else 0):
         raise RunInUseError(
             f"{folder} was written while it was being compacted; it was left as it is.", path=folder
         )
@@ -257,11 +257,11 @@ def _remove_leftovers(folder: Path) -> None:
     """Delete what base.json does not name and, if it holds all their rows, the streams."""
     base = CompactedLog.load(folder)
     generation = base.generation if base else 0
-    kept = {f"base-{generation}.index"}
-    kept |= {entry.file for entry in base.tables.values()} if base else set()
+    named = {f"base-{generation}.index"}
+    named |= {entry.file for entry in base.tables.values()} if base else set()
     for path in folder.iterdir():
         is_ours = path.suffix in {".parquet", ".new"} or path.match("base-*.index")
-        if is_ours and path.name not in kept:
+        if is_ours and path.name not in named:
             _remove(path)
     log = RankLog(folder, 0)
     if base is not None and not len(log.records) and not damage_of(log):

@@ -21,11 +21,10 @@ from ampwatch.rows import SCHEMAS, EventKind, Table
 from ampwatch.store import locks
 from ampwatch.store import public_rows as public
 from ampwatch.store.catalogue import default_log_dir, find_run
-from ampwatch.store.copy_notes import read_copies
 from ampwatch.store.layout import rank_folder, ranks_in
 from ampwatch.store.public_rows import View
 from ampwatch.store.rank_log import RankLog, RankRows
-from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
+from ampwatch.store.run_info import RUN_FILE, RunInfo, read_copies, read_info
 
 # Each view holds its columns in memory; panels ask for a few sets, over and over.
 _MAX_VIEWS = 24
@@ -272,12 +271,12 @@ class Run:
         return changed
 
     def _find_ranks(self) -> bool:
-        known = len(self._logs)
+        ranks_before = len(self._logs)
         for rank in self.files.ranks():
             if rank not in self._logs:
                 self._logs[rank] = self.files.log(rank)
         self._logs = dict(sorted(self._logs.items()))
-        return len(self._logs) > known
+        return len(self._logs) > ranks_before
 
     def _forget_after_cut(self) -> bool:
         """Damage shortens a log: what was read from it before no longer lines up."""
@@ -306,10 +305,10 @@ class Run:
         self._refuse_unknown(table, names)
         own = [name for name in names if name in public.PUBLIC_NAMES[table]]
         rows = self._stored(table, public.stored_for(table, own), rank)
-        found = public.publish(table, rows, own, self.layer_facts(table, own))
+        table_rows = public.publish(table, rows, own, self.layer_facts(table, own))
         if len(own) == len(names):
-            return found
-        return self._with_extras(found, rows, names)
+            return table_rows
+        return self._with_extras(table_rows, rows, names)
 
     def _refuse_unknown(self, table: Table, names: Sequence[str]) -> None:
         unknown = set(names).difference(public.PUBLIC_NAMES[table])
@@ -355,8 +354,8 @@ def _end_of(log: RankRows, table: Table, step: int | None) -> int:
     last = high
     while low < high:
         middle = (low + high) // 2
-        found = log.read(table, ["step"], middle, middle + 1).column(0)
-        if len(found) and (found[0].as_py() or 0) <= step:
+        step_there = log.read(table, ["step"], middle, middle + 1).column(0)
+        if len(step_there) and (step_there[0].as_py() or 0) <= step:
             low = middle + 1
         else:
             high = middle
@@ -367,8 +366,8 @@ def _known_table(table: Table | str) -> Table:
     try:
         return Table(table)
     except ValueError:
-        known = ", ".join(known.value for known in Table)
-        raise RunError(f"A run has no table {table!r}; it has {known}.") from None
+        names = ", ".join(known.value for known in Table)
+        raise RunError(f"A run has no table {table!r}; it has {names}.") from None
 
 
 # --- each row once --------------------------------------------------------------------------------
