@@ -76,7 +76,7 @@ class RankCopy:
         if not self.is_copy:
             self.filed = max(self.filed, sequence + 1)
             return
-        writer = self._opened()
+        writer = self._open_writer()
         if len(writer.held) >= _MOST_RANGES and sequence > self.filed:
             return  # as if lost under way: it is sent again after those below it
         writer.append(batch, sequence)
@@ -89,7 +89,7 @@ class RankCopy:
             return False
         if self.lost.next_missing(first) >= after:
             return False
-        self._opened()
+        self._open_writer()
         if len(self.lost) >= MOST_GAPS:
             raise RunError("it has lost more ranges of its log than can be noted.")
         self.lost.add(first, after)
@@ -138,7 +138,7 @@ class RankCopy:
         waited_s = time.monotonic() - self._suspect[0]
         return waited_s > _PATIENCE_S and head > self.head_at_hello
 
-    def _opened(self) -> store.RankWriter:
+    def _open_writer(self) -> store.RankWriter:
         if self._writer is None:
             self.open()
         assert self._writer is not None
@@ -269,7 +269,10 @@ class Compactor:
     def compact(self, folder: Path) -> None:
         """Compact a run when those before it are done."""
         self._latest = threading.Thread(
-            target=self._work, args=(folder, self._latest), name="ampwatch-compact", daemon=True
+            target=self._compact_after,
+            args=(folder, self._latest),
+            name="ampwatch-compact",
+            daemon=True,
         )
         self._latest.start()
 
@@ -278,7 +281,7 @@ class Compactor:
         if self._latest is not None:
             self._latest.join(_COMPACTION_PATIENCE_S)
 
-    def _work(self, folder: Path, before: threading.Thread | None) -> None:
+    def _compact_after(self, folder: Path, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
         try:

@@ -125,9 +125,9 @@ class Recorder:
                 "can write to.",
                 path=directory,
             ) from error
-        process = self._begin()
+        process = self._first_process()
         self._thread = threading.Thread(
-            target=self._work, args=(process,), name="ampwatch-recorder", daemon=True
+            target=self._keep_recording, args=(process,), name="ampwatch-recorder", daemon=True
         )
         self._thread.start()
         atexit.register(self.stop)
@@ -169,7 +169,7 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _begin(self) -> RecorderProcess:
+    def _first_process(self) -> RecorderProcess:
         """The first process, once it listens."""
         wanted = self._orders.endpoint
         keys = feed.find_security(wanted, insecure=self._orders.insecure)
@@ -209,11 +209,11 @@ class Recorder:
 
     # --- its thread ------------------------------------------------------------------------------
 
-    def _work(self, process: RecorderProcess | None) -> None:
+    def _keep_recording(self, process: RecorderProcess | None) -> None:
         quick_ends = 0
         self._listening_since_s = time.monotonic()
         while True:
-            reason = self._listen(process)
+            reason = self._handle_messages(process)
             if self._stopping.is_set():
                 return
             quick_ends = quick_ends + 1 if self._was_quick() else 0
@@ -229,26 +229,26 @@ class Recorder:
                 "goes on: trainers send again what was not filed."
             )
             self._stopping.wait(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**quick_ends))
-            process = self._restart()
+            process = self._next_process()
 
     def _was_quick(self) -> bool:
         """Whether the last process never listened, or not for long."""
         since_s, self._listening_since_s = self._listening_since_s, None
         return since_s is None or time.monotonic() - since_s < _QUICK_S
 
-    def _listen(self, process: RecorderProcess | None) -> str:
+    def _handle_messages(self, process: RecorderProcess | None) -> str:
         """Take a process's messages until it has ended; returns how it ended."""
         self._failure = None
         if process is None:
             return "it cannot be started"
         for message in process.messages():
-            self._take(message)
+            self._handle_message(message)
         reason = process.wait()
         self._process = None
         self._status.new_process()
         return self._failure or reason
 
-    def _restart(self) -> RecorderProcess | None:
+    def _next_process(self) -> RecorderProcess | None:
         with self._starting:
             if self._stopping.is_set():
                 return None
@@ -258,7 +258,7 @@ class Recorder:
                 return None
             return self._process
 
-    def _take(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         if isinstance(message, Noted):
             self._note(message.sentence)
         elif isinstance(message, NewRows):

@@ -88,9 +88,9 @@ class Recording:
                 while asked:
                     self._pass_on(asked.popleft())
                 for arrival in self._receiver.receive(_IDLE_S):
-                    self._take(arrival)
+                    self._handle_arrival(arrival)
                 if time.monotonic() - self._tended_s >= _TEND_EVERY_S:
-                    self._tend()
+                    self._tend_copies()
                 folders, self._with_new_rows = self._with_new_rows, set()
                 for folder in folders:
                     self._report(NewRows(folder))
@@ -111,17 +111,17 @@ class Recording:
 
     # --- what arrives ----------------------------------------------------------------------------
 
-    def _take(self, arrival: feed.Arrival) -> None:
+    def _handle_arrival(self, arrival: feed.Arrival) -> None:
         """File what has arrived, or act on it."""
         match arrival:
             case feed.RowsArrived(peer, sequence, batch):
-                self._file(peer, sequence, batch)
+                self._file_batch(peer, sequence, batch)
             case feed.HelloArrived():
-                self._meet(arrival)
+                self._handle_hello(arrival)
             case feed.GapArrived(peer, first, after):
-                self._lose(peer, first, after)
+                self._handle_loss(peer, first, after)
             case feed.EndArrived(peer):
-                self._end(peer)
+                self._handle_end(peer)
             case feed.BadArrived(peer, address, reason):
                 self._note_bad(peer, address, reason)
             case feed.KeyDenied(public, trouble):
@@ -133,13 +133,13 @@ class Recording:
         if arrival.peer is not None:
             self._changed.add(arrival.peer)
 
-    def _meet(self, arrival: feed.HelloArrived) -> None:
+    def _handle_hello(self, arrival: feed.HelloArrived) -> None:
         """Find or make the folder of a rank that has introduced itself, and ask for its rows."""
         key = arrival.peer
         try:
             copy = self._copy_of(key, arrival)
         except AmpwatchError as error:
-            self._refuse(key, error)
+            self._refuse_rank(key, error)
             return
         self._begin(key, copy)
         if copy.filed > arrival.head:
@@ -169,9 +169,9 @@ class Recording:
         self._copies[key] = copy
         self._with_new_rows.add(copy.folder)
         if copy.is_copy:
-            self._open(key, copy)
+            self._open_copy(key, copy)
         else:
-            self._watch(key, copy)
+            self._watch_log(key, copy)
 
     def _begin_again(self, key: feed.PeerKey, copy: RankCopy) -> None:
         """A copy's files were deleted or moved: ask again for what went into them."""
@@ -184,32 +184,32 @@ class Recording:
             head = self._receiver.peers[key].head
             fresh = copy_in(self._directory, copy.info, key.rank, head, beside=self._beside)
         except AmpwatchError as error:
-            self._refuse(key, error)
+            self._refuse_rank(key, error)
         else:
             self._begin(key, fresh)
 
-    def _open(self, key: feed.PeerKey, copy: RankCopy) -> None:
+    def _open_copy(self, key: feed.PeerKey, copy: RankCopy) -> None:
         self._changed.add(key)
         try:
             copy.open()
         except RunInUseError as error:
             if copy.blocked_until_s is None:  # a compaction may be swapping files
-                self._block(key, copy, error)
+                self._block_copy(key, copy, error)
             else:
-                self._watch(key, copy)
+                self._watch_log(key, copy)
         except AmpwatchError as error:
-            self._block(key, copy, error)
+            self._block_copy(key, copy, error)
         else:
             self._open_files.used(key, copy)
             self._receiver.resume(key, copy.filed)
 
-    def _watch(self, key: feed.PeerKey, copy: RankCopy) -> None:
+    def _watch_log(self, key: feed.PeerKey, copy: RankCopy) -> None:
         """Follow a rank that somebody else writes here, usually the trainer itself."""
         copy.is_copy, copy.blocked_until_s = False, None
         copy.filed = self._receiver.peers[key].head
         self._receiver.resume(key, copy.filed)
 
-    def _file(self, key: feed.PeerKey, sequence: int, batch: Batch) -> None:
+    def _file_batch(self, key: feed.PeerKey, sequence: int, batch: Batch) -> None:
         copy = self._copies[key]
         if copy.is_gone():
             self._begin_again(key, copy)
@@ -217,13 +217,13 @@ class Recording:
         try:
             copy.file(sequence, batch)
         except AmpwatchError as error:
-            self._block(key, copy, error)
+            self._block_copy(key, copy, error)
             return
         self._open_files.used(key, copy)
         self._receiver.filed(key, copy.filed)
         self._with_new_rows.add(copy.folder)
 
-    def _block(self, key: feed.PeerKey, copy: RankCopy, error: AmpwatchError) -> None:
+    def _block_copy(self, key: feed.PeerKey, copy: RankCopy, error: AmpwatchError) -> None:
         """Take no rows of a rank until they can be filed; the trainer keeps them."""
         self._note(f"{key} cannot be filed for now; this is tried again: {error}")
         self._changed.add(key)
@@ -231,11 +231,11 @@ class Recording:
         copy.blocked_until_s = time.monotonic() + _RETRY_S
         self._receiver.resume(key, copy.filed, paused=True)
 
-    def _refuse(self, key: feed.PeerKey, error: AmpwatchError) -> None:
+    def _refuse_rank(self, key: feed.PeerKey, error: AmpwatchError) -> None:
         self._note(f"{key} is not recorded: {error}")
         self._receiver.refuse(key, str(error))
 
-    def _lose(self, key: feed.PeerKey, first: int, after: int) -> None:
+    def _handle_loss(self, key: feed.PeerKey, first: int, after: int) -> None:
         copy = self._copies[key]
         try:
             if copy.lose(first, after):
@@ -244,11 +244,11 @@ class Recording:
                     "them either."
                 )
         except AmpwatchError as error:
-            self._refuse(key, error)
+            self._refuse_rank(key, error)
         else:
             self._receiver.filed(key, copy.filed)
 
-    def _end(self, key: feed.PeerKey) -> None:
+    def _handle_end(self, key: feed.PeerKey) -> None:
         copy = self._copies[key]
         if copy.is_gone():
             self._begin_again(key, copy)
@@ -273,23 +273,23 @@ class Recording:
 
     # --- each second -----------------------------------------------------------------------------
 
-    def _tend(self) -> None:
+    def _tend_copies(self) -> None:
         """Try again what was blocked, and close the copies of ranks that are silent."""
         self._tended_s = time.monotonic()
         for key, copy in list(self._copies.items()):
             if (peer := self._receiver.peers.get(key)) is None:
-                self._forget(key, copy)
+                self._forget_rank(key, copy)
                 continue
             if _silent_s(peer) < ALIVE_S + 2 * _TEND_EVERY_S:  # or has just fallen silent
                 self._changed.add(key)
-            self._tend_one(key, copy, peer)
+            self._tend_copy(key, copy, peer)
 
-    def _tend_one(self, key: feed.PeerKey, copy: RankCopy, peer: feed.Peer) -> None:
+    def _tend_copy(self, key: feed.PeerKey, copy: RankCopy, peer: feed.Peer) -> None:
         silent_s = _silent_s(peer)
         if not copy.has_ended and silent_s < ALIVE_S and copy.is_gone():
             self._begin_again(key, copy)
         elif copy.blocked_until_s is not None and time.monotonic() > copy.blocked_until_s:
-            self._open(key, copy)
+            self._open_copy(key, copy)
         elif silent_s > _CLOSE_S:
             copy.close()  # whoever reads it now sees that nobody writes it any more
             if silent_s > _FORGET_S:
@@ -300,7 +300,7 @@ class Recording:
                 "it is not a recorder's copy: nothing is filed. Move it away to get a copy."
             )
 
-    def _forget(self, key: feed.PeerKey, copy: RankCopy) -> None:
+    def _forget_rank(self, key: feed.PeerKey, copy: RankCopy) -> None:
         """Forget a rank that the receiver no longer follows; it may introduce itself again."""
         copy.close()
         self._open_files.forget(key)
@@ -440,7 +440,9 @@ class Reporter:
         self._waiting: dict[Hashable, Message] = {}
         self._has_news = threading.Event()
         self._is_closing = False
-        self._thread = threading.Thread(target=self._work, name="ampwatch-report", daemon=True)
+        self._thread = threading.Thread(
+            target=self._send_messages, name="ampwatch-report", daemon=True
+        )
         self._thread.start()
 
     def report(self, message: Message) -> None:
@@ -456,7 +458,7 @@ class Reporter:
         self._has_news.set()
         self._thread.join(_REPORT_PATIENCE_S)
 
-    def _work(self) -> None:
+    def _send_messages(self) -> None:
         is_last = False
         while not is_last:
             self._has_news.wait()

@@ -245,7 +245,7 @@ class LiveLog:
         for table in TABLES:
             mine = fresh[fresh["table"] == table.number]
             if len(mine) and _damage_of(table) not in self.notes:
-                self._take(table, mine)
+                self._add_records(table, mine)
         return fresh
 
     def batches(self, table: Table) -> np.ndarray:
@@ -312,7 +312,7 @@ class LiveLog:
                 return np.concatenate(parts)
             start += _INDEX_PART
 
-    def _take(self, table: Table, fresh: np.ndarray) -> None:
+    def _add_records(self, table: Table, fresh: np.ndarray) -> None:
         """Add a table's records; those that claim bytes which others have are damage."""
         records = self._tables[table]
         end = int(records["offset"][-1]) + int(records["length"][-1]) if len(records) else 0

@@ -404,7 +404,7 @@ class Reading:
         """Show more of the run as it was last refreshed, until all is shown."""
         while True:
             with self.run.lock:
-                self._show_more()
+                self._show_portion()
             yield
             if not self._batches or self.is_overtaken:
                 break
@@ -435,7 +435,7 @@ class Reading:
             return log.rows(table)
         return min(log.rows(table), int(log.row_ends(table)[self._batches[log.rank] - 1]))
 
-    def _show_more(self) -> None:
+    def _show_portion(self) -> None:
         """Ranks go on by as many steps each, lest one be taken for late."""
         self._batches = {}
         more = min((self._steps_of_a_portion(log) for log in self.run.logs), default=_ALL)
