@@ -6,7 +6,7 @@ Back, Forward and a reload restore from it what was seen.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode
@@ -247,3 +247,36 @@ def fleet_view_in(text: str | None) -> FleetView:
         code=parts.get("code", [""])[-1],
         only=parts["only"][-1] if "only" in parts else None,
     )
+
+
+# --- going from page to page ----------------------------------------------------------------------
+
+
+_PAGES, _WANTED = "pages", "go to"
+
+
+def set_pages(pages: Mapping[str, Any]) -> None:
+    """Note which pages the dashboard has."""
+    st.session_state[_PAGES] = pages
+
+
+def ask_for_page(page: str, to: Address | None = None, **parts: Any) -> None:
+    """Go to a page once the present one calls `switch_if_asked`, with these parts of the address.
+
+    The address is left as it is until then: it would be a page of its own for Back.
+    """
+    st.session_state[_WANTED] = page, replace(to or read(), **parts)
+
+
+def switch_if_asked() -> None:
+    """Go to the page of the dashboard that was asked for, if any."""
+    wanted = st.session_state.pop(_WANTED, None)
+    if wanted is not None:
+        page, where = wanted
+        st.switch_page(st.session_state[_PAGES][page], query_params=where.parameters())
+
+
+def page_link(page: str, words: str, **parts: Any) -> None:
+    """Draw a link to a page in these words; it keeps the address but for these parts."""
+    query = replace(read(), **parts).parameters()
+    st.page_link(st.session_state[_PAGES][page], label=words, query_params=query)

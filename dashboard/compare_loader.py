@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from chart_points import thinned_lines
+from run_chart import thinned_lines
 from run_list import ListedRun
 from step_curves import StepCurvesReader
 from user_value_curves import UserValues

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import browser_component
 import open_runs
-import refresh_pace
 import small_charts
 import streamlit as st
 from html_text import said, said_lines
 from open_runs import RunSnapshot
-from problems import guarded
+from page_parts import refresh_run_part
 from step_curves import SCALE
 from verdict_band import verdict_band
 
@@ -55,14 +54,9 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def show(path: str, *, follow: bool) -> None:
+def show(path: str) -> None:
     """Draw the Findings page, and keep it up to date while the run goes on."""
-    run = open_runs.snapshot(path)
-    waits = run.is_live or not run.is_judged
-    st.fragment(
-        _draw_findings,
-        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if waits and follow else None,
-    )(path)
+    refresh_run_part(_draw_findings, path, _EVERY_S, until_judged=True)
     st.download_button(
         "Download HTML report", partial(_report_file, path), f"{Path(path).name}.html",
         "text/html", on_click="ignore", help="One file: findings, charts, layers and settings",
@@ -78,7 +72,6 @@ def _report_file(path: str) -> str:
     return html_report(run, diagnosis, case.scale.level)
 
 
-@guarded
 def _draw_findings(path: str) -> None:
     run = open_runs.snapshot(path)
     st.html(verdict_band(run))

@@ -13,25 +13,30 @@ import browser_component
 import layer_chart_data
 import layer_choices
 import layer_dtypes
-import live_chart
-import navigate
 import numpy as np
 import open_runs
-import refresh_pace
+import run_chart
 import small_charts
 import streamlit as st
-from chart_points import thinned_lines
 from findings_page import finding_html
 from html_text import said, shortened
 from layer_chart_data import ExponentHistogram, HeatmapGrid
 from layer_choices import ShownQuantity, draw_choices, shown_quantity
 from layer_dtypes import dtypes_html, is_within
-from layer_what_if import what_if_table
 from numpy.typing import NDArray
 from open_runs import RunSnapshot
-from problems import guarded, show_problem
+from page_parts import refresh_run_part, show_problem
+from run_chart import thinned_lines
 
-from ampwatch.report.format_losses import ROLES, STALENESS, formats_text
+from ampwatch.diagnosis.value_text import percent_text
+from ampwatch.report.format_losses import (
+    FORMAT_NAMES,
+    ROLES,
+    STALENESS,
+    WhatIfLayer,
+    formats_text,
+    what_if_layers,
+)
 from ampwatch.report.layer_views import FP8, WHAT_IF, fault_of
 from ampwatch.report.overview_chart import column_panel
 from ampwatch.report.painter import PALETTE
@@ -74,18 +79,14 @@ _CAST_PANELS = (
 )
 
 
-def show(path: str, *, follow: bool) -> None:
+def show(path: str) -> None:
     """Draw the Layers page, and keep it up to date while the run goes on."""
     st.session_state.pop(_SENT, None)  # the browser may have lost it with the page before
     run = open_runs.snapshot(path)
     draw_choices(layer_choices.layer_views(run), address.read())
-    st.fragment(
-        _draw_layers,
-        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if run.is_live and follow else None,
-    )(path)
+    refresh_run_part(_draw_layers, path, _EVERY_S)
 
 
-@guarded
 def _draw_layers(path: str) -> None:
     run, where = open_runs.snapshot(path), address.read()
     chosen = shown_quantity(layer_choices.layer_views(run), where)
@@ -110,7 +111,7 @@ def _draw_layers(path: str) -> None:
         fault = (fault_of(run.diagnosis) or {}).get("layer")
         types = dtypes_html(layer_dtypes.layer_tree(names, facts), fault)
         browser_component.html(types, key=_TREE, acts={"go": _choose_layer})
-    navigate.switch_if_asked()
+    address.switch_if_asked()
 
 
 # --- all layers ----------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ def _history(run: RunSnapshot, layer: str, grid: HeatmapGrid, where: address.Add
         panels=list(_filled_panels(panels, curves.present)),
         picked=where.step, rows=len(curves), reports=False,
     )  # fmt: skip
-    live_chart.show_still(picture, thinned_lines(curves), key="layer chart")
+    run_chart.show_still(picture, thinned_lines(curves), key="layer chart")
 
 
 def _filled_panels(panels: Sequence[Panel], present: Collection[str]) -> Iterator[Panel]:
@@ -302,3 +303,35 @@ def _findings(run: RunSnapshot, layer: str) -> str:
         return ""
     mine = [f for f in run.diagnosis.findings if f.layer and is_within(f.layer, layer)]
     return "".join(finding_html(f, has_ranks=len(run.ranks) > 1) for f in mine)
+
+
+# --- what other formats would flush ---------------------------------------------------------------
+
+
+def what_if_table(run: RunSnapshot, layer: str, step: int | None) -> str:
+    """What other formats would flush of a layer, as an HTML table; empty where not recorded."""
+    found = next((one for one in what_if_layers(run, step) if one.layer == layer), None)
+    if found is None:
+        return ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in FORMAT_NAMES)
+    rows = "".join(
+        f'<tr><th scope="row">{word}</th>{_cells(found, role)}</tr>' for role, word in ROLES.items()
+    )
+    return (
+        '<div class="aw-chart-title"><b>What if</b>share that each format would flush to zero; '
+        "bold: more than a layer survives</div>"
+        f'<table class="aw-table aw-what-if"><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
+    )
+
+
+def _cells(layer: WhatIfLayer, role: str) -> str:
+    return "".join(_cell(layer, role, name) for name in FORMAT_NAMES)
+
+
+def _cell(layer: WhatIfLayer, role: str, name: str) -> str:
+    loss = layer.losses.get((role, name))
+    if loss is None:
+        return "<td>-</td>"
+    text = said(percent_text(loss.flushed))
+    return f"<td><b>{text}</b></td>" if loss.is_too_much else f"<td>{text}</td>"

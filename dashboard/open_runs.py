@@ -14,12 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import address
 import pyarrow as pa
 import streamlit as st
-from control_answers import ControlAnswers
 from layer_worst_values import RunLayers
 from rank_curves import MOST, RankCurvesReader
 from step_curves import Span, StepCurves, StepCurvesReader
@@ -65,17 +64,16 @@ class RunSnapshot:
     verdict: Verdict | None  # none while the first diagnosis is made
     _is_judged: bool
     _follower: Follower
-    _lesson: KeptLesson
-    _letter: KeptLetter
+    _lesson: KeptValue[LessonOfEarlierRuns | None]
+    _letter: KeptValue[Letter]
     layers: RunLayers  # what is kept of the layers' samples
     values: UserValues  # what the user's own code logged
-    answers: ControlAnswers  # what the trainer allows a page, and has done
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
-    def read_table(self, table: Table, columns: Sequence[str]) -> pa.Table:
+    def read_table(self, table: Table, columns: Sequence[str], rank: int | None = None) -> pa.Table:
         """Read these columns of an open run's table as they stand by now, of the ranks shown."""
         with self._follower.reading() as run:
-            return run.read(table, columns=columns, rank=self.rank)
+            return run.read(table, columns=columns, rank=self.rank if rank is None else rank)
 
     def last_rows(
         self, table: Table, columns: Sequence[str], most: int, *, step: int | None = None
@@ -97,7 +95,8 @@ class RunSnapshot:
 
     def lesson(self) -> LessonOfEarlierRuns | None:
         """What earlier runs in the open run's folder have shown about its learning rate."""
-        return self._lesson.now()
+        with self._follower.reading() as run:
+            return self._lesson.get(lambda: lesson_for(run))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns for this snapshot: made for its first tab, then kept."""
@@ -131,8 +130,10 @@ class RunSnapshot:
         diagnosis = self.diagnosis
         if diagnosis is None:
             return None
-        letter: Letter = self.once("letter", lambda: self._letter.on(diagnosis))
-        return letter
+        with self._follower.reading() as run:
+            return self._letter.get(
+                lambda: letter_of(run.info.name, run, diagnosis), _conclusion(diagnosis)
+            )
 
     def proof(self) -> Proof | None:
         """What reruns of the open run have shown."""
@@ -155,49 +156,29 @@ class RunSnapshot:
         return self.verdict is not None and self._is_judged
 
 
-class KeptLesson:
-    """What earlier runs teach an open run, looked up now and then; shared by all tabs."""
+class KeptValue(Generic[T]):
+    """A value of an open run that is made anew when its key changes, else now and then."""
 
-    def __init__(self, follower: Follower, clock: Callable[[], float]) -> None:
-        self._follower, self._clock = follower, clock
-        self._lock = threading.Lock()
-        self._lesson: LessonOfEarlierRuns | None = None
-        self._made_s: float | None = None
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._kept: tuple[Hashable, float, T] | None = None  # the key, when it was made, the value
 
-    def now(self) -> LessonOfEarlierRuns | None:
-        """What earlier runs in its folder teach an open run now; None where none is alike."""
+    def get(self, make: Callable[[], T], key: Hashable = None) -> T:
+        """The value as last made for this key; other tabs wait while one makes it."""
         with self._lock:
-            if self._made_s is None or self._clock() - self._made_s >= REMADE_S:
-                with self._follower.reading() as run:
-                    self._lesson = lesson_for(run)
-                self._made_s = self._clock()
-            return self._lesson
+            now_s = self._clock()
+            kept = self._kept
+            if kept is None or kept[0] != key or now_s - kept[1] >= REMADE_S:
+                kept = self._kept = key, now_s, make()
+            return kept[2]
 
 
-class KeptLetter:
-    """The letter on an open run: written anew when the conclusion changes, else now and then."""
-
-    def __init__(self, follower: Follower, clock: Callable[[], float]) -> None:
-        self._follower, self._clock = follower, clock
-        self._lock = threading.Lock()
-        self._letter: Letter | None = None
-        self._conclusion: Hashable = None
-        self._made_s = 0.0
-
-    def on(self, diagnosis: Diagnosis) -> Letter:
-        """The letter on a run as it is judged now."""
-        advice = diagnosis.learning_rate
-        found = ((finding.code, finding.severity, finding.layer) for finding in diagnosis.findings)
-        conclusion: Hashable = (
-            diagnosis.verdict, diagnosis.run.state, advice.action, advice.recommended, *found
-        )  # fmt: skip
-        with self._lock:
-            is_old = self._clock() - self._made_s >= REMADE_S
-            if self._letter is None or is_old or conclusion != self._conclusion:
-                with self._follower.reading() as run:
-                    self._letter = letter_of(run.info.name, run, diagnosis)
-                self._conclusion, self._made_s = conclusion, self._clock()
-            return self._letter
+def _conclusion(diagnosis: Diagnosis) -> Hashable:
+    """What a letter on a run concludes: when it changes, the letter is written anew."""
+    advice = diagnosis.learning_rate
+    findings = ((finding.code, finding.severity, finding.layer) for finding in diagnosis.findings)
+    state = diagnosis.run.state
+    return diagnosis.verdict, state, advice.action, advice.recommended, *findings
 
 
 class OpenRuns:
@@ -258,9 +239,8 @@ class _OpenRun:
         self._taken_rows = -1
         self._layers = RunLayers(self._follower, None)
         self._values = UserValues(self._follower, None)
-        self._answers = ControlAnswers(self._follower)
-        self._lesson = KeptLesson(self._follower, clock)
-        self._letter = KeptLetter(self._follower, clock)
+        self._lesson: KeptValue[LessonOfEarlierRuns | None] = KeptValue(clock)
+        self._letter: KeptValue[Letter] = KeptValue(clock)
         self._loading: Future[StepCurvesReader | RankCurvesReader] | None = None
         self._seen: RunSnapshot | None = None
         self._seen_at = 0.0
@@ -304,7 +284,6 @@ class _OpenRun:
             _letter=self._letter,
             layers=self._layers,
             values=self._values,
-            answers=self._answers,
         )
         self._seen_at = self._clock()
         return self._seen

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import html
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 import address
 import browser_component
-import navigate
 import open_runs
-import refresh_pace
 import run_list
 import streamlit as st
 from html_text import exact_html, said
 from open_runs import RunSnapshot
-from previous_runs import PreviousRun, all_previous_runs
-from problems import guarded
+from page_parts import refresh_run_part
+from run_list import ListedRun, Origin
 
 from ampwatch.diagnosis.value_text import count_text, duration_text, list_text
+from ampwatch.errors import AmpwatchError
 from ampwatch.printable_text import printable
 from ampwatch.report.attempts import Attempt
-from ampwatch.report.settings import Change, assumed_settings, changes
+from ampwatch.report.settings import Change, assumed_settings, changes, run_before, whole_settings
+from ampwatch.store import RUN_FILE, RunInfo, open_run, read_info
 
 _EVERY_S = 5.0
 _KEY, _CHANGES = "settings", "settings changes"
@@ -62,16 +64,11 @@ SECTIONS = (
 )  # fmt: skip
 
 
-def show(path: str, *, follow: bool) -> None:
+def show(path: str) -> None:
     """Draw the Settings page; a live run may still record its optimizer and cards."""
-    run = open_runs.snapshot(path)
-    st.fragment(
-        _draw_settings,
-        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if run.is_live and follow else None,
-    )(path)
+    refresh_run_part(_draw_settings, path, _EVERY_S)
 
 
-@guarded
 def _draw_settings(path: str) -> None:
     run = open_runs.snapshot(path)
     settings = run.settings()
@@ -83,7 +80,7 @@ def _draw_settings(path: str) -> None:
         settings_html(run, settings, find), key=_KEY, search="Search settings", found=find,
         on_find=_find,
     )  # fmt: skip
-    navigate.switch_if_asked()
+    address.switch_if_asked()
 
 
 def _find() -> None:
@@ -92,7 +89,7 @@ def _find() -> None:
 
 
 def _open_comparison(runs: object) -> None:
-    navigate.ask_for_page("Compare", runs=str(runs))
+    address.ask_for_page("Compare", runs=str(runs))
 
 
 # --- what changed ---------------------------------------------------------------------------------
@@ -304,3 +301,73 @@ def _value(text: str) -> str:
         f'<details><summary><bdi class="aw-value">{head}</bdi></summary>'
         f'<bdi class="aw-value">{exact_html(text)}</bdi></details>'
     )
+
+
+# --- the previous run of the same script ----------------------------------------------------------
+
+
+MOST_READ = 2_000  # runs, the newest ones: each is a file to open, 0.2 ms
+_MOST_KEPT = 24  # runs whose settings are held
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousRun:
+    """The previous run of the same script, and its settings."""
+
+    choice: ListedRun
+    info: RunInfo
+    settings: dict[str, str]
+
+
+class PreviousRuns:
+    """Finds the previous run of a script; keeps what was read of runs while their files stay."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._infos: dict[str, tuple[int, RunInfo]] = {}
+        self._settings: dict[tuple[str, int], dict[str, str]] = {}
+
+    def previous_run(self, info: RunInfo, choices: Sequence[ListedRun]) -> PreviousRun | None:
+        """The last of these runs of the same script that started before this one."""
+        newest = sorted(choices, key=lambda choice: choice.last_time_ns, reverse=True)
+        with self._lock:
+            known = {choice.path: one for choice, one in self._known(newest[:MOST_READ])}
+            self._infos = {path: kept for path, kept in self._infos.items() if path in known}
+            path = run_before(info, known.items())
+            if path is None:
+                return None
+            choice = next(one for one in choices if one.path == path)
+            return PreviousRun(choice, known[path], self._settings_of(choice))
+
+    def _known(self, choices: Sequence[ListedRun]) -> Iterator[tuple[ListedRun, RunInfo]]:
+        for choice in choices:
+            if choice.origin is Origin.PUBLISHED:
+                continue  # each would have to be fetched
+            try:
+                stamp = (Path(choice.path) / RUN_FILE).stat().st_mtime_ns
+                kept = self._infos.get(choice.path)
+                if kept is None or kept[0] != stamp:
+                    kept = stamp, _without_settings(read_info(Path(choice.path)))
+                    self._infos[choice.path] = kept
+            except (AmpwatchError, OSError):
+                continue  # the list of runs says what is wrong with it
+            yield choice, kept[1]
+
+    def _settings_of(self, choice: ListedRun) -> dict[str, str]:
+        key = choice.path, choice.last_time_ns
+        if key not in self._settings:
+            self._settings[key] = whole_settings(open_run(choice.path))
+            while len(self._settings) > _MOST_KEPT:
+                self._settings.pop(next(iter(self._settings)))
+        return self._settings[key]
+
+
+@st.cache_resource(show_spinner=False)
+def all_previous_runs() -> PreviousRuns:
+    """What is known of previous runs, shared by all tabs."""
+    return PreviousRuns()
+
+
+def _without_settings(info: RunInfo) -> RunInfo:
+    """What identifies a run, without its settings, which may be large."""
+    return replace(info, config={}, environment={}, versions={}, scaler={}, marks={}, notes=())

@@ -8,14 +8,13 @@ from typing import Any
 
 import address
 import browser_component
-import navigate
+import page_parts
 import received_runs
-import refresh_pace
 import run_list
 import streamlit as st
 from address import runs_view_in
 from html_text import said
-from problems import guarded
+from page_parts import guarded
 from run_list import Origin
 
 NOTES_SHOWN = 3
@@ -36,7 +35,7 @@ def show(pages: Mapping[str, Any]) -> None:
     """Draw the sidebar: runs, ranks, pages, and the switch to follow what is live."""
     shown = run_list.find_run(address.read().run)
     st.session_state[_SHOWN] = None if shown is None else _page_state(shown)
-    st.session_state[refresh_pace.PACE] = refresh_pace.note_tab()
+    st.session_state[page_parts.PACE] = page_parts.note_tab()
     with st.sidebar:
         st.html('<div class="aw-brand">ampwatch</div>')
         st.fragment(_draw_runs, run_every=None if browser_component.is_tab_hidden() else _EVERY_S)()
@@ -55,10 +54,7 @@ def _follow_chosen() -> None:
 @guarded
 def _draw_runs() -> None:
     """Draw the sidebar's runs; the page changes with the choice, and as a run begins or ends."""
-    if (
-        refresh_pace.note_tab() != st.session_state.get(refresh_pace.PACE)
-        and refresh_pace.follows_live()
-    ):
+    if page_parts.note_tab() != st.session_state.get(page_parts.PACE) and page_parts.follows_live():
         st.rerun()
     feed, listed = received_runs.server_feed(), run_list.current_list()
     state = f"{feed.state_text} · {listed.counts_text}" if listed.choices else feed.state_text
@@ -66,12 +62,12 @@ def _draw_runs() -> None:
     if listed.choices:
         _draw_list(listed)
     for origin, words in _more_runs(listed).items():
-        navigate.page_link(
+        address.page_link(
             "Runs", words, list=replace(runs_view_in(address.read().list), origin=origin).text()
         )
-    pace = st.session_state[refresh_pace.PACE]
+    pace = st.session_state[page_parts.PACE]
     if pace > 1 and address.read().follow:
-        count = refresh_pace.tabs_in_view().count
+        count = page_parts.tabs_in_view().count
         words = f"{count} tabs are in view: each is refreshed every {pace:.0f} s."
         st.html(f'<div class="aw-muted aw-note">{words}</div>')
     for sentence in (*listed.problems[:NOTES_SHOWN], *feed.notes[-NOTES_SHOWN:]):

@@ -18,10 +18,7 @@ import findings_page
 import fleet_page
 import layers_page
 import memory_page
-import navigate
-import no_runs_page
 import overview_page
-import refresh_pace
 import run_list
 import runs_page
 import settings_page
@@ -29,7 +26,7 @@ import sidebar
 import streamlit as st
 import timeline_page
 from html_text import said, shortened
-from problems import guarded
+from page_parts import guarded
 
 from ampwatch.printable_text import printable
 from ampwatch.report.painter import style_sheet
@@ -50,7 +47,7 @@ def main() -> None:
         for name, (path, show) in PAGES.items()
     }
     page = st.navigation(list(pages.values()), position="hidden")
-    navigate.set_pages(pages)
+    address.set_pages(pages)
     sidebar.show(pages)
     browser_component.watch_server()
     alerts_page.start_alerts()
@@ -61,27 +58,27 @@ def _runs() -> None:
     if run_list.current_list().choices:
         runs_page.show()
     else:
-        no_runs_page.show_no_runs()
+        runs_page.show_no_runs()
 
 
 def _compare() -> None:
     if run_list.current_list().choices:
         st.html('<p class="aw-title" role="heading" aria-level="1">Compare</p>')
-        compare_page.show(follow=refresh_pace.follows_live())
+        compare_page.show()
     else:
-        no_runs_page.show_no_runs()
+        runs_page.show_no_runs()
 
 
 def _draw_run_page(page: str, show: Callable[..., None]) -> None:
     name = address.read().run
     choice = run_list.find_run(name)
     if choice is None and name:
-        no_runs_page.show_missing_run(name)
+        runs_page.show_missing_run(name)
     elif choice is None:
-        no_runs_page.show_no_runs()
+        runs_page.show_no_runs()
     else:
         browser_component.html(_heading(printable(choice.title), page), key="heading")
-        show(choice.path, follow=refresh_pace.follows_live())
+        show(choice.path)
 
 
 def _heading(run: str, page: str) -> str:

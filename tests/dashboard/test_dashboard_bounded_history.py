@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import step_curves
 from bounded_history import MOST_SAMPLES, BoundedHistory, EvenSample, Extremes, RowPlaces, SkipTicks
-from chart_points import thinned_base
 from open_runs import OpenRuns
 from rank_curves import RankCurvesReader, rank_column
+from run_chart import thinned_base
 from step_curves import SCALE, TIME, NumberAge, StepCurvesReader
 from written_runs import event_columns, fresh_id
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from chart_points import odd_lines, thinned_base
+from run_chart import odd_lines, thinned_base
 from step_curves import SCALE, NumberAge, StepCurvesReader
 from written_runs import event_columns, step_columns, write_run
 
