@@ -18,7 +18,6 @@ from ampwatch.report.thinning import Floats, Rug, Steps
 HELD_ROWS = 1 << 17  # the last ones; as many again before the first of them go
 MOST_POINTS = 1 << 16  # of a column: 30 for each point that is drawn
 MOST_TICKS = 1 << 16
-MOST_SAMPLES = 1 << 15
 EXACT_WIDTH = 4  # of so narrow a stretch every point is kept
 _WIDEST = 1 << 60
 
@@ -88,10 +87,7 @@ class Extremes:
 
     def __init__(self, most: int = MOST_POINTS) -> None:
         self._most, self._width = most, 1
-        self._step, self._values = (
-            GrowingArray(np.int64),
-            GrowingArray(np.float32),
-        )  # of whole stretches
+        self._step, self._values = GrowingArray(np.int64), GrowingArray(np.float32)  # whole ones
         self._open: tuple[Steps, Floats] = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
     def __len__(self) -> int:
@@ -179,29 +175,6 @@ class SkipTicks:
             part.extend(values)
 
 
-class EvenSample:
-    """Each n-th number of a column, for its median; n doubles when they are many."""
-
-    def __init__(self, most: int = MOST_SAMPLES) -> None:
-        self._most, self._every, self._seen = most, 1, 0
-        self._kept = GrowingArray(np.float32)
-
-    def add(self, values: Floats) -> None:
-        """Add a column's next numbers; each n-th of them is kept."""
-        known = values[np.isfinite(values)]
-        self._kept.extend(known[-self._seen % self._every :: self._every])
-        self._seen += len(known)
-        while len(self._kept) > self._most:
-            kept, self._kept = self._kept.values[::2], GrowingArray(np.float32)
-            self._kept.extend(kept)
-            self._every *= 2
-
-    @property
-    def values(self) -> Floats:
-        """The numbers kept of the column by now."""
-        return self._kept.values
-
-
 _STRETCH = 4096  # rows
 _MOST_STRETCHES = 4096
 
@@ -257,23 +230,22 @@ class KeptPast:
     ticks: Rug  # of the skips
     tick_width: int
     skip_count: int
-    latest: Mapping[str, tuple[float, int, int]]  # a column's last number, its row and its step
-    step_times: Floats  # a sample
 
 
 class BoundedHistory:
     """Rows by step as they come: holds the last of them, and few points of all before."""
 
-    def __init__(self, names: Iterable[str], timed: str, *, keeps_past: bool = True) -> None:
+    def __init__(self, names: Iterable[str], *, keeps_past: bool = True) -> None:
         self.step, self.skips = GrowingArray(np.int64), GrowingArray(np.int64)
         self.columns = {name: GrowingArray(np.float32) for name in names}
         self.first_row = 0  # of those held
         self.starts: tuple[int, ...] = ()
         self.present: frozenset[str] = frozenset()
-        self._keeps_past, self._timed = keeps_past, timed
+        # Of each column its last number, the row and the step of it.
+        self.latest: dict[str, tuple[float, int, int]] = {}
+        self._keeps_past = keeps_past
         self._points = {name: Extremes() for name in self.columns}
-        self._ticks, self._times = SkipTicks(), EvenSample()
-        self._latest: dict[str, tuple[float, int, int]] = {}
+        self._ticks = SkipTicks()
         self._ends: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -301,8 +273,8 @@ class BoundedHistory:
         """Add a column to the history whose rows were the same as another's until now."""
         self.columns[name] = self.columns[like].copy()
         self._points[name] = self._points[like].copy()
-        if like in self._latest:
-            self._latest[name] = self._latest[like]
+        if like in self.latest:
+            self.latest[name] = self.latest[like]
 
     @property
     def past(self) -> KeptPast | None:
@@ -316,8 +288,6 @@ class BoundedHistory:
             ticks=self._ticks.ticks,
             tick_width=self._ticks.width,
             skip_count=self._ticks.count,
-            latest=dict(self._latest),
-            step_times=self._times.values,
         )
 
     # --- within ----------------------------------------------------------------------------------
@@ -336,12 +306,9 @@ class BoundedHistory:
         if len(known):
             self.present |= {name}
             last = int(known[-1])
-            self._latest[name] = float(values[last]), at + last, int(step[last])
-        if self._keeps_past:
-            if self.first_row:  # until then all rows are held, and few points would be more of them
-                self._points[name].add(step, values)
-            if name == self._timed:
-                self._times.add(values)
+            self.latest[name] = float(values[last]), at + last, int(step[last])
+        if self._keeps_past and self.first_row:  # before, all rows are held: points would be more
+            self._points[name].add(step, values)
 
     def _drop_old_rows(self) -> None:
         """Drop all rows from the history but the last ones."""

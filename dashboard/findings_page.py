@@ -14,7 +14,6 @@ import streamlit as st
 from html_text import said, said_lines
 from open_runs import RunSnapshot
 from page_parts import refresh_run_part
-from step_curves import SCALE
 from verdict_band import verdict_band
 
 from ampwatch.diagnosis import (
@@ -39,7 +38,7 @@ from ampwatch.follow import as_it_stands, lesson_for
 from ampwatch.recovery.proof import kept_proof
 from ampwatch.recovery.proved_advice import with_proof
 from ampwatch.report import html_report
-from ampwatch.report.overview_chart import is_change
+from ampwatch.report.overview_chart import SCALE, is_change
 from ampwatch.report.painter import SEVERITY_COLOR
 from ampwatch.rows import Table, column
 from ampwatch.store import open_run

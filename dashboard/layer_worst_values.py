@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from threading import Lock
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from bounded_history import BoundedHistory, KeptPast
+from bounded_history import BoundedHistory
 from numpy.typing import NDArray
 
 from ampwatch.follow import Follower
@@ -26,6 +26,7 @@ _LEAST_CELLS = 240  # where layers are very many: one for each
 _MOST_VALUES = 12_000_000  # of all quantities that are kept together: 48 MB
 _MOST_LINES = 4  # layers whose own numbers are kept; the one not looked at for longest is let go
 
+_KEYS = ("step", "layer", "order")
 _OF_A_SAMPLE = "act_amax"  # which rows hold that are samples, and not only norms
 _OFTEN_LACKING = "underflow_share"
 
@@ -147,7 +148,7 @@ class LayerNumbers:
 
     def __init__(self, layer: str, is_low: Mapping[str, bool]) -> None:
         self._layer, self._is_low = layer, is_low
-        self.history = BoundedHistory(is_low, "")
+        self.history = BoundedHistory(is_low)
 
     def add(self, rows: pa.Table) -> None:
         """Add rows of the table `layers`, in the order of their steps, to the layer's numbers."""
@@ -169,11 +170,6 @@ class LayerNumbers:
                 columns[name] = worst.reduceat(columns[name], starts)
             step = step[starts]
         self.history.add(step, columns, np.zeros(0, np.int64))
-
-    @property
-    def past(self) -> KeptPast | None:
-        """What is kept of all samples of the layer, once not all are held."""
-        return self.history.past
 
 
 class _LayerRowReader:
@@ -218,9 +214,8 @@ class RunLayers:
     def __init__(self, follower: Follower, rank: int | None) -> None:
         self._follower, self.rank = follower, rank
         self._lock = Lock()
-        self._worst: dict[
-            tuple[str, ...], _LayerRowReader
-        ] = {}  # by the columns that are kept together
+        # By the columns that are kept together: of all layers, and, behind its name, of one layer.
+        self._worst: dict[tuple[str, ...], _LayerRowReader] = {}
         self._lines: OrderedDict[tuple[str, ...], _LayerRowReader] = OrderedDict()
         self._views: tuple[str, ...] | None = None
 
@@ -238,31 +233,37 @@ class RunLayers:
     def worst(self, is_low: Mapping[str, bool], *, is_live: bool) -> WorstValues:
         """The worst values of all layers over the whole run, by stretches of steps."""
         with self._lock:
-            columns = ("step", "layer", "order", *stored(is_low))
-            made = _LayerRowReader(lambda: WorstValues(is_low), columns, self.rank)
-            taken = self._worst.setdefault(tuple(is_low), made)
-            with self._follower.reading() as run:
-                found: WorstValues = taken.update(run, is_live=is_live)
+            made = self._worst.setdefault(
+                tuple(is_low), self._reader(lambda: WorstValues(is_low), is_low)
+            )
+            found: WorstValues = self._updated(made, is_live=is_live)
             return found
 
     def numbers_of(self, layer: str, is_low: Mapping[str, bool], *, is_live: bool) -> LayerNumbers:
         """One layer's numbers over the sampled steps of the run, kept and updated."""
         with self._lock:
-            columns, key = ("step", "layer", *stored(is_low)), (layer, *is_low)
-            made = _LayerRowReader(lambda: LayerNumbers(layer, is_low), columns, self.rank)
-            taken = self._lines.setdefault(key, made)
+            key = (layer, *is_low)
+            made = self._lines.setdefault(
+                key, self._reader(lambda: LayerNumbers(layer, is_low), is_low)
+            )
             self._lines.move_to_end(key)
             while len(self._lines) > _MOST_LINES:
                 self._lines.popitem(last=False)
-            with self._follower.reading() as run:
-                found: LayerNumbers = taken.update(run, is_live=is_live)
+            found: LayerNumbers = self._updated(made, is_live=is_live)
             return found
+
+    def _reader(self, make: Callable[[], Any], columns: Iterable[str]) -> _LayerRowReader:
+        return _LayerRowReader(make, (*_KEYS, *stored(columns)), self.rank)
+
+    def _updated(self, reader: _LayerRowReader, *, is_live: bool) -> Any:
+        with self._follower.reading() as run:
+            return reader.update(run, is_live=is_live)
 
     def worst_within(self, is_low: Mapping[str, bool], first: int, last: int) -> WorstValues:
         """The worst values of all layers in a span of steps, read from the log."""
         found = WorstValues(is_low)
         with self._follower.reading() as run:
-            columns = ("step", "layer", "order", *stored(is_low))
+            columns = (*_KEYS, *stored(is_low))
             for rows in run.rows_between(Table.LAYERS, columns, first, last, self.rank):
                 found.add(rows)
         return found

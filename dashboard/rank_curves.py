@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from bounded_history import HELD_ROWS, BoundedHistory
 from numpy.typing import NDArray
-from step_curves import LINES, SCALE, TIME, Span, StepCurves, StepCurvesReader
+from step_curves import Span, StepCurves, StepCurvesReader
 
+from ampwatch.report.overview_chart import LINES, SCALE, TIME
 from ampwatch.report.thinning import Floats, Steps
 from ampwatch.store import Run
 
@@ -94,7 +95,7 @@ class RankCurvesReader:
     def _begin(self, numbers: dict[int, StepCurvesReader]) -> None:
         self._epoch += 1
         self._numbers = numbers
-        self._history = BoundedHistory((*_NAMES, TIME), "step_time_ms")
+        self._history = BoundedHistory((*_NAMES, TIME))
         self._rows, self._last_key, self._last_step = 0, -1, -1
         self._taken = dict.fromkeys(self._ranks[1:], 0)
         self._differs: frozenset[str] = frozenset()
@@ -177,6 +178,7 @@ class RankCurvesReader:
             starts=history.starts,
             clips=any(curves.clips for curves in several),
             last_step_ns=max(curves.last_step_ns for curves in several),
+            newest=dict(history.latest),
             past=history.past,
         )
 

@@ -15,14 +15,14 @@ import browser_component
 import streamlit as st
 from open_runs import RunSnapshot
 from rank_curves import rank_column
-from step_curves import TIME, StepCurves
+from step_curves import StepCurves
 from user_value_curves import UserValue, group_names
 
 from ampwatch.diagnosis.value_text import count_text
 from ampwatch.metric_names import Metric, known_metric, metric_of
 from ampwatch.printable_text import printable
 from ampwatch.report import thinning
-from ampwatch.report.overview_chart import Shown, group_of, marks_of, panels_of, restart_of
+from ampwatch.report.overview_chart import TIME, Shown, group_of, marks_of, panels_of, restart_of
 from ampwatch.report.painter import line_style
 from ampwatch.report.painter.message import (
     Arrays,

@@ -13,20 +13,16 @@ from bounded_history import EXACT_WIDTH, HELD_ROWS, BoundedHistory, KeptPast, Ro
 from numpy.typing import NDArray
 
 from ampwatch.report import thinning
+from ampwatch.report.overview_chart import CLIP_SHARE, CLIPPED, LINES, SCALE, TIME
 from ampwatch.report.thinning import Floats, NotFinite, Rug, Steps, Stretches
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
 
-LINES = ("loss", "grad_norm", "grad_norm_applied", "lr", "step_time_ms")
-SCALE = "log2_scale"
-TIME = "time_s"  # since the first row
 FINE = 1000  # stretches of steps, whose extremes make a line across a screen
-_LOOK_BACK = 4096  # rows searched at once, from the end
 _QUICK = ("step", "optimizer", "scale", "skipped")  # which compress well: read in no time
 _TOLD_AFTER = "scale_after"  # all that some foreign logs tell
 _READ = (*_QUICK, "time_ns", "autocast_dtype", *LINES)
 _PORTION_ROWS = 1 << 18  # read at once
-_CLIP_SHARE = 1e-3  # a norm that clipping changed by less looks the same
 
 Span: TypeAlias = "tuple[int, int]"
 
@@ -56,6 +52,8 @@ class StepCurves:
     stepped: frozenset[str] = frozenset({SCALE})  # the columns drawn as stairs
     broken: Mapping[str, int] = field(default_factory=dict)  # a column's last row with inf or nan
     odd: Mapping[str, Stretches] = field(default_factory=dict)  # where a column has inf or nan
+    # A column's last number, the row and the step of it.
+    newest: Mapping[str, tuple[float, int, int]] = field(default_factory=dict)
     past: KeptPast | None = None
     zoom: Callable[[Span], StepCurves] | None = None  # reads the rows of a span from the log
 
@@ -74,16 +72,7 @@ class StepCurves:
             return self.past.ends
         if not len(self.step):
             return 0, 0
-        edges = self._edges
-        firsts = [int(self.step[at]) for at in edges[:-1]]
-        lasts = [int(self.step[at - 1]) for at in edges[1:]]
-        return min(firsts), max(lasts)
-
-    @property
-    def _edges(self) -> list[int]:
-        """Where each pass over the steps begins among the held rows, and where the last ends."""
-        begun = [at - self.first_row for at in self.starts if at > self.first_row]
-        return [0, *begun, len(self.step)]
+        return int(self.step.min()), int(self.step.max())
 
     def since(self, row: int) -> slice:
         """The held rows of the curves from this row number on, as a slice."""
@@ -92,8 +81,9 @@ class StepCurves:
     def rows_within(self, first: int, last: int, start: int = 0) -> NDArray[np.intp] | slice:
         """The held rows from number `start` on, of steps first to last, and one more each side."""
         begin = max(0, start - self.first_row)
-        slices = []
-        for low, high in pairwise(self._edges):
+        begun = [at - self.first_row for at in self.starts if at > self.first_row]
+        slices = []  # of each pass over the steps
+        for low, high in pairwise([0, *begun, len(self.step)]):
             steps = self.step[low:high]
             left = low + max(0, int(np.searchsorted(steps, first)) - 1)
             right = low + min(high - low, int(np.searchsorted(steps, last, side="right")) + 1)
@@ -130,35 +120,17 @@ class StepCurves:
 
     def latest(self, column: str) -> tuple[float | None, int]:
         """The last number of a column, and how many rows came after it."""
-        values = self.columns[column]
-        for end in range(len(values), 0, -_LOOK_BACK):
-            start = max(0, end - _LOOK_BACK)
-            known = np.flatnonzero(np.isfinite(values[start:end]))
-            if len(known):
-                at = start + int(known[-1])
-                return float(values[at]), len(values) - 1 - at
-        if self.past is not None and column in self.past.latest:
-            value, row, _ = self.past.latest[column]
-            return value, len(self) - 1 - row
-        return None, len(self)
+        if column not in self.newest:
+            return None, len(self)
+        value, row, _ = self.newest[column]
+        return value, len(self) - 1 - row
 
     def age(self, column: str) -> NumberAge:
         """When a column of the curves last held a number."""
-        value, since = self.latest(column)
-        if value is None or not since:
+        _, row, step = self.newest.get(column, (None, len(self) - 1, 0))
+        if row == len(self) - 1:
             return NumberAge(None, is_broken=False)
-        row = len(self) - 1 - since
-        if self.past is None or row >= self.first_row:
-            step = int(self.step[row - self.first_row])
-        else:
-            step = self.past.latest[column][2]
         return NumberAge(step, is_broken=self.broken.get(column, -1) > row)
-
-    @property
-    def median_step_time(self) -> float | None:
-        """The median time of a step in milliseconds; None if no row has one."""
-        times = self.columns["step_time_ms"] if self.past is None else self.past.step_times
-        return float(np.nanmedian(times)) if np.isfinite(times).any() else None
 
     @property
     def skip_count(self) -> int:
@@ -311,9 +283,7 @@ class StepCurvesReader:
         self._taken = 0
         self._last_step = None
         self._optimizer: int | None = None
-        self._history = BoundedHistory(
-            (SCALE, *LINES, TIME), "step_time_ms", keeps_past=self._keeps_past
-        )
+        self._history = BoundedHistory((SCALE, *LINES, TIME), keeps_past=self._keeps_past)
         self._places = RowPlaces()
         self._clips, self._autocast_dtype = False, None
         self._broken: dict[str, int] = {}
@@ -336,8 +306,8 @@ class StepCurvesReader:
             self._autocast_dtype = rows.column("autocast_dtype")[-1].as_py()
             self._last_step_ns = rows.column("time_ns")[-1].as_py() or 0
             columns[TIME] = self._seconds(rows)[mine]
-            before, after = columns["grad_norm"], columns["grad_norm_applied"]
-            moved = np.abs(after - before) > _CLIP_SHARE * before
+            before, after = columns["grad_norm"], columns[CLIPPED]
+            moved = np.abs(after - before) > CLIP_SHARE * before
             self._clips = self._clips or bool(moved.any())
             self._note_not_finite(rows, mine)
         self._history.add(step[mine], columns, np.unique(step[skipped]))
@@ -387,6 +357,7 @@ class StepCurvesReader:
             last_step_ns=self._last_step_ns,
             broken=dict(self._broken),
             odd=odd,
+            newest=dict(history.latest),
             past=history.past,
         )
 

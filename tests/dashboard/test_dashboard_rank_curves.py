@@ -8,10 +8,10 @@ import numpy as np
 from layer_chart_data import exponent_histogram
 from open_runs import OpenRuns
 from rank_curves import RankCurvesReader, rank_column
-from step_curves import SCALE, TIME
 from written_runs import event_columns
 
 from ampwatch import codec, store
+from ampwatch.report.overview_chart import SCALE, TIME
 from ampwatch.rows import EXPONENT_BINS, Table
 
 NOW = time.time_ns()
