@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ampwatch.report.thinning import Floats, Rug, Steps
 
-HELD_ROWS = 1 << 17  # the last ones; as many again before the first of them go
+HELD_ROWS = 1 << 13  # the last ones; as many again before the first of them go
 MOST_POINTS = 1 << 16  # of a column: 30 for each point that is drawn
 MOST_TICKS = 1 << 16
 EXACT_WIDTH = 4  # of so narrow a stretch every point is kept
@@ -75,7 +75,7 @@ class Points:
 
     @property
     def values(self) -> Floats:
-        """The values of the kept points, all of them finite."""
+        """The values of the kept points."""
         return np.concatenate([values for _, values in self.parts])
 
 
@@ -94,8 +94,8 @@ class Extremes:
         return len(self._step) + len(self._open[0])
 
     def add(self, step: Steps, values: Floats) -> None:
-        """Add a column's next rows to its kept points; values that are not finite are left out."""
-        known = np.isfinite(values)
+        """Add a column's next rows to its kept points; nan is no value, and is left out."""
+        known = ~np.isnan(values)
         if not known.any():
             return
         self._take(
@@ -222,7 +222,7 @@ class RowPlaces:
 
 @dataclass(frozen=True, slots=True)
 class KeptPast:
-    """What a bounded history knows of all rows, once it holds only the last ones."""
+    """What a bounded history knows of all rows, while it holds only the last ones."""
 
     rows: int  # how many are no longer held
     ends: tuple[int, int]  # the lowest and the highest step
@@ -235,7 +235,7 @@ class KeptPast:
 class BoundedHistory:
     """Rows by step as they come: holds the last of them, and few points of all before."""
 
-    def __init__(self, names: Iterable[str], *, keeps_past: bool = True) -> None:
+    def __init__(self, names: Iterable[str]) -> None:
         self.step, self.skips = GrowingArray(np.int64), GrowingArray(np.int64)
         self.columns = {name: GrowingArray(np.float32) for name in names}
         self.first_row = 0  # of those held
@@ -243,7 +243,6 @@ class BoundedHistory:
         self.present: frozenset[str] = frozenset()
         # Of each column its last number, the row and the step of it.
         self.latest: dict[str, tuple[float, int, int]] = {}
-        self._keeps_past = keeps_past
         self._points = {name: Extremes() for name in self.columns}
         self._ticks = SkipTicks()
         self._ends: tuple[int, int] | None = None
@@ -278,8 +277,8 @@ class BoundedHistory:
 
     @property
     def past(self) -> KeptPast | None:
-        """What is kept of all rows, once not all are held; later rows do not change it."""
-        if not self.first_row or self._ends is None:
+        """What is kept of all rows; later rows do not change it."""
+        if self._ends is None:
             return None
         return KeptPast(
             rows=self.first_row,
@@ -297,8 +296,7 @@ class BoundedHistory:
         if len(before) and len(skips) and skips[0] == before[-1]:
             skips = skips[1:]  # another optimizer's, of a step that is counted already
         self.skips.extend(skips)
-        if self._keeps_past:
-            self._ticks.add(skips)
+        self._ticks.add(skips)
 
     def _add_values(self, name: str, at: int, step: Steps, values: Floats) -> None:
         self.columns[name].extend(values)
@@ -307,14 +305,10 @@ class BoundedHistory:
             self.present |= {name}
             last = int(known[-1])
             self.latest[name] = float(values[last]), at + last, int(step[last])
-        if self._keeps_past and self.first_row:  # before, all rows are held: points would be more
-            self._points[name].add(step, values)
+        self._points[name].add(step, values)
 
     def _drop_old_rows(self) -> None:
         """Drop all rows from the history but the last ones."""
-        if self._keeps_past and not self.first_row:
-            for name, column in self.columns.items():
-                self._points[name].add(self.step.values, column.values)
         self.first_row = len(self) - HELD_ROWS
         for column in (self.step, *self.columns.values()):
             column.keep_last(HELD_ROWS)

@@ -20,8 +20,7 @@ import address
 import pyarrow as pa
 import streamlit as st
 from layer_worst_values import RunLayers
-from rank_curves import MOST, RankCurvesReader
-from step_curves import Span, StepCurves, StepCurvesReader
+from step_curves import MOST_RANKS, Span, StepCurves, StepCurvesReader
 from user_value_curves import UserValues
 
 from ampwatch.diagnosis import Diagnosis, Severity
@@ -235,13 +234,13 @@ class _OpenRun:
         self._lock = threading.Lock()
         with self._follower.reading() as run:
             self._shown = self._ranks_to_show(run.ranks)
-        self._numbers, self._quick = _numbers_of(self._shown), StepCurvesReader(quick=True)
+        self._numbers, self._quick = StepCurvesReader(self._shown), StepCurvesReader(quick=True)
         self._taken_rows = -1
         self._layers = RunLayers(self._follower, None)
         self._values = UserValues(self._follower, None)
         self._lesson: KeptValue[LessonOfEarlierRuns | None] = KeptValue(clock)
         self._letter: KeptValue[Letter] = KeptValue(clock)
-        self._loading: Future[StepCurvesReader | RankCurvesReader] | None = None
+        self._loading: Future[StepCurvesReader] | None = None
         self._seen: RunSnapshot | None = None
         self._seen_at = 0.0
 
@@ -313,7 +312,7 @@ class _OpenRun:
         if wanted == self._shown:
             return False
         self._shown = wanted
-        self._numbers = _numbers_of(wanted, epoch=self._numbers.curves.epoch + 1)
+        self._numbers = StepCurvesReader(wanted, epoch=self._numbers.curves.epoch + 1)
         return True
 
     def _ranks_to_show(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
@@ -322,19 +321,13 @@ class _OpenRun:
             return (self._rank,)
         named = [rank for rank in self._judge.named_ranks if rank in ranks]
         first = dict.fromkeys([*ranks[:1], *named, *ranks])
-        return tuple(sorted(list(first)[:MOST]))
+        return tuple(sorted(list(first)[:MOST_RANKS]))
 
 
-def _numbers_of(ranks: tuple[int, ...], epoch: int = 0) -> StepCurvesReader | RankCurvesReader:
-    if len(ranks) > 1:
-        return RankCurvesReader(ranks, epoch=epoch)
-    return StepCurvesReader(rank=next(iter(ranks), None), epoch=epoch)
-
-
-def _all_curves(run: Run, ranks: tuple[int, ...]) -> StepCurvesReader | RankCurvesReader:
+def _all_curves(run: Run, ranks: tuple[int, ...]) -> StepCurvesReader:
     """Read all curves of a long open run, in the background, after its first chart is drawn."""
     time.sleep(_HEAD_START_S)
-    numbers = _numbers_of(ranks)
+    numbers = StepCurvesReader(ranks)
     numbers.read(run)
     return numbers
 

@@ -17,7 +17,7 @@ import streamlit as st
 from html_text import rate_text, said, short_dtype
 from open_runs import RunSnapshot
 from page_parts import guarded
-from rank_curves import rank_column
+from step_curves import rank_column
 from verdict_band import verdict_band
 
 from ampwatch.diagnosis.value_text import (

@@ -14,8 +14,7 @@ import address
 import browser_component
 import streamlit as st
 from open_runs import RunSnapshot
-from rank_curves import rank_column
-from step_curves import StepCurves
+from step_curves import StepCurves, rank_column
 from user_value_curves import UserValue, group_names
 
 from ampwatch.diagnosis.value_text import count_text
@@ -246,6 +245,8 @@ def _is_long(curves: StepCurves, base: ThinnedBase, span: Span | None) -> bool:
     most = min(TAIL_MOST, max(TAIL_LEAST, int(base.rows * TAIL_SHARE)))
     if added <= most:
         return False
+    if base.rows < curves.first_row:  # they are no longer held
+        return True
     return span is None or int(curves.step[curves.since(base.rows)].min()) <= span[1]
 
 

@@ -60,7 +60,7 @@ class UserValue:
             before = known[0] if self.last is None else self.last[1]
             self.never_falls &= bool((np.diff(known, prepend=before) >= 0).all())
             self.last = int(step[finite][-1]), float(known[-1])
-        self._extremes.add(step, values)
+        self._extremes.add(step, np.where(finite, values, np.float32(np.nan)))
 
 
 class UserValues:

@@ -11,9 +11,8 @@ import pytest
 import step_curves
 from bounded_history import BoundedHistory, Extremes, RowPlaces, SkipTicks
 from open_runs import OpenRuns
-from rank_curves import RankCurvesReader, rank_column
 from run_chart import thinned_base
-from step_curves import NumberAge, StepCurvesReader
+from step_curves import NumberAge, StepCurvesReader, rank_column
 from written_runs import event_columns, fresh_id
 
 from ampwatch import codec, store
@@ -141,8 +140,7 @@ def test_the_rows_of_a_span_are_found_in_every_pass_over_its_steps():
 def little(monkeypatch):
     """Few rows and points are held, so that a run of 30,000 steps is a long one."""
     monkeypatch.setattr(bounded_history, "HELD_ROWS", 2048)
-    monkeypatch.setattr("rank_curves.HELD_ROWS", 2048)
-    monkeypatch.setattr(step_curves, "HELD_ROWS", 2048)
+    monkeypatch.setattr(step_curves, "_MOST_WAITING_ROWS", 1024)
     monkeypatch.setattr(step_curves, "_PORTION_ROWS", 1500)
     monkeypatch.setattr(Extremes.__init__, "__defaults__", (4000,))
     monkeypatch.setattr(SkipTicks.__init__, "__defaults__", (500,))
@@ -297,7 +295,7 @@ def test_a_span_of_a_log_that_is_not_in_order_is_found_all_the_same(tmp_path, li
 
 def test_ranks_of_a_long_run_are_joined_as_if_all_were_held(tmp_path, little):
     path, writers = begin(tmp_path, ranks=2)
-    run, numbers = store.open_run(path), RankCurvesReader((0, 1), now_ns=lambda: 10**18)
+    run, numbers = store.open_run(path), StepCurvesReader((0, 1), now_ns=lambda: 10**18)
     for first in range(0, 20_000, 1000):
         for rank, writer in enumerate(writers):
             write(writer, first, 1000, rank)
@@ -362,8 +360,8 @@ def test_rows_are_read_while_a_diagnosis_is_made(tmp_path, monkeypatch):
     assert follower.last is not None
 
 
-def test_while_all_rows_are_held_nothing_else_is_kept_of_them():
-    rows, names = 60_000, ("loss", "norm", "rate")
+def test_a_history_takes_no_more_memory_than_its_last_rows_and_few_points_of_all():
+    rows, names = 400_000, ("loss", "norm", "rate")
     tracemalloc.start()
     try:
         history = BoundedHistory(names)
@@ -374,5 +372,6 @@ def test_while_all_rows_are_held_nothing_else_is_kept_of_them():
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert history.past is None
-    assert used < 1.5 * rows * (8 + 4 * len(names)) + 100_000
+    last_rows = 2 * bounded_history.HELD_ROWS * (8 + 4 * len(names))
+    points = bounded_history.MOST_POINTS * 12 * len(names)
+    assert used < 1.5 * (last_rows + points) + 100_000

@@ -152,7 +152,6 @@ def test_a_number_that_is_logged_now_and_then_is_old_and_not_lost(tmp_path):
 
 def test_a_number_lost_long_ago_is_remembered_when_its_row_is_no_longer_held(tmp_path, monkeypatch):
     monkeypatch.setattr("bounded_history.HELD_ROWS", 1 << 10)
-    monkeypatch.setattr("step_curves.HELD_ROWS", 1 << 10)
     loss, _ = ages(tmp_path, loss=[2.0, 1.054] + [np.inf] * 9000, lr=[0.1] * 9002)
     assert loss == NumberAge(1, is_broken=True)
 
