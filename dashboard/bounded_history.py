@@ -6,6 +6,7 @@ they are, and a skipped step is part of a tick. The rows themselves are in the l
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,12 +49,6 @@ class GrowingArray:
     def keep_last(self, count: int) -> None:
         """Keep only the last values of the growing array."""
         self._move(self.values[-count:] if count else self.values[:0], count)
-
-    def copy(self) -> GrowingArray:
-        """A copy of the growing array; adding to one leaves the other as it is."""
-        other = GrowingArray(self._room.dtype)
-        other.extend(self.values)
-        return other
 
     def _move(self, values: NDArray[Any], room: int) -> None:
         moved = np.zeros(max(1024, room), self._room.dtype)
@@ -111,13 +106,6 @@ class Extremes:
     def points(self) -> Points:
         """The points kept of a column by now; rows that are added later do not change them."""
         return Points(((self._step.values, self._values.values), self._open), self._width)
-
-    def copy(self) -> Extremes:
-        """A copy of the kept points; adding to one leaves the other as it is."""
-        other = Extremes(self._most)
-        other._width, other._open = self._width, self._open
-        other._step, other._values = self._step.copy(), self._values.copy()
-        return other
 
     def _take(self, step: Steps, values: Floats) -> None:
         keep, last = _extreme_points(step, values, self._width)
@@ -270,8 +258,8 @@ class BoundedHistory:
 
     def fork(self, name: str, like: str) -> None:
         """Add a column to the history whose rows were the same as another's until now."""
-        self.columns[name] = self.columns[like].copy()
-        self._points[name] = self._points[like].copy()
+        self.columns[name] = copy.deepcopy(self.columns[like])
+        self._points[name] = copy.deepcopy(self._points[like])
         if like in self.latest:
             self.latest[name] = self.latest[like]
 

@@ -36,7 +36,7 @@ from ampwatch.report.thinning import Line, coarser, hole_of
 _KEY, _BASE, _BY, _OUTCOME = "compared runs", "compared with", "swept by", "came of them"
 _VALUES = "compared values"
 _TABLE, _SWEEP, _CHART = "compare table", "compare sweep", "compare chart"
-_SENT, _WAITS = "compared base", "compared runs are read"
+_WAITS = "compared runs are read"
 _EVERY_S, _SOON_S, _WATCH_S = 2.0, 1.0, 3.0
 _WAIT_S = 0.8  # for runs that are read soon: nothing is then drawn twice
 _LEAST_SWEPT = 3  # runs of a sweep: two points show no course
@@ -48,6 +48,7 @@ _LONGEST = 60  # letters of a value's name over its panel
 
 def show() -> None:
     """Draw the Compare page."""
+    st.html('<p class="aw-title" role="heading" aria-level="1">Compare</p>')
     choices = _choices()
     names, gone = _chosen_runs(choices)
     _choose_runs(choices, names)
@@ -307,18 +308,14 @@ def _chart(shown: ShownRuns) -> None:
         heard=run_chart.choice_count(_CHART),
     )  # fmt: skip
     base = repr([(name, run.version) for name, run in runs])
-    whole = st.session_state.get(_SENT) != base
-    header = picture.header(base, hole_of(first, last), whole=whole)
-    arrays = _chart_arrays(prepared) if whole else {}
-    browser_component.draw(
-        pack(header, arrays), key=_CHART, on_look_change=partial(run_chart.keep_choice, _CHART),
-        acts={"lost": _forget_sent},
-    )  # fmt: skip
-    st.session_state[_SENT] = base
 
+    def message(whole: bool) -> bytes:  # noqa: FBT001
+        header = picture.header(base, hole_of(first, last), whole=whole)
+        return pack(header, _chart_arrays(prepared) if whole else {})
 
-def _forget_sent(_: object) -> None:
-    st.session_state.pop(_SENT, None)
+    browser_component.draw_on_base(
+        message, base, key=_CHART, on_look_change=partial(run_chart.keep_choice, _CHART)
+    )
 
 
 def _user_value_names(runs: Sequence[LoadedRun]) -> list[str]:

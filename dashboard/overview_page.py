@@ -39,7 +39,7 @@ _SHOWN = ("loss", "grad_norm", "lr")
 
 def show(path: str) -> None:
     """Draw the Overview page of a run; while it goes on, only its live part is refreshed."""
-    run_chart.forget_sent()
+    browser_component.forget_base(run_chart.KEY)
     run = open_runs.snapshot(path)
     waits = run.is_live or not run.is_judged
     every_s = page_parts.refresh_interval_s(1.0) if waits and page_parts.follows_live() else None

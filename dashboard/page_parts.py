@@ -63,7 +63,7 @@ def show_problem(sentence: str) -> None:
     st.html(f'<div class="aw-problem">{said(sentence)}</div>')
 
 
-# --- failures -------------------------------------------------------------------------------------
+# --- how often tabs ask ---------------------------------------------------------------------------
 
 
 PACE = "refreshed every"

@@ -35,12 +35,6 @@ from ampwatch.report.painter.message import (
 )
 
 KEY = "chart"
-_SENT = "sent base"
-
-
-def forget_sent() -> None:
-    """Send the chart's base again with the next message: the browser may have lost it."""
-    st.session_state.pop(_SENT, None)
 
 
 def show(run: RunSnapshot) -> None:
@@ -53,16 +47,14 @@ def show(run: RunSnapshot) -> None:
         st.html('<div class="aw-muted">The run holds no numbers to draw, or none yet.</div>')
         return
     base = thinned_bases().base_for(run.name, run.curves, where.span)
-    whole = st.session_state.get(_SENT) != (run.name, base.id)
     picture = picture_of(run, where)
     own = value_arrays(run, chosen_names(run, where.values), where.span)
-    browser_component.draw(
-        live_message(picture, run.curves, base, own, whole=whole),
+    browser_component.draw_on_base(
+        lambda whole: live_message(picture, run.curves, base, own, whole=whole),
+        (run.name, base.id),
         key=KEY,
         on_look_change=partial(keep_choice, KEY),
-        acts={"lost": lambda _: forget_sent()},
     )
-    st.session_state[_SENT] = (run.name, base.id)
 
 
 def picture_of(run: RunSnapshot, where: address.Address) -> Picture:
@@ -118,19 +110,19 @@ def show_still(picture: Picture, arrays: Arrays, key: str) -> None:
     browser_component.draw(still_message(picture, arrays), key=key)
 
 
-def _chart_choice(key: str) -> dict[str, Any]:
+def reader_choice(key: str) -> dict[str, Any]:
     """What the reader chose last in a chart, as the browser sent it."""
     return getattr(st.session_state.get(key), "look", None) or {}
 
 
 def choice_count(key: str) -> int:
     """How many choices of its reader the chart in the browser has sent so far."""
-    return int(_chart_choice(key).get("count", 0))
+    return int(reader_choice(key).get("count", 0))
 
 
 def keep_choice(key: str) -> None:
     """Keep in the address the span, step and view that the reader chose in a chart."""
-    told = _chart_choice(key)
+    told = reader_choice(key)
     span, step, view = told.get("span"), told.get("step"), told.get("view")
     address.change(
         span=None if span is None else (int(span[0]), int(span[1])),

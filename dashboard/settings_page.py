@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -72,7 +72,7 @@ def show(path: str) -> None:
 def _draw_settings(path: str) -> None:
     run = open_runs.snapshot(path)
     settings = run.settings()
-    earlier = all_previous_runs().previous_run(run.info, run_list.current_list().choices)
+    earlier = previous_run(run.info, run_list.current_list().choices)
     top = changes_html(run, settings, earlier) + resumed_html(run.attempts())
     browser_component.html(top, key=_CHANGES, acts={"go": _open_comparison})
     find = address.read().find or ""
@@ -319,55 +319,32 @@ class PreviousRun:
     settings: dict[str, str]
 
 
-class PreviousRuns:
-    """Finds the previous run of a script; keeps what was read of runs while their files stay."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._infos: dict[str, tuple[int, RunInfo]] = {}
-        self._settings: dict[tuple[str, int], dict[str, str]] = {}
-
-    def previous_run(self, info: RunInfo, choices: Sequence[ListedRun]) -> PreviousRun | None:
-        """The last of these runs of the same script that started before this one."""
-        newest = sorted(choices, key=lambda choice: choice.last_time_ns, reverse=True)
-        with self._lock:
-            known = {choice.path: one for choice, one in self._known(newest[:MOST_READ])}
-            self._infos = {path: kept for path, kept in self._infos.items() if path in known}
-            path = run_before(info, known.items())
-            if path is None:
-                return None
-            choice = next(one for one in choices if one.path == path)
-            return PreviousRun(choice, known[path], self._settings_of(choice))
-
-    def _known(self, choices: Sequence[ListedRun]) -> Iterator[tuple[ListedRun, RunInfo]]:
-        for choice in choices:
-            if choice.origin is Origin.PUBLISHED:
-                continue  # each would have to be fetched
-            try:
-                stamp = (Path(choice.path) / RUN_FILE).stat().st_mtime_ns
-                kept = self._infos.get(choice.path)
-                if kept is None or kept[0] != stamp:
-                    kept = stamp, _without_settings(read_info(Path(choice.path)))
-                    self._infos[choice.path] = kept
-            except (AmpwatchError, OSError):
-                continue  # the list of runs says what is wrong with it
-            yield choice, kept[1]
-
-    def _settings_of(self, choice: ListedRun) -> dict[str, str]:
-        key = choice.path, choice.last_time_ns
-        if key not in self._settings:
-            self._settings[key] = whole_settings(open_run(choice.path))
-            while len(self._settings) > _MOST_KEPT:
-                self._settings.pop(next(iter(self._settings)))
-        return self._settings[key]
+def previous_run(info: RunInfo, choices: Sequence[ListedRun]) -> PreviousRun | None:
+    """The last of these runs of the same script that started before this one."""
+    newest = sorted(choices, key=lambda choice: choice.last_time_ns, reverse=True)
+    infos = {}
+    for choice in newest[:MOST_READ]:
+        if choice.origin is Origin.PUBLISHED:
+            continue  # each would have to be fetched
+        try:
+            stamp = (Path(choice.path) / RUN_FILE).stat().st_mtime_ns
+            infos[choice.path] = _info_without_settings(choice.path, stamp)
+        except (AmpwatchError, OSError):
+            continue  # the list of runs says what is wrong with it
+    path = run_before(info, infos.items())
+    if path is None:
+        return None
+    choice = next(one for one in choices if one.path == path)
+    return PreviousRun(choice, infos[path], _settings_of(path, choice.last_time_ns))
 
 
-@st.cache_resource(show_spinner=False)
-def all_previous_runs() -> PreviousRuns:
-    """What is known of previous runs, shared by all tabs."""
-    return PreviousRuns()
-
-
-def _without_settings(info: RunInfo) -> RunInfo:
-    """What identifies a run, without its settings, which may be large."""
+@functools.lru_cache(maxsize=MOST_READ)
+def _info_without_settings(path: str, _stamp: int) -> RunInfo:
+    """What identifies a run, without its settings, which may be large; kept by its stamp."""
+    info = read_info(Path(path))
     return replace(info, config={}, environment={}, versions={}, scaler={}, marks={}, notes=())
+
+
+@functools.lru_cache(maxsize=_MOST_KEPT)
+def _settings_of(path: str, _last_time_ns: int) -> dict[str, str]:
+    return whole_settings(open_run(path))

@@ -54,17 +54,9 @@ def main() -> None:
     page.run()
 
 
-def _runs() -> None:
+def _draw_page_of_runs(show: Callable[[], None]) -> None:
     if run_list.current_list().choices:
-        runs_page.show()
-    else:
-        runs_page.show_no_runs()
-
-
-def _compare() -> None:
-    if run_list.current_list().choices:
-        st.html('<p class="aw-title" role="heading" aria-level="1">Compare</p>')
-        compare_page.show()
+        show()
     else:
         runs_page.show_no_runs()
 
@@ -92,14 +84,14 @@ def _heading(run: str, page: str) -> str:
 
 
 PAGES: dict[str, tuple[str, Callable[[], None]]] = {
-    "Runs": ("runs", _runs),
+    "Runs": ("runs", partial(_draw_page_of_runs, runs_page.show)),
     "Overview": ("overview", partial(_draw_run_page, "Overview", overview_page.show)),
     "Layers": ("layers", partial(_draw_run_page, "Layers", layers_page.show)),
     "Findings": ("findings", partial(_draw_run_page, "Findings", findings_page.show)),
     "Memory and device": ("memory", partial(_draw_run_page, "Memory and device", memory_page.show)),
     "Timeline": ("timeline", partial(_draw_run_page, "Timeline", timeline_page.show)),
     "Settings": ("settings", partial(_draw_run_page, "Settings", settings_page.show)),
-    "Compare": ("compare", _compare),
+    "Compare": ("compare", partial(_draw_page_of_runs, compare_page.show)),
     "Fleet": ("fleet", fleet_page.show),
     "Alerts": ("alerts", alerts_page.show),
 }

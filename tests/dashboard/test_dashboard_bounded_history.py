@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import tracemalloc
 
@@ -96,7 +97,7 @@ def test_points_that_were_shown_do_not_change_when_rows_are_added():
     extremes.add(step[:3000], values[:3000])
     shown = extremes.points
     before = shown.step.copy(), shown.values.copy()
-    fork = extremes.copy()
+    fork = copy.deepcopy(extremes)
     extremes.add(step[3000:], values[3000:])
     assert np.array_equal(shown.step, before[0])
     assert np.array_equal(shown.values, before[1])
