@@ -6,6 +6,7 @@ Back, Forward and a reload restore from it what was seen.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -204,15 +205,21 @@ class RunsView:
 
 def runs_view_in(text: str | None) -> RunsView:
     """The runs table's view, read from a part of the address."""
-    parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
-    group = parts.get("group", [""])[-1]
+    parts = _parts(text)
+    group = parts["group"][-1]
     return RunsView(
-        find=parts.get("find", [""])[-1],
-        sort=parts.get("sort", [""])[-1],
+        find=parts["find"][-1],
+        sort=parts["sort"][-1],
         group=group if group in RUNS_GROUPS else "",
-        origin=parts.get("from", [""])[-1],
+        origin=parts["from"][-1],
         folded=tuple(parts.get("folded", ())),
     )
+
+
+def _parts(text: str | None) -> defaultdict[str, list[str]]:
+    """What a part of the address holds by name; an empty text where it holds nothing."""
+    parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
+    return defaultdict(lambda: [""], parts)
 
 
 WEEK = "week"
@@ -239,12 +246,12 @@ class FleetView:
 
 def fleet_view_in(text: str | None) -> FleetView:
     """The fleet page's view, read from a part of the address."""
-    parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
-    since = parts.get("since", [""])[-1]
+    parts = _parts(text)
+    since = parts["since"][-1]
     return FleetView(
         since=since if since in FLEET_SINCE else "",
-        group=parts.get("group", [""])[-1] or WEEK,
-        code=parts.get("code", [""])[-1],
+        group=parts["group"][-1] or WEEK,
+        code=parts["code"][-1],
         only=parts["only"][-1] if "only" in parts else None,
     )
 

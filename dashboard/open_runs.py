@@ -226,11 +226,8 @@ class _OpenRun:
         self, path: str, rank: int | None, clock: Callable[[], float], workers: ThreadPoolExecutor
     ) -> None:
         self._follower, self._path, self._rank = follow(Path(path)), path, rank
-        self._judge, self._clock, self._workers = (
-            _Diagnoser(self._follower, workers),
-            clock,
-            workers,
-        )
+        self._judge = _Diagnoser(self._follower, workers)
+        self._clock, self._workers = clock, workers
         self._lock = threading.Lock()
         with self._follower.reading() as run:
             self._shown = self._ranks_to_show(run.ranks)
@@ -333,11 +330,10 @@ def _all_curves(run: Run, ranks: tuple[int, ...]) -> StepCurvesReader:
 
 
 class _Diagnoser:
-    """Keeps the verdict on one open run up to date, in the background if there is much to read."""
+    """Keeps the verdict on one open run up to date; one thread at a time asks."""
 
     def __init__(self, follower: Follower, workers: ThreadPoolExecutor) -> None:
         self._follower, self._workers = follower, workers
-        self._lock = threading.Lock()
         self._pending: Future[None] | None = None
         self.verdict = self._follower.last  # another rank may be looked at already
 
@@ -359,19 +355,16 @@ class _Diagnoser:
 
         `rows` is how many the run has by now.
         """
-        with self._lock:
-            if self._pending is not None:
-                if not self._pending.done():
-                    return False
-                problem = self._pending.exception()
-                self._pending = None
-                if problem is not None:
-                    raise problem
-            if rows - (0 if self.verdict is None else self.verdict.rows) > _AT_ONCE_ROWS:
-                self._pending = self._workers.submit(self._diagnose, after_s=_HEAD_START_S)
+        if self._pending is not None:
+            if not self._pending.done():
                 return False
-            self._diagnose()
-            return True
+            pending, self._pending = self._pending, None
+            pending.result()
+        if rows - (0 if self.verdict is None else self.verdict.rows) > _AT_ONCE_ROWS:
+            self._pending = self._workers.submit(self._diagnose, after_s=_HEAD_START_S)
+            return False
+        self._diagnose()
+        return True
 
     def _diagnose(self, after_s: float = 0.0) -> None:
         time.sleep(after_s)

@@ -355,7 +355,9 @@ def choose_among_names(
     if not names:
         return
     groups = {
-        f"{g.prefix}/": g.names for g in group_names(list(names)) if g.prefix and len(g.names) > 1
+        f"{prefix}/": inside
+        for prefix, inside in group_names(names).items()
+        if prefix and len(inside) > 1
     }
     if st.session_state.get(key) != list(drawn):
         st.session_state[key] = list(drawn)
@@ -367,7 +369,7 @@ def choose_among_names(
     )  # fmt: skip
 
 
-def _chosen(key: str, groups: dict[str, tuple[str, ...]]) -> None:
+def _chosen(key: str, groups: dict[str, list[str]]) -> None:
     picked = st.session_state[key]
     names = [name for one in picked for name in groups.get(one, (one,))]
     address.change(values=address.names_text(dict.fromkeys(names)))

@@ -66,16 +66,6 @@ class ListedRun:
         return str(self.run.path)
 
     @property
-    def last_time_ns(self) -> int:
-        """When the listed run last grew, by its own rows; 0 if they do not tell."""
-        return self.run.last_time_ns
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks of the listed run."""
-        return self.run.ranks
-
-    @property
     def label(self) -> str:
         """The listed run's line in the sidebar, as Markdown in which its name is escaped."""
         short = shortened(printable(self.title), _LABEL_LENGTH)

@@ -176,7 +176,7 @@ def _skipped_order(row: RunRow) -> float | None:
 
 
 def _age(row: RunRow) -> str:
-    last_ns, run = row.choice.last_time_ns, row.choice.run
+    last_ns, run = row.choice.run.last_time_ns, row.choice.run
     last = f"{_ago(last_ns)} ago" if last_ns else ""
     if run.source == OWN_SOURCE or not run.added_ns:
         return last
@@ -193,7 +193,7 @@ COLUMNS = (
     Column("run", "run", lambda row: natural_key(row.choice.title), _run),
     Column(
         "age", "last row",
-        lambda row: -max(row.choice.last_time_ns, _added_if_foreign(row)), _age,
+        lambda row: -max(row.choice.run.last_time_ns, _added_if_foreign(row)), _age,
         hint="how long ago", is_number=True,
     ),
     Column("tags", "tags", lambda row: row.choice.run.tags or None, _tags),
@@ -273,8 +273,8 @@ _NUMBERS: dict[str, Callable[[RunRow], float | None]] = {
     "skipped": lambda row: row.entry.skipped if row.entry else None,
     "steps": lambda row: row.entry.steps if row.entry else None,
     "step": lambda row: row.entry.last_step if row.entry else None,
-    "ranks": lambda row: len(row.choice.ranks),
-    "age": lambda row: (time.time_ns() - row.choice.last_time_ns) / 1e9,
+    "ranks": lambda row: len(row.choice.run.ranks),
+    "age": lambda row: (time.time_ns() - row.choice.run.last_time_ns) / 1e9,
 }
 _NEED_ENTRIES = {"", "verdict", "finding", "model", "rate", "scale", "skipped", "steps", "step"}
 
@@ -485,13 +485,10 @@ def bar_html(shown: TableContents, view: RunsView) -> str:
         chips = [_chip(origin.value, _ORIGINS[origin], shown) for origin in shown.counts]
         chips.append(_chip(_ALL, "all", shown))
         parts.append(f'<span role="group" aria-label="Whose runs">{"".join(chips)}</span>')
-    options = (
-        "".join(
-            f'<option value="{group}"{" selected" if group == view.group else ""}>{group}</option>'
-            for group in ("", *RUNS_GROUPS)
-        )
-        .replace('value=""></option>', 'value="">nothing</option>')
-        .replace('value="" selected></option>', 'value="" selected>nothing</option>')
+    options = "".join(
+        f'<option value="{group}"{" selected" if group == view.group else ""}>'
+        f"{group or 'nothing'}</option>"
+        for group in ("", *RUNS_GROUPS)
     )
     parts.append(
         f'<label>group by <select data-act="group" data-key="group">{options}</select></label>'

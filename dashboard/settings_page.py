@@ -321,7 +321,7 @@ class PreviousRun:
 
 def previous_run(info: RunInfo, choices: Sequence[ListedRun]) -> PreviousRun | None:
     """The last of these runs of the same script that started before this one."""
-    newest = sorted(choices, key=lambda choice: choice.last_time_ns, reverse=True)
+    newest = sorted(choices, key=lambda choice: choice.run.last_time_ns, reverse=True)
     infos = {}
     for choice in newest[:MOST_READ]:
         if choice.origin is Origin.PUBLISHED:
@@ -335,7 +335,7 @@ def previous_run(info: RunInfo, choices: Sequence[ListedRun]) -> PreviousRun | N
     if path is None:
         return None
     choice = next(one for one in choices if one.path == path)
-    return PreviousRun(choice, infos[path], _settings_of(path, choice.last_time_ns))
+    return PreviousRun(choice, infos[path], _settings_of(path, choice.run.last_time_ns))
 
 
 @functools.lru_cache(maxsize=MOST_READ)

@@ -76,7 +76,7 @@ def _draw_runs() -> None:
 
 def _choose_rank(choice: run_list.ListedRun | None) -> None:
     """Let the reader choose one rank, or all over one another, in the sidebar."""
-    ranks = () if choice is None else choice.ranks
+    ranks = () if choice is None else choice.run.ranks
     if len(ranks) < 2:
         return
     chosen = address.read().rank
@@ -136,4 +136,4 @@ def _run_chosen() -> None:
 
 def _page_state(choice: run_list.ListedRun) -> tuple[str, bool, int, tuple[int, ...]]:
     """The state of the chosen run; when it changes, the whole page is drawn anew."""
-    return choice.path, choice.live, 0 if choice.live else choice.last_time_ns, choice.ranks
+    return choice.path, choice.live, 0 if choice.live else choice.run.last_time_ns, choice.run.ranks
