@@ -229,18 +229,19 @@ class StepCurvesReader:
 
     def _read_portions(self, run: Run) -> tuple[bool, bool]:
         """Read a portion of each rank's rows; whether there may be more, and whether all hold."""
-        every, more = (self._lowest, *self._others), False
+        every = (self._lowest, *self._others)
         for rows in every:
-            if len(rows.keys) <= _MOST_WAITING_ROWS:
-                more = rows.read_portion(run) or more
+            rows.may_have_more = len(rows.keys) <= _MOST_WAITING_ROWS and rows.read_portion(run)
         is_late = any(len(rows.keys) and rows.keys[0] <= self._last_key for rows in self._others)
-        return more, not is_late and not any(rows.is_overtaken for rows in every)
+        holds = not is_late and not any(rows.is_overtaken for rows in every)
+        return any(rows.may_have_more for rows in every), holds
 
     def _rows_reached(self) -> int:
         """How many rows of the lowest rank all others have reached, but those long silent."""
         end = len(self._lowest.keys)
         for rows in self._others:
-            if self._lowest.last_step_ns - rows.last_step_ns <= _PATIENCE_NS:
+            silent_ns = self._lowest.last_step_ns - rows.last_step_ns
+            if rows.may_have_more or silent_ns <= _PATIENCE_NS:
                 reached = np.searchsorted(self._lowest.keys, rows.last_key, side="right")
                 end = min(end, int(reached))
         return end
@@ -303,10 +304,10 @@ class _RankRows:
 
     def __init__(self, rank: int | None, *, quick: bool = False) -> None:
         self.rank = rank  # the lowest if none
+        self.may_have_more = True
         self._lines = () if quick else LINES
         self._names = _QUICK if quick else _READ
         self._began_ns = 0  # of the first row that tells
-        self._optimizer: int | None = None
         self._span: Span | None = None  # the only steps to take, and a row at each side of them
         self._ranges: list[tuple[int, int]] | None = None  # the rows of the log that hold them
         self._reading: Reading | None = None  # of a log that is not in order
@@ -322,6 +323,7 @@ class _RankRows:
         self._skips: Steps = np.zeros(0, np.int64)
         self._read = self._rows = self._passes = 0
         self._last_step: int | None = None
+        self._optimizer: int | None = None
         self._places = RowPlaces()
         self.clips, self.last_step_ns = False, 0
         self.autocast_dtype: str | None = None

@@ -320,6 +320,22 @@ def test_ranks_of_a_long_run_are_joined_as_if_all_were_held(tmp_path, little):
     assert curves.skip_count == sum(s % 97 == 96 for s in range(20_000))
 
 
+def test_a_span_where_ranks_are_the_same_is_drawn_though_they_differ_later(tmp_path, little):
+    path, writers = begin(tmp_path, ranks=2)
+    for first in range(0, 20_000, 1000):
+        for rank, writer in enumerate(writers):
+            write(writer, first, 1000, rank if first >= 15_000 else 0)
+    for writer in writers:
+        writer.close()
+    run, numbers = store.open_run(path), StepCurvesReader((0, 1))
+    curves, other = numbers.read(run), rank_column("loss", 1)
+    assert other in curves.present
+    near = numbers.zoomed(run, (5000, 5200))
+    step, values = near.points(other, (5000, 5200))
+    assert step.tolist() == list(range(4999, 5202))
+    assert np.array_equal(values, near.points("loss", (5000, 5200))[1])
+
+
 def test_the_page_follows_a_run_with_one_run_and_one_engine(tmp_path, monkeypatch):
     opened = []
     real = store.open_run
