@@ -193,15 +193,15 @@ class OpenRuns:
         """The open run as it stands now, of one rank or all; AmpwatchError if unreadable."""
         key = (path, rank)
         with self._lock:
-            known = self._open.get(key)
-        made = known or _OpenRun(path, rank, self._clock, self._workers)
+            run = self._open.get(key)
+        opened = run or _OpenRun(path, rank, self._clock, self._workers)
         with self._lock:
-            known = self._open.setdefault(key, made)
+            run = self._open.setdefault(key, opened)
             self._open.move_to_end(key)
             while len(self._open) > MOST_RUNS:
                 self._open.popitem(last=False)
         try:
-            return known.snapshot()
+            return run.snapshot()
         except AmpwatchError:
             with self._lock:  # opened anew at the next look: the disk may be back
                 self._open.pop(key, None)

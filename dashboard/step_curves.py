@@ -279,14 +279,14 @@ class StepCurvesReader:
 
     def _snapshot(self) -> StepCurves:
         history, lowest, every = self._history, self._lowest, (self._lowest, *self._others)
-        odd = {name: one.stretches for name, one in lowest.odd.items() if one}
-        shown = {SCALE, *LINES, TIME, *self._differs}
+        odd = {name: places.stretches for name, places in lowest.odd.items() if places}
+        drawn = {SCALE, *LINES, TIME, *self._differs}
         return StepCurves(
             epoch=self._epoch,
             step=history.step.values,
-            columns={n: column.values for n, column in history.columns.items() if n in shown},
+            columns={n: column.values for n, column in history.columns.items() if n in drawn},
             skips=history.skips.values,
-            present=(history.present & shown) | odd.keys(),
+            present=(history.present & drawn) | odd.keys(),
             starts=history.starts,
             clips=any(rows.clips for rows in every),
             autocast_dtype=lowest.autocast_dtype,
@@ -444,29 +444,29 @@ class _RankRows:
     def _note_not_finite(self, rows: pa.Table, step: Steps, mine: NDArray[Any] | slice) -> None:
         """Note for each column the rows in which it is inf or nan."""
         for name in self._lines:
-            told = np.asarray(rows.column(name).is_valid())[mine]
+            logged = np.asarray(rows.column(name).is_valid())[mine]
             finite = np.isfinite(np.asarray(rows.column(name).to_numpy(), np.float64)[mine])
-            self.odd[name].add(step[told], finite[told])
-            at = np.flatnonzero(told & ~finite)
+            self.odd[name].add(step[logged], finite[logged])
+            at = np.flatnonzero(logged & ~finite)
             if len(at):
                 self.broken[name] = self._rows + int(at[-1])
 
     def _seconds(self, rows: Any) -> Floats:
         """When each step ended, in seconds since the first row with a time; nan without one."""
         time_ns = np.asarray(rows.column("time_ns").fill_null(0).to_numpy(), np.int64)
-        told = time_ns > 0
-        if not self._began_ns and told.any():
-            self._began_ns = int(time_ns[told][0])
-        return np.where(told, (time_ns - self._began_ns) / 1e9, np.nan).astype(np.float32)
+        timed = time_ns > 0
+        if not self._began_ns and timed.any():
+            self._began_ns = int(time_ns[timed][0])
+        return np.where(timed, (time_ns - self._began_ns) / 1e9, np.nan).astype(np.float32)
 
     def _of_first_optimizer(self, rows: Any) -> NDArray[Any] | slice:
         """The rows of the first optimizer: several (a GAN) have losses of different kinds."""
         optimizer = rows.column("optimizer")
         if self._optimizer is None:
-            known = optimizer.drop_null()
-            if not len(known):
+            numbers = optimizer.drop_null()
+            if not len(numbers):
                 return slice(None)
-            self._optimizer = known[0].as_py()
+            self._optimizer = numbers[0].as_py()
         mine = np.asarray(optimizer.fill_null(self._optimizer).to_numpy() == self._optimizer)
         return slice(None) if mine.all() else mine
 
@@ -483,13 +483,13 @@ def _curve_columns(
     rows: Any, mine: NDArray[Any] | slice, lines: tuple[str, ...]
 ) -> dict[str, Floats]:
     """The columns of the curves: the scale as its power of two, nan for what is not finite."""
-    found = {name: _single(rows, name)[mine] for name in lines}
+    columns = {name: _single(rows, name)[mine] for name in lines}
     scale = _scales_by_step(rows)[mine]
     with np.errstate(divide="ignore", invalid="ignore"):
-        found[SCALE] = np.log2(scale).astype(np.float32)
-    for values in found.values():
+        columns[SCALE] = np.log2(scale).astype(np.float32)
+    for values in columns.values():
         values[~np.isfinite(values)] = np.nan
-    return found
+    return columns
 
 
 def _scales_by_step(rows: Any) -> NDArray[np.float64]:
