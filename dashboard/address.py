@@ -1,6 +1,7 @@
 """The page's address: all that its reader chose, so that it can be shared as a link.
 
-Back, Forward and a reload restore from it what was seen.
+Back, Forward and a reload restore from it what was seen. A click may ask for another page, to
+which the present one then switches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bounded history of a run's rows: the last rows, and few points of all before them.
+"""A bounded history of a run's rows: the last rows, and few points of all.
 
 Nothing that the eye would see is lost: an extreme stays at its step, both ends of a gap stay where
 they are, and a skipped step is part of a tick. The rows themselves are in the log.
@@ -221,7 +221,7 @@ class KeptPast:
 
 
 class BoundedHistory:
-    """Rows by step as they come: holds the last of them, and few points of all before."""
+    """Rows by step as they come: holds the last of them, and few points of all."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.step, self.skips = GrowingArray(np.int64), GrowingArray(np.int64)

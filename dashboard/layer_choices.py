@@ -1,4 +1,4 @@
-"""What is shown of the layers: which view, quantity and role, chosen or fitting the run."""
+"""What is shown of the layers: the views, quantities and roles, chosen or fitting the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The layers: a heatmap over steps, usable loss scales, data types; and one layer."""
+"""The layers: a heatmap over steps, usable loss scales, a tree of data types; and one layer.
+
+In the tree neighbours that are alike are folded into one row.
+"""
 
 from __future__ import annotations
 

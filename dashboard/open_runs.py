@@ -61,7 +61,7 @@ class RunSnapshot:
     state: State
     last_time_ns: int
     verdict: Verdict | None  # none while the first diagnosis is made
-    _is_judged: bool
+    is_judged: bool  # whether the verdict is of all rows that the run has
     _follower: Follower
     _lesson: KeptValue[LessonOfEarlierRuns | None]
     _letter: KeptValue[Letter]
@@ -148,11 +148,6 @@ class RunSnapshot:
     def is_live(self) -> bool:
         """Whether the open run was live at the moment of the snapshot."""
         return self.state is State.LIVE
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether the verdict is of all rows that the open run has."""
-        return self.verdict is not None and self._is_judged
 
 
 class KeptValue(Generic[T]):
@@ -274,7 +269,7 @@ class _OpenRun:
             state=state,
             last_time_ns=run.last_time_ns,
             verdict=self._judge.verdict,
-            _is_judged=is_judged,
+            is_judged=is_judged,
             _follower=self._follower,
             _lesson=self._lesson,
             _letter=self._letter,

@@ -1,4 +1,9 @@
-"""Draws a run's chart on a page, and keeps what its reader dragged and clicked in the address."""
+"""Draws the chart of a run and of the user's values; its reader's view of it is in the address.
+
+The points of a live chart are a *base*, thinned once for the span in view and kept by the browser,
+and a *tail*: all rows after the base. Each message holds the whole tail, so a lost message costs
+nothing.
+"""
 
 from __future__ import annotations
 

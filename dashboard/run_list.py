@@ -1,4 +1,7 @@
-"""The list of runs that the dashboard offers: in folders, received by the feed, published."""
+"""The list of runs that the dashboard offers: in folders, received by the feed, published.
+
+What each run came to, its entry, is made in the background and kept until the run's files change.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""All runs in a table: sorted, found, grouped, chosen; and other trainers' logs brought in."""
+"""All runs in a table: sorted, found, grouped, chosen, tagged, deleted; or that there are none.
+
+Other trainers' logs are brought in here: a dropped file or a pasted text becomes a run.
+"""
 
 from __future__ import annotations
 

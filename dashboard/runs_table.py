@@ -1,4 +1,7 @@
-"""The runs table as its reader asked for it: filtered, grouped, as HTML."""
+"""The runs table as its reader asked for it: its columns, what is searched, grouped, as HTML.
+
+`ampwatch.search` is the language of the search: sweep verdict:failing -tag:bad rate>0.01 age<2d
+"""
 
 from __future__ import annotations
 
