@@ -163,6 +163,14 @@ class SkipTicks:
             part.extend(values)
 
 
+def with_neighbours(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """These rows of a curve and one more at each side of them."""
+    wide = inside.copy()
+    wide[1:] |= inside[:-1]
+    wide[:-1] |= inside[1:]
+    return wide
+
+
 _STRETCH = 4096  # rows
 _MOST_STRETCHES = 4096
 
@@ -195,10 +203,7 @@ class RowPlaces:
     def ranges_of(self, first: int, last: int) -> list[tuple[int, int]]:
         """The ranges of rows in the log that hold a span of steps, and some rows at each side."""
         inside = (np.array(self._low) <= last) & (np.array(self._high) >= first)
-        wide = inside.copy()
-        wide[1:] |= inside[:-1]
-        wide[:-1] |= inside[1:]
-        edges = np.flatnonzero(np.diff(wide, prepend=False, append=False))
+        edges = np.flatnonzero(np.diff(with_neighbours(inside), prepend=False, append=False))
         ranges = (edges * self._length).reshape(-1, 2)
         return [(int(start), min(self.rows, int(stop))) for start, stop in ranges]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from bounded_history import EXACT_WIDTH, BoundedHistory, KeptPast, RowPlaces
+from bounded_history import EXACT_WIDTH, BoundedHistory, KeptPast, RowPlaces, with_neighbours
 from numpy.typing import NDArray
 
 from ampwatch.report import thinning
@@ -469,14 +469,6 @@ class _RankRows:
             self._optimizer = numbers[0].as_py()
         mine = np.asarray(optimizer.fill_null(self._optimizer).to_numpy() == self._optimizer)
         return slice(None) if mine.all() else mine
-
-
-def with_neighbours(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """These rows of a curve and one more at each side of them."""
-    wide = inside.copy()
-    wide[1:] |= inside[:-1]
-    wide[:-1] |= inside[1:]
-    return wide
 
 
 def _curve_columns(

@@ -8,8 +8,8 @@ from threading import Lock
 
 import numpy as np
 import pyarrow as pa
-from bounded_history import EXACT_WIDTH, Extremes, RowPlaces
-from step_curves import Span, with_neighbours
+from bounded_history import EXACT_WIDTH, Extremes, RowPlaces, with_neighbours
+from step_curves import Span
 
 from ampwatch.follow import Follower
 from ampwatch.report import thinning
