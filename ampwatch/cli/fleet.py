@@ -74,7 +74,7 @@ def command(
 ) -> None:
     """Judge the runs of a place and print what is known of them."""
     from ampwatch.fleet.chosen_runs import choice_of
-    from ampwatch.fleet.judging_call import workers_of
+    from ampwatch.fleet.judging import workers_of
 
     if as_json and parquet:
         raise AmpwatchError("--json cannot be combined with --parquet.")
@@ -87,7 +87,7 @@ def command(
     if parquet:
         _write(found, parquet)
     elif as_json:
-        from ampwatch.fleet.fleet_json import to_json
+        from ampwatch.fleet.summary import to_json
 
         typer.echo(json.dumps(to_json(found), indent=2, allow_nan=False, ensure_ascii=False))
     else:

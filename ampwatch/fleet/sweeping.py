@@ -16,11 +16,17 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ampwatch.errors import PlaceError
-from ampwatch.fleet.committing import DETAILS
 from ampwatch.fleet.place import Added, Listed, Place
 from ampwatch.fleet.row_tables import DAY, TABLE_SCHEMAS
-from ampwatch.fleet.run_details import Detail, detail_in
-from ampwatch.fleet.runs_delta_table import NOTE, RUNS, PublishedRun, list_published
+from ampwatch.fleet.runs_delta_table import (
+    DETAILS,
+    NOTE,
+    RUNS,
+    Detail,
+    PublishedRun,
+    detail_in,
+    list_published,
+)
 from ampwatch.rows import TABLES, Table
 
 SAFE_AGE = dt.timedelta(days=7)
