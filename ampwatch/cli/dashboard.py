@@ -24,7 +24,6 @@ import typer
 from ampwatch.cli.terminal import say
 from ampwatch.errors import AmpwatchError
 
-NAME = "dashboard"
 HELP = """Show runs in the browser, live and finished, until Ctrl-C. Listens on this machine only.
 
 \b

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.dashboard import Server, missing_parts, search_path
-from ampwatch.cli.run_argument import usual_folder
 from ampwatch.cli.terminal import answer, answers, asides, say
 from ampwatch.errors import AmpwatchError
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from ampwatch.store import RunSummary
 
-NAME = "demo"
 HELP = """See a loss scale collapse.
 
 Trains a small model in fp16 on this machine, in under a minute, with a learning rate that is too
@@ -88,7 +86,9 @@ def command(
         for one in SCENARIOS:
             answer(f"{one.name:18}{one.shows}")
         return
-    chosen, where = _find(scenario), folder or usual_folder()
+    from ampwatch.store import default_log_dir
+
+    chosen, where = _find(scenario), folder or default_log_dir()
     absent = missing_parts() if dashboard else None
     if absent:
         say(f"{absent} The report is printed instead.")
