@@ -16,7 +16,6 @@ import io
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from ampwatch.errors import PlaceError, RunError
 from ampwatch.fleet.place import Added, Place, commit_in_turn, fresh_token
 from ampwatch.fleet.row_tables import DAY
 from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
+from ampwatch.follow.list_entry import diagnosis_digest
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
 
@@ -186,13 +186,10 @@ def rules_version() -> str:
 
     It is made of our version and a digest of the diagnosis' source and pages.
     """
-    import ampwatch.diagnosis
+    from ampwatch import __version__
 
-    folder = Path(ampwatch.diagnosis.__file__).parent
-    digest = hashlib.sha256(str(_EDITION).encode())
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".md"}):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{ampwatch.__version__}+{digest.hexdigest()[:12]}"
+    digest = hashlib.sha256(f"{_EDITION} {diagnosis_digest()}".encode())
+    return f"{__version__}+{digest.hexdigest()[:12]}"
 
 
 def read_verdicts(place: Place | str, *, findings: bool = False) -> list[RunVerdict]:

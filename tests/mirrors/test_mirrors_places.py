@@ -16,7 +16,7 @@ import ampwatch
 from ampwatch import cli
 from ampwatch.errors import MirrorError
 from ampwatch.mirrors import open_mirror
-from ampwatch.mirrors.places import KINDS
+from ampwatch.mirrors.mirroring import KINDS
 
 OTLP = "opentelemetry.exporter.otlp.proto.{}.metric_exporter"
 CLIENTS = {
