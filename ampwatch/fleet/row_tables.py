@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import datetime as dt
 import io
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from pyarrow import parquet
 from ampwatch.codec import column
 from ampwatch.diagnosis.column_arrays import integers
 from ampwatch.errors import PlaceError
-from ampwatch.fleet.place import Place
+from ampwatch.fleet.place import Place, statistics_text
 from ampwatch.fleet.runs_delta_table import (
     Detail,
     Part,
@@ -196,14 +195,8 @@ class RowFile:
     @property
     def stats(self) -> str:
         """The file's statistics for a Delta table, by which readers skip files."""
-        return json.dumps(
-            {
-                "numRecords": sum(rows for _, _, rows, _ in self._groups),
-                "minValues": {"run_id": min(self.run_ids)},
-                "maxValues": {"run_id": max(self.run_ids)},
-                "nullCount": {"run_id": 0},
-            }
-        )
+        rows = sum(rows for _, _, rows, _ in self._groups)
+        return statistics_text(rows, {"run_id": (min(self.run_ids), max(self.run_ids))})
 
 
 def read_part(part: Part, names: Sequence[str], place: Place, whole: dict[Part, bytes]) -> pa.Table:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-import io
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from pyarrow import parquet
 from ampwatch.diagnosis.case import NATIVE
 from ampwatch.diagnosis.findings import CUT_OFF, ENDED
 from ampwatch.errors import NotInPlaceError, PlaceError
-from ampwatch.fleet.place import Added, Extent, Place, fresh_token
+from ampwatch.fleet.place import Added, Extent, Place
 from ampwatch.follow import State
 from ampwatch.ranges import Range
 
@@ -43,34 +42,22 @@ NOTE = f"{DETAILS}/runs.json"
 _MOST_BYTES = 256 << 20  # of a detail; of a run of 10 million steps and 1,024 ranks these are 60 MB
 
 RUNS = "runs"
-RUNS_SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.string()),
-        pa.field("name", pa.string()),  # of its folder, when it was published
-        pa.field("source", pa.string()),
-        pa.field("host", pa.string()),
-        pa.field("started", pa.timestamp("us", "UTC")),
-        pa.field("last_time", pa.timestamp("us", "UTC")),
-        pa.field("state", pa.string()),  # live, ended or lost, when it was published
-        pa.field("steps", pa.int64()),
-        pa.field("ranks", pa.int32()),
-        pa.field("world_size", pa.int32()),
-        pa.field("config", pa.string()),  # as JSON
-        pa.field("tags", pa.list_(pa.string())),
-        pa.field("note", pa.string()),
-        pa.field("editions", pa.list_(pa.string())),  # that make up its rows
-        pa.field("published", pa.timestamp("us", "UTC")),
-        pa.field("publisher", pa.string()),  # the host that published it
-        pa.field("ampwatch", pa.string()),  # the version that published it
-        pa.field("stamp", pa.string()),  # tells one state of a run from another
-        pa.field("signature", pa.string()),  # what the run is made of; null where it does not tell
-        # Where what it takes to read the run is: a range of an object beside the tables.
-        pa.field("detail_path", pa.string()),
-        pa.field("detail_offset", pa.int64()),
-        pa.field("detail_length", pa.int64()),
-        pa.field("detail_crc", pa.int64()),
-    ]
-)
+_TIME = pa.timestamp("us", "UTC")
+_TYPES = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "dt.datetime": _TIME,
+    "tuple[str, ...]": pa.list_(pa.string()),
+    "Mapping[str, Any]": pa.string(),  # as JSON
+}
+_OF_32_BITS = {"ranks", "world_size"}
+
+
+def schema_of(row: type) -> pa.Schema:
+    """The schema of a table whose rows are objects of this dataclass, a column a field."""
+    types = {one.name: _TYPES[str(one.type).removesuffix(" | None")] for one in fields(row)}
+    return pa.schema(types | dict.fromkeys(_OF_32_BITS & types.keys(), pa.int32()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +65,25 @@ class PublishedRun:
     """A row of the table `runs`: one published run."""
 
     id: str
-    name: str
+    name: str  # of its folder, when it was published
     source: str
     host: str
     started: dt.datetime | None
     last_time: dt.datetime | None
-    state: str
+    state: str  # live, ended or lost, when it was published
     steps: int
     ranks: int
     world_size: int
-    config: str
+    config: str  # as JSON
     tags: tuple[str, ...]
     note: str
-    editions: tuple[str, ...]
+    editions: tuple[str, ...]  # that make up its rows
     published: dt.datetime
-    publisher: str
-    ampwatch: str
-    stamp: str
-    signature: str | None
+    publisher: str  # the host that published it
+    ampwatch: str  # the version that published it
+    stamp: str  # tells one state of a run from another
+    signature: str | None  # what the run is made of; None where it does not tell
+    # Where its detail is: a range of an object beside the tables.
     detail_path: str
     detail_offset: int
     detail_length: int
@@ -114,8 +102,7 @@ class PublishedRun:
         return CUT_OFF if self.source == NATIVE else ENDED
 
 
-_NAMES = tuple(one.name for one in fields(PublishedRun))
-assert tuple(RUNS_SCHEMA.names) == _NAMES
+RUNS_SCHEMA = schema_of(PublishedRun)
 
 
 class RunTable:
@@ -161,11 +148,7 @@ class RunTable:
         old += _to_merge([file for file in self._files if file not in old])
         others = [self._rows_of(file).filter(pc.invert(self._is_one_of(file, ids))) for file in old]
         merged = pa.concat_tables([*others, fresh]).sort_by("started")
-        sink = io.BytesIO()
-        parquet.write_table(merged, sink, compression="zstd")
-        path = f"part-{fresh_token()}.parquet"
-        self.place.put(f"{RUNS}/{path}", sink.getvalue())
-        added = Added(path, len(sink.getvalue()), _stats(merged))
+        added = self.place.put_rows(RUNS, merged, ["id", "name"], None)
         assert self._table is not None, "opened to read"
         if not self.place.commit(self._table, RUNS_SCHEMA, [added], old, alone=True):
             return False
@@ -260,17 +243,6 @@ def _note_files(place: Place, version: int, files: Sequence[Added]) -> None:
 
 def _may_be_id(text: str) -> bool:
     return len(text) >= 6 and all(char in "0123456789abcdef" for char in text)
-
-
-def _stats(rows: pa.Table) -> str:
-    bounds = {name: pc.min_max(rows.column(name)).as_py() for name in ("id", "name")}
-    return json.dumps(
-        {
-            "numRecords": rows.num_rows,
-            "minValues": {name: bound["min"] for name, bound in bounds.items()},
-            "maxValues": {name: bound["max"] for name, bound in bounds.items()},
-        }
-    )
 
 
 # --- details --------------------------------------------------------------------------------------

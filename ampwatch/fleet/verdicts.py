@@ -8,11 +8,9 @@ it. What of a run was in vain, its lost steps and hours, is counted here.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import functools
 import hashlib
-import io
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
 
 from ampwatch.diagnosis import Diagnosis, Severity, Verdict
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask, flags, numbers, steps_of
 from ampwatch.diagnosis.earlier_runs import signature_of
 from ampwatch.errors import PlaceError, RunError
-from ampwatch.fleet.place import Added, Place, commit_in_turn, fresh_token
+from ampwatch.fleet.place import Added, Place, commit_in_turn
 from ampwatch.fleet.row_tables import DAY
-from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
+from ampwatch.fleet.runs_delta_table import PublishedRun, list_published, schema_of
 from ampwatch.follow.list_entry import diagnosis_digest
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
@@ -45,33 +42,6 @@ Key = tuple[str, str, str]  # run, stamp, rules
 KEY_NAMES = ("run_id", "stamp", "rules")
 _MANY_FILES = 64  # of a table; are made few when there are more
 
-VERDICTS_SCHEMA = pa.schema(
-    [
-        pa.field("run_id", pa.string()),
-        pa.field("stamp", pa.string()),  # of the run's row in `runs` that was judged
-        pa.field("rules", pa.string()),  # their version
-        pa.field("name", pa.string()),
-        pa.field("started", pa.timestamp("us", "UTC")),
-        pa.field("last_time", pa.timestamp("us", "UTC")),
-        pa.field("steps", pa.int64()),
-        pa.field("ranks", pa.int32()),
-        pa.field("verdict", pa.string()),
-        pa.field("codes", pa.list_(pa.string())),  # of errors and warnings, the headline first
-        pa.field("headline", pa.string()),  # a sentence
-        pa.field("layer", pa.string()),  # the culprit
-        pa.field("learning_rate", pa.string()),  # as in `report --json`
-        pa.field("lost_steps", pa.int64()),
-        pa.field("lost_hours", pa.float64()),  # null where the rows tell no times
-        pa.field("hours", pa.float64()),
-        pa.field("config", pa.string()),  # as JSON
-        pa.field("tags", pa.list_(pa.string())),
-        pa.field("note", pa.string()),
-        pa.field("signature", pa.string()),  # what the run is made of
-        pa.field("findings_json", pa.string()),  # as in `report --json`
-        pa.field("judged", pa.timestamp("us", "UTC")),
-        pa.field("highest_rate", pa.float64()),  # that the first group reached
-    ]
-)
 FINDINGS_SCHEMA = pa.schema(
     [
         pa.field("run_id", pa.string()),
@@ -108,28 +78,28 @@ class RunVerdict:
     """
 
     run_id: str
-    stamp: str
-    rules: str
+    stamp: str  # of the run's row in `runs` that was judged
+    rules: str  # their version
     name: str
     started: dt.datetime
     last_time: dt.datetime
     steps: int
     ranks: int
     verdict: str
-    codes: tuple[str, ...]
-    headline: str
-    layer: str | None
-    learning_rate: Mapping[str, Any]
+    codes: tuple[str, ...]  # of errors and warnings, the headline first
+    headline: str  # a sentence
+    layer: str | None  # the culprit
+    learning_rate: Mapping[str, Any]  # as in `report --json`
     lost_steps: int
-    lost_hours: float | None
+    lost_hours: float | None  # None where the rows tell no times
     hours: float | None
     config: Mapping[str, Any]
     tags: tuple[str, ...]
     note: str
-    signature: str | None
-    findings_json: str | None
+    signature: str | None  # what the run is made of
+    findings_json: str | None  # as in `report --json`
     judged: dt.datetime
-    highest_rate: float | None = None
+    highest_rate: float | None = None  # that the first group reached
 
     @property
     def key(self) -> Key:
@@ -143,7 +113,7 @@ class RunVerdict:
         return found
 
 
-assert tuple(VERDICTS_SCHEMA.names) == tuple(f.name for f in dataclasses.fields(RunVerdict))
+VERDICTS_SCHEMA = schema_of(RunVerdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,26 +390,15 @@ class KeyedTable:
         return [(day, rows.filter(pc.equal(rows.column(DAY), pa.scalar(day)))) for day in days]
 
     def _put(self, day: dt.date | None, rows: pa.Table) -> Added:
-        folder = f"{DAY}={day.isoformat()}/" if day else ""
-        path = f"{folder}part-{fresh_token()}.parquet"
         rows = rows.drop_columns(self._partition).sort_by("run_id")
-        sink = io.BytesIO()
-        parquet.write_table(rows, sink, compression="zstd")
-        self.place.put(f"{self.name}/{path}", sink.getvalue())
-        partition = {DAY: day.isoformat()} if day else {}
-        return Added(path, len(sink.getvalue()), _stats(rows), partition)
+        return self.place.put_rows(
+            self.name, rows, ["run_id"], {DAY: day.isoformat()} if day else None
+        )
 
 
 def _keys_in(fragment: Any) -> frozenset[Key]:
     rows = fragment.to_table(columns=list(KEY_NAMES))
     return frozenset(zip(*(rows.column(name).to_pylist() for name in KEY_NAMES), strict=True))
-
-
-def _stats(rows: pa.Table) -> str:
-    ids = rows.column("run_id")
-    first, last = (ids[at].as_py() for at in (0, rows.num_rows - 1))
-    bounds = {"minValues": {"run_id": first}, "maxValues": {"run_id": last}}
-    return json.dumps({"numRecords": rows.num_rows, **bounds})
 
 
 # --- lost steps and hours -------------------------------------------------------------------------
