@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.dashboard import Server, missing_parts, search_path
+from ampwatch.cli.dashboard import Server, installed_folder, missing_parts, search_path
 from ampwatch.cli.terminal import answer, answers, asides, say
 from ampwatch.errors import AmpwatchError
 
@@ -147,12 +147,9 @@ def _program(scenario: Scenario) -> list[str]:
 
 
 def scripts_folder() -> Path:
-    """Where the demo's scripts are: inside the package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package / "_demo", package.parent / "examples" / "demo"):
-        if folder.is_dir():
-            return folder
-    raise AmpwatchError("the demo's scripts are missing from this installation: install it again.")
+    """Where the demo's scripts are."""
+    first = SCENARIOS[0].script
+    return installed_folder("_demo", "examples/demo", first, "the demo's scripts are")
 
 
 def _find(name: str) -> Scenario:

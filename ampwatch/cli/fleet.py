@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.terminal import answer, answers, asides, say, say_reasons
+from ampwatch.cli.terminal import answer, answers, asides, empty_table, say, say_reasons
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import draft_of
 from ampwatch.printable_text import printable
@@ -232,10 +232,7 @@ def _print_worst(runs: Sequence[RunVerdict], place: str) -> None:
 
 
 def _table(*names: str) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = empty_table()
     for name in names:
         is_text = name == names[0] or name in {"verdict", "what broke"}
         is_whole = name != "what broke"  # that is cut where the terminal ends

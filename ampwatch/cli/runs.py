@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from ampwatch.cli.run_argument import RUN_ARGUMENT
-from ampwatch.cli.terminal import age_text, answer, answers, asides
+from ampwatch.cli.terminal import age_text, answer, answers, asides, empty_table
 from ampwatch.errors import AmpwatchError, NotARunError
 from ampwatch.printable_text import printable
 
@@ -89,7 +89,7 @@ def _table(found: Sequence[RunSummary], here: Path) -> Table:
     from ampwatch.follow import KeptEntries
 
     names = _columns(found)
-    table, kept = _empty_table(names), KeptEntries()
+    table, kept = _table_with(names), KeptEntries()
     for summary in track(found, "Reading runs", console=asides(), transient=True, update_period=1):
         cells = _row(summary, here, kept)
         table.add_row(*(cells[name] for name in names if name in cells))
@@ -107,11 +107,8 @@ def _columns(found: Sequence[RunSummary]) -> list[str]:
     return [name for name in COLUMNS if name not in empty]
 
 
-def _empty_table(names: Sequence[str]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+def _table_with(names: Sequence[str]) -> Table:
+    table = empty_table()
     for name in names:
         numeric = name in {"steps", "skips", "final scale", "age"}
         # The name is typed next: it is wrapped, never cut.
@@ -190,15 +187,12 @@ def _age(summary: RunSummary) -> str:
 
 def _print_place(place: str, *, every: bool) -> None:
     """List the newest runs in a place, or all."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from ampwatch.fleet import list_published
 
     runs = list_published(place)
     listed = runs if every else runs[:MOST_IN_PLACE]
     names = Counter(run.name for run in runs)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = empty_table()
     for name in PLACE_COLUMNS:
         numeric = name in {"steps", "ranks", "started"}
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")

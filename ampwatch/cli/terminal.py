@@ -11,6 +11,7 @@ from ampwatch.printable_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 FAILED = 2
 _MOST_REASONS = 10
@@ -60,6 +61,14 @@ def say_reasons(what: str, reasons: Sequence[tuple[str, str]]) -> None:
         say(f"{what}: {name}: {reason}")
     if len(reasons) > _MOST_REASONS:
         say(f"And {len(reasons) - _MOST_REASONS:,} more.")
+
+
+def empty_table() -> Table:
+    """A table for the terminal, as all commands print them."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(box=SIMPLE_HEAD, pad_edge=False)
 
 
 def age_text(seconds: float) -> str:

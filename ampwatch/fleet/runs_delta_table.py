@@ -343,12 +343,8 @@ def _known(facts: Mapping[str, Any], kind: type[RankNote | Part]) -> dict[str, A
 
 
 def read_detail(place: Place, row: PublishedRun) -> Detail:
-    """Read a run's detail from the place, in one request."""
-    return detail_in(place.get(*row.detail), row, place)
-
-
-def detail_in(data: bytes, row: PublishedRun, place: Place) -> Detail:
-    """The detail in these bytes; PlaceError if they are not those that the run's row names."""
+    """A run's detail, in one request; PlaceError if it is not the one that the run's row names."""
+    data = place.get(*row.detail)
     if zlib.crc32(data) != row.detail_crc:
         raise PlaceError(
             f"What was published of {row.name} is damaged: publish the run again from its folder.",
