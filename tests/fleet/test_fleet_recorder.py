@@ -123,7 +123,7 @@ def test_a_process_that_publishes_and_is_killed_is_replaced_and_loses_nothing(
     assert not multiprocessing.active_children()
 
 
-def test_what_cannot_be_published_in_time_is_given_up(tmp_path, monkeypatch):
+def test_what_cannot_be_published_in_time_is_given_up(tmp_path):
     path = write_run(tmp_path / "runs", "stuck")
     place, said = str(tmp_path / "place"), []
     publish(path, place)
@@ -132,7 +132,7 @@ def test_what_cannot_be_published_in_time_is_given_up(tmp_path, monkeypatch):
     publisher = BackgroundPublisher(tmp_path / "runs", place, on_note=said.append)
     until(multiprocessing.active_children)
     assert not publisher.close(0.1)
-    assert not multiprocessing.active_children()
+    until(lambda: not multiprocessing.active_children())  # a busy machine takes its time
     assert said == []
     stuck.come_loose()
 
