@@ -11,8 +11,14 @@ from layer_quantities import Quantity, quantities_of
 from open_runs import RunSnapshot
 
 from ampwatch.report.format_losses import ROLES
-from ampwatch.report.layer_views import NAMES, WORST, Wanted, chosen_view, view_message
-from ampwatch.report.scale_windows import telling_step
+from ampwatch.report.layer_views import (
+    NAMES,
+    WORST,
+    Wanted,
+    chosen_view,
+    telling_step,
+    view_message,
+)
 
 _FORMAT, _QUANTITY, _ROLE = "format", "quantity", "role"
 

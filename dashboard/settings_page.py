@@ -22,8 +22,8 @@ from problems import guarded
 
 from ampwatch.diagnosis.value_text import count_text, duration_text, list_text
 from ampwatch.printable_text import printable
-from ampwatch.report.attempts import Attempt
 from ampwatch.report.settings import Change, assumed_settings, changes
+from ampwatch.report.timeline import Attempt
 
 _EVERY_S = 5.0
 _KEY, _CHANGES = "settings", "settings changes"

@@ -24,9 +24,8 @@ from ampwatch.report.divergence import (
     LayerDifference,
     words_of,
 )
-from ampwatch.report.letter_text import STYLES
 from ampwatch.report.sweep import RATE, Fate, Point, Sweep, besides_text
-from ampwatch.report.terminal_report import Write, advised, is_fancy, labelled, writer
+from ampwatch.report.terminal_report import STYLES, Write, advised, is_fancy, labelled, writer
 from ampwatch.rows import Table
 
 _MOST_IN_FULL = 5  # runs whose differences are told in full

@@ -15,8 +15,7 @@ import numpy as np
 
 from ampwatch.diagnosis import Diagnosis
 from ampwatch.diagnosis.column_arrays import Integers
-from ampwatch.report.fact_reader import FactReader, Series
-from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Sentence
+from ampwatch.report.letter_facts import Fact, FactReader, Holds, Name, Reading, Sentence, Series
 from ampwatch.rows import EventKind, Table
 
 _LEVEL_ENTRIES = 10  # whose median is the level before
