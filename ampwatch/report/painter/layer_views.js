@@ -1,11 +1,10 @@
-// The layers in one of the views that their run has (usable loss scales, what casts lose, what if),
-// and the switch between them.
+// The layers in one of the views that their run has (usable loss scales, what casts lose, what if), and
+// the switch between them.
 
-import { make } from "./elements.js";
-import { FormatLosses } from "./format_losses.js";
-import { ScaleWindows } from "./scale_windows.js";
+import { countText, powerText, powerTicks } from "./axis.js";
+import { make, makeSelect, optionsOf, shortened } from "./elements.js";
 
-const BODIES = { windows: ScaleWindows, losses: FormatLosses };
+const NAME_LETTERS = 24;
 
 export class LayerViews {
   constructor(place) {
@@ -20,10 +19,11 @@ export class LayerViews {
   show(header) {
     this.offer(header);
     if (this.kind !== header.component) {
-      this.body?.close();
+      this.body?.place.remove();
       this.kind = header.component;
-      this.body = new BODIES[this.kind](this.place);
+      this.body = this.kind === "windows" ? new ScaleWindows() : new FormatLosses();
       this.body.ask = (kind, value) => this.ask(kind, value);
+      this.place.append(this.body.place);
     }
     this.body.show(header);
     this.place.dataset.view = header.view; // for whoever looks from outside
@@ -40,15 +40,184 @@ export class LayerViews {
   }
 
   button(key, words) {
-    const made = make("button", "", words);
-    Object.assign(made, { type: "button" });
-    made.dataset.view = key;
-    made.addEventListener("click", () => this.ask("view", key));
-    return made;
+    const button = make("button", "", words);
+    Object.assign(button, { type: "button" });
+    button.dataset.view = key;
+    button.addEventListener("click", () => this.ask("view", key));
+    return button;
   }
 
   close() {
-    this.body?.close();
     this.place.remove();
   }
+}
+
+// When the layers were seen so, and how many are not shown.
+function shownText(step, hidden, which) {
+  const at = step === null ? "at the end of the record" : `as of step ${countText(step)}`;
+  return `Shown ${at}.${hidden ? ` ${countText(hidden)} layers ${which} are not shown.` : ""}`;
+}
+
+// Room for the longest of these names, which are so many letters long.
+function setNameWidth(place, letters) {
+  place.style.setProperty("--aw-names", `${0.41 * Math.max(...letters.map((count) => Math.min(NAME_LETTERS, count))) + 1}rem`);
+}
+
+// --- usable loss scales ---------------------------------------------------------------------------
+
+const EDGE = 8; // powers of two below 1 that are still worth room
+const MEANING = "Left of its bar a layer loses small gradients, right of it they overflow. A bar that fades out to the left loses none, however small the scale.";
+const LEVEL = " Established: the highest scale with which training worked for a while. A bar that ends at or below it caps the scale: the layer has begun to overflow at a scale that had worked.";
+
+// One bar a layer, from the smallest to the largest scale at which it neither loses its gradients nor
+// overflows; the scale as an upright line; what limits it in red.
+class ScaleWindows {
+  constructor() {
+    this.place = make("div", "aw-windows");
+  }
+
+  show(header) {
+    const { rows, level, scale, step, hidden } = header;
+    const range = rangeOf(header);
+    const share = (value) => `${(100 * (Math.min(range[1], Math.max(range[0], value)) - range[0])) / (range[1] - range[0])}%`;
+    const lines = make("div", "aw-window-lines");
+    if (level !== null && level !== scale) lines.append(upright(`established ${powerText(level)}`, level, share, "level"));
+    if (scale !== null) {
+      const off = scale < range[0] ? "◂ " : ""; // far below all windows: at the edge, and said
+      lines.append(upright(`${off}scale now ${powerText(scale)}`, scale, share, "now"));
+    }
+    const axis = make("div", "aw-window-axis");
+    for (const tick of powerTicks(range)) {
+      const label = make("span", "", powerText(tick));
+      label.style.left = share(tick);
+      axis.append(label);
+    }
+    const title = make("div", "aw-chart-title");
+    title.append(make("b", "", "Usable loss scales by layer"), make("span", rows.some((row) => row.caps) ? "aw-caps" : "", header.marked));
+    const sentence = header.sentence ? [make("p", "aw-view-sentence", header.sentence)] : [];
+    const chart = make("div", "aw-window-rows");
+    setNameWidth(chart, rows.map(({ layer }) => layer.length));
+    chart.append(...rows.map((row) => this.row(row, share, row.layer === header.chosen)), lines, axis);
+    const note = make("div", "aw-muted", `${MEANING}${level === null ? "" : LEVEL} ${shownText(step, hidden, "with more room")}`);
+    this.place.classList.toggle("calm", header.calm);
+    this.place.replaceChildren(title, ...sentence, chart, note);
+  }
+
+  row({ layer, low, high, caps, named }, share, isChosen) {
+    const button = make("button", caps ? "aw-window caps" : named ? "aw-window named" : "aw-window");
+    const isEmpty = low !== null && low > high;
+    const says = isEmpty
+      ? `no scale: its gradients are lost below ${powerText(Math.round(low))} and overflow above ${powerText(Math.round(high))}`
+      : `${low === null ? "" : `from ${powerText(Math.ceil(low))} `}up to ${powerText(Math.floor(high))}`;
+    button.title = `${layer}: ${says}`;
+    if (isChosen) button.setAttribute("aria-current", "true");
+    const track = make("span", "aw-window-track");
+    const bar = make("span", low === null ? "aw-window-bar open" : isEmpty ? "aw-window-bar empty" : "aw-window-bar");
+    const [left, right] = isEmpty ? [high, low] : [low ?? -Infinity, high];
+    bar.style.left = share(left);
+    bar.style.right = `calc(100% - ${share(right)})`;
+    track.append(bar);
+    button.append(make("span", "aw-window-name", shortened(layer, NAME_LETTERS)), track);
+    button.addEventListener("click", () => this.ask("layer", layer));
+    return button;
+  }
+}
+
+// What holds all windows; the scale, when it fell far below them, stands at the edge.
+function rangeOf({ rows, level, scale }) {
+  const lows = rows.map((row) => row.low).filter((low) => low !== null);
+  const values = [...lows, ...rows.map((row) => row.high), ...(level === null ? [] : [level])];
+  const low = Math.min(0, ...values, Math.max(scale ?? 0, -EDGE));
+  return [Math.floor(low) - 1, Math.ceil(Math.max(16, ...values)) + 1];
+}
+
+function upright(text, value, share, kind) {
+  const line = make("div", `aw-window-line ${kind}`);
+  line.style.left = share(value);
+  if (parseFloat(share(value)) > 50) line.classList.add("late"); // its words read to the left
+  line.append(make("span", "", text));
+  return line;
+}
+
+// --- what formats below sixteen bits lose ---------------------------------------------------------
+
+const LEAST_SHARE = 0.01; // of a loss that has a bar; the number tells smaller ones
+
+// A row a layer, a cell an operand or a format, its number over a bar. Losses at the small end grow to
+// the left of a cell's middle, those at the large end to the right.
+class FormatLosses {
+  constructor() {
+    this.place = make("div", "aw-windows aw-loss-view");
+    this.title = make("div", "aw-chart-title");
+    this.sentence = make("p", "aw-view-sentence");
+    this.table = make("table", "aw-losses");
+    this.note = make("div", "aw-muted");
+    this.roles = makeSelect("Role of the values", (role) => this.ask("role", role));
+    this.place.append(this.title, this.sentence, this.roles, this.table, this.note);
+  }
+
+  show(header) {
+    const { title, fault, sentence, columns, rows, note, step, hidden } = header;
+    const isNamed = fault && rows.some(({ layer }) => layer === fault.layer);
+    this.title.replaceChildren(make("b", "", title), ...(isNamed ? [make("span", "aw-caps", `✕ ${fault.words}`)] : []));
+    this.sentence.textContent = sentence;
+    this.offerRoles(header);
+    this.place.classList.toggle("what-if", header.view === "what-if");
+    const focused = this.table.contains(document.activeElement) ? document.activeElement.title : null;
+    const body = make("tbody");
+    body.append(...rows.map((row) => this.row(row, header)));
+    this.table.replaceChildren(headOf(columns), body);
+    setNameWidth(this.table, [5, ...rows.map(({ layer }) => layer.length + (layer === fault?.layer ? 2 : 0))]);
+    if (focused !== null) [...this.table.querySelectorAll("button")].find((button) => button.title === focused)?.focus();
+    this.note.textContent = `${note} ${shownText(step, hidden, "that lose less")}`;
+  }
+
+  offerRoles({ roles = [], role }) {
+    this.roles.hidden = !roles.length;
+    if (this.offered !== JSON.stringify(roles)) {
+      this.offered = JSON.stringify(roles);
+      this.roles.replaceChildren(...optionsOf(roles));
+    }
+    if (roles.length) this.roles.value = role;
+  }
+
+  row({ layer, says, cells }, { fault, chosen, isDiverging }) {
+    const row = make("tr");
+    const head = make("th");
+    head.scope = "row";
+    const name = make("button", layer === fault?.layer ? "aw-window-name fault" : "aw-window-name");
+    name.append(make("bdi", "", shortened(layer, NAME_LETTERS)));
+    Object.assign(name, { type: "button", title: says ? `${layer}: ${says}` : layer });
+    if (layer === chosen) name.setAttribute("aria-current", "true");
+    name.addEventListener("click", () => this.ask("layer", layer));
+    head.append(name);
+    row.append(head, ...cells.map((cell) => cellOf(cell, isDiverging)));
+    return row;
+  }
+}
+
+function headOf(columns) {
+  const row = make("tr");
+  row.append(make("th", "aw-spoken-head", "layer"), ...columns.map((words) => make("th", "", words)));
+  for (const cell of row.children) cell.scope = "col";
+  const head = make("thead");
+  head.append(row);
+  return head;
+}
+
+function cellOf({ text, says, flushed, cut, isOver }, isDiverging) {
+  const cell = make("td", isOver ? "over" : "");
+  cell.title = says;
+  const bars = isDiverging ? [barOf("flushed", flushed, 50, "right"), barOf("cut", cut, 50, "left")] : [barOf("flushed", flushed, 100, null)];
+  cell.append(...bars.filter(Boolean), make("span", "", text));
+  return cell;
+}
+
+// A bar from one side of a cell or, of half its room, from the middle.
+function barOf(kind, share, room, fromMiddle) {
+  if (share < LEAST_SHARE) return null;
+  const bar = make("i", `aw-loss-bar ${kind}`);
+  bar.style.width = `${room * Math.min(1, share)}%`;
+  bar.style[fromMiddle ?? "left"] = fromMiddle ? "50%" : "0";
+  return bar;
 }
