@@ -10,13 +10,13 @@ import streamlit as st
 from layer_quantities import Quantity, quantities_of
 from open_runs import RunSnapshot
 
+from ampwatch.report.facts import telling_step
 from ampwatch.report.format_losses import ROLES
 from ampwatch.report.layer_views import (
     NAMES,
     WORST,
     Wanted,
     chosen_view,
-    telling_step,
     view_message,
 )
 

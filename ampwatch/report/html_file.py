@@ -27,10 +27,10 @@ from ampwatch.diagnosis.value_text import evidence_text, powers, short_dtype, sh
 from ampwatch.errors import ReportError
 from ampwatch.printable_text import cut, printable
 from ampwatch.report.comparison_text import comparison_text, letter
-from ampwatch.report.facts import facts_of
+from ampwatch.report.facts import facts_of, telling_step
 from ampwatch.report.format_losses import formats_text
 from ampwatch.report.last_layer_values import FORMAT_FACTS, Readable, last_known
-from ampwatch.report.layer_views import NAMES, Wanted, offered, telling_step, view_message
+from ampwatch.report.layer_views import NAMES, Wanted, offered, view_message
 from ampwatch.report.letter import Letter, letter_of
 from ampwatch.report.overview_chart import compared_panels, curves_of, overview_of
 from ampwatch.report.painter import SEVERITY_COLOR, VERDICT_COLOR, bundled, style_sheet

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.rules.cast_losses import FLUSHED_SHARE, FLUSHED_SHARE_OF_FP4
 from ampwatch.diagnosis.value_text import count_text, percent_text, powers, scale_text
+from ampwatch.report.facts import telling_step
 from ampwatch.report.format_losses import (
     CAST_COLUMNS,
     FORMAT_NAMES,
@@ -343,7 +344,6 @@ def short_percent(share: float) -> str:
 
 # --- usable loss scales ---------------------------------------------------------------------------
 
-MOST_WINDOWS = 24  # that fit beside the charts
 _NO_LOW = -24.0  # of a layer without a lower limit; no scale is smaller
 
 
@@ -366,12 +366,6 @@ def windows_at(run: Readable, step: int | None) -> tuple[Window, ...]:
     """Each layer's window at a step (else at the end), in forward order."""
     found = last_known(run, ("order", "scale_low", "scale_high"), step)
     return tuple(_innermost(list(_windows(found))))
-
-
-def telling_step(diagnosis: Diagnosis | None) -> int | None:
-    """The step whose windows explain most: where the trouble begins; None for a calm run."""
-    head = None if diagnosis is None else diagnosis.headline
-    return head.first_step if head is not None and head.severity.weight else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,14 +506,14 @@ def _log2(scale: float | None) -> float | None:
 
 def tightest(windows: Sequence[Window], named: Collection[str | None] = ()) -> list[Window]:
     """The windows to show: where there are too many, those named and those with least room."""
-    if len(windows) <= MOST_WINDOWS:
+    if len(windows) <= MOST_ROWS:
         return list(windows)
     by_room = sorted(windows, key=lambda w: w.high - (_NO_LOW if w.low is None else w.low))
     by_high = sorted(windows, key=lambda w: w.high)
-    chosen = {w.layer for w in by_high[: MOST_WINDOWS // 2]}
+    chosen = {w.layer for w in by_high[: MOST_ROWS // 2]}
     chosen |= {w.layer for w in windows if w.layer in named}
     for window in by_room:
-        if len(chosen) < MOST_WINDOWS:
+        if len(chosen) < MOST_ROWS:
             chosen.add(window.layer)
     return [window for window in windows if window.layer in chosen]
 

@@ -276,9 +276,7 @@ def _evidence(reader: FactReader, head: Finding, told: set[str]) -> Iterator[Hap
         if fact is None or fact.text in told:
             continue
         layer: tuple[str | Name, ...] = (" of layer ", Name(fact.layer)) if fact.layer else ()
-        step = reader.step_fact(
-            Reading.STEP, piece.step, "step", Holds.PRESENT, piece.step, piece.step
-        )
+        step = reader.at_step(piece.step)
         what = label_of(piece.signal)
         if _is_always_zero(reader, fact):
             what, every = what[0].upper() + what[1:], reader.count(fact.column, Holds.PRESENT)

@@ -331,10 +331,12 @@ class FactReader:
         found = found[np.isfinite(found)]
         if not len(found) or not math.isclose(float(found[-1]), value, rel_tol=1e-5):
             return None
-        return Fact(
-            Reading.VALUE, value, _evidence_text(table, signal, value), table, signal, step, step,
-            layer=of_layer, rank=self.rank, optimizer=self.optimizer,
-        )  # fmt: skip
+        text = _evidence_text(table, signal, value)
+        return self._read(Reading.VALUE, value, text, table, signal, step, step, layer=of_layer)
+
+    def _read(self, reading: Reading, value: float, text: str, *where: Any, **which: Any) -> Fact:
+        """A fact of the rows that this reader reads."""
+        return Fact(reading, value, text, *where, **which, rank=self.rank, optimizer=self.optimizer)
 
     def value(self, column: str, step: int) -> Fact | None:
         """The column's value at a step."""
@@ -353,10 +355,8 @@ class FactReader:
     ) -> Fact:
         value = _READINGS[reading](found)
         table = Table.LAYERS if column == "act_amax" else Table.STEPS
-        return Fact(
-            reading, value, _text_of(reading, column, value), table, column, first, last,
-            rank=self.rank, optimizer=self.optimizer,
-        )  # fmt: skip
+        text = _text_of(reading, column, value)
+        return self._read(reading, value, text, table, column, first, last)
 
     def _source(self, column: str) -> Series:
         return self.activations if column == "act_amax" else self.series(column)
@@ -371,10 +371,12 @@ class FactReader:
         first: int | None = None, last: int | None = None, line: float | None = None,
     ) -> Fact:  # fmt: skip
         """A step at which something is true of a column, as a fact."""
-        return Fact(
-            reading, step, f"{step:,}", Table.STEPS, column, first, last, holds, line,
-            rank=self.rank, optimizer=self.optimizer,
-        )  # fmt: skip
+        where = (Table.STEPS, column, first, last, holds, line)
+        return self._read(reading, step, f"{step:,}", *where)
+
+    def at_step(self, step: int) -> Fact:
+        """A step that has a row, as a fact."""
+        return self.step_fact(Reading.STEP, step, "step", Holds.PRESENT, step, step)
 
     def count(
         self, column: str, holds: Holds, first: int | None = None, last: int | None = None
@@ -382,18 +384,13 @@ class FactReader:
         """In how many steps of a span something is true of the column."""
         series = self._source(column).within(first, last)
         found = int(_holds(series.value, holds, None).sum())
-        return Fact(
-            Reading.COUNT, found, f"{found:,}", Table.STEPS, column, first, last, holds,
-            rank=self.rank, optimizer=self.optimizer,
-        )  # fmt: skip
+        where = (Table.STEPS, column, first, last, holds)
+        return self._read(Reading.COUNT, found, f"{found:,}", *where)
 
     def count_steps(self, first: int | None = None, last: int | None = None) -> Fact:
         """How many steps of a span have a row."""
-        inside = Series(self.steps, self.steps.astype(np.float64)).within(first, last)
-        return Fact(
-            Reading.STEPS, len(inside), f"{len(inside):,}", Table.STEPS, "step", first, last,
-            rank=self.rank, optimizer=self.optimizer,
-        )  # fmt: skip
+        steps = len(Series(self.steps, self.steps.astype(np.float64)).within(first, last))
+        return self._read(Reading.STEPS, steps, f"{steps:,}", Table.STEPS, "step", first, last)
 
     def since(self, column: str, holds: Holds, line: float | None = None) -> Fact | None:
         """From which step on something is true of every known value, to the end."""
