@@ -219,7 +219,7 @@ def parting_parts(one: Divergence, first: str, second: str) -> list[str]:
         names = list_text([words_of(name) for name in one.compared], 4)
         steps = count_text(one.common_steps, "step")
         return [f"Identical to the bit over {steps}, in everything that both recorded: {names}."]
-    said = _said(found.columns[0], first, second)
+    said = _column_text(found.columns[0], first, second)
     parts = [f"They diverge at step {found.step:,}, in the {said}."]
     if found.same_before:
         before = count_text(found.same_before, "common step")
@@ -266,7 +266,7 @@ def layer_text(found: LayerDifference) -> str:
 
 def _rest_text(found: FirstDifference, first: str, second: str) -> str:
     """The sentences on what else differs there, and on what differs later."""
-    there = [_said(part, first, second) for part in found.columns[1:]]
+    there = [_column_text(part, first, second) for part in found.columns[1:]]
     later = [f"{words_of(part.column)} from step {part.step:,}" for part in found.later]
     sentences = []
     if there:
@@ -276,7 +276,7 @@ def _rest_text(found: FirstDifference, first: str, second: str) -> str:
     return " ".join(sentences)
 
 
-def _said(part: ColumnDifference, first: str, second: str) -> str:
+def _column_text(part: ColumnDifference, first: str, second: str) -> str:
     name = words_of(part.column)
     if part.column == "skipped":
         return f"{name} of {first if part.first else second} alone"

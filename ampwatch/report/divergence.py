@@ -25,7 +25,7 @@ from ampwatch.diagnosis.learning_rate.constants import (
     ROBUST_DEVIATIONS,
     SUSTAINED_STEPS,
 )
-from ampwatch.report.facts import rows_of_first_optimizer
+from ampwatch.report.facts import rows_of_optimizer
 from ampwatch.rows import DTYPE_NUMBERS, Table, column
 from ampwatch.store import Run
 
@@ -133,7 +133,7 @@ class Divergence:
 def step_rows(run: Record) -> StepRows:
     """A run's columns by step, to compare with another's; of its first optimizer."""
     names = (*GIVEN, *RESULTS)
-    rows = rows_of_first_optimizer(run, ("step", *names))
+    rows = rows_of_optimizer(run, ("step", *names))
     step = integers(rows, "step")
     _, from_end = np.unique(step[::-1], return_index=True)
     last = len(step) - 1 - from_end

@@ -68,14 +68,14 @@ _COLUMNS = (
 
 def scale_curve(run: Record) -> str:
     """The loss scale of a run as one line of blocks, by powers of two; empty without a scale."""
-    scale = numbers(rows_of_first_optimizer(run, ("scale_after",)), "scale_after")
+    scale = numbers(rows_of_optimizer(run, ("scale_after",)), "scale_after")
     return sparkline(np.log2(np.maximum(scale, 2.0**-149)), CURVE_WIDTH)
 
 
 def facts_of(run: Record, diagnosis: Diagnosis, *, arrow: str = "→") -> Iterator[FactLine]:
     """The facts of a run that the record holds; others have no line."""
     facts = diagnosis.run
-    rows = rows_of_first_optimizer(run, _COLUMNS)
+    rows = rows_of_optimizer(run, _COLUMNS)
     if facts.first_scale is not None:
         ends = f"{scale_text(facts.first_scale)} {arrow} {scale_text(facts.final_scale)}"
         yield FactLine("loss scale", ends)
@@ -129,13 +129,8 @@ def age_text(step: int | None, *, is_broken: bool = False) -> str:
     return f" at step {step:,}, then not finite" if is_broken else f" at step {step:,}"
 
 
-def rows_of_first_optimizer(run: Record, columns: Sequence[str]) -> Any:
-    """One row a step, the first optimizer's: a GAN's losses would mix."""
-    return rows_of_optimizer(run, columns, None)
-
-
-def rows_of_optimizer(run: Record, columns: Sequence[str], number: int | None) -> Any:
-    """One row a step, of the optimizer of this number; None: of the first one."""
+def rows_of_optimizer(run: Record, columns: Sequence[str], number: int | None = None) -> Any:
+    """One row a step, of the optimizer of this number or the first: a GAN's losses would mix."""
     rows = run.read(Table.STEPS, columns=(*columns, "optimizer"), rank=min(run.ranks, default=0))
     optimizer = rows.column("optimizer")
     present = optimizer.drop_null()
@@ -157,7 +152,7 @@ def optimizer_details(run: Record) -> list[Mapping[str, Any]]:
 
 def last_values(run: Record) -> dict[str, float]:
     """The newest loss, gradient norm and rate."""
-    rows = rows_of_first_optimizer(run, _COLUMNS)
+    rows = rows_of_optimizer(run, _COLUMNS)
     found = {}
     for label, name in (("loss", "loss"), ("norm", "grad_norm"), ("lr", "lr")):
         known = rows.column(name).drop_null()

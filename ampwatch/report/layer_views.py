@@ -36,12 +36,12 @@ FP16, FP8, WHAT_IF = "fp16", "fp8", "what-if"
 NAMES = {FP16: "fp16", FP8: "fp8", WHAT_IF: "what if"}
 # What a run that has it holds, the view that fits best first: casts are there only if chosen, and
 # so are loss scales; what if exists for any layer in half precision.
-_TOLD_BY: Mapping[str, Sequence[str]] = {
+_COLUMNS_OF_VIEW: Mapping[str, Sequence[str]] = {
     FP8: (*FORMAT_FACTS, *CAST_COLUMNS, STALENESS),
     FP16: ("scale_high",),
     WHAT_IF: tuple(WHAT_IF_COLUMNS.values()),
 }
-VIEWS = tuple(_TOLD_BY)
+VIEWS = tuple(_COLUMNS_OF_VIEW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ def offered(run: Readable, *, quick: bool = False) -> tuple[str, ...]:
 
     The last rows are enough to know: each sample has all columns of its view.
     """
-    there = has_values(run, list(_TOLD_BY.values()), quick=quick)
-    return tuple(view for view, is_there in zip(_TOLD_BY, there, strict=True) if is_there)
+    there = has_values(run, list(_COLUMNS_OF_VIEW.values()), quick=quick)
+    return tuple(view for view, is_there in zip(_COLUMNS_OF_VIEW, there, strict=True) if is_there)
 
 
 def chosen_view(views: Sequence[str], wanted: str | None) -> str | None:

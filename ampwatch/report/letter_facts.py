@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -304,7 +304,7 @@ class FactReader:
     def events(self) -> list[dict[str, Any]]:
         """The events that a letter tells of, with their details."""
         rows = self._run.read(Table.EVENTS, ("step", "kind", "detail"), self.rank)
-        kinds = {kind.value for kind in _TOLD}
+        kinds = {kind.value for kind in _LETTER_EVENTS}
         return [
             {**detail_of(row["detail"]), "step": row["step"], "kind": row["kind"]}
             for row in rows.to_pylist() if row["kind"] in kinds and row["step"] is not None
@@ -332,11 +332,12 @@ class FactReader:
         if not len(found) or not math.isclose(float(found[-1]), value, rel_tol=1e-5):
             return None
         text = _evidence_text(table, signal, value)
-        return self._read(Reading.VALUE, value, text, table, signal, step, step, layer=of_layer)
+        where = (table, signal, step, step)
+        return self._own(Fact(Reading.VALUE, value, text, *where, layer=of_layer))
 
-    def _read(self, reading: Reading, value: float, text: str, *where: Any, **which: Any) -> Fact:
-        """A fact of the rows that this reader reads."""
-        return Fact(reading, value, text, *where, **which, rank=self.rank, optimizer=self.optimizer)
+    def _own(self, fact: Fact) -> Fact:
+        """A fact as one of the rows that this reader reads."""
+        return replace(fact, rank=self.rank, optimizer=self.optimizer)
 
     def value(self, column: str, step: int) -> Fact | None:
         """The column's value at a step."""
@@ -356,7 +357,7 @@ class FactReader:
         value = _READINGS[reading](found)
         table = Table.LAYERS if column == "act_amax" else Table.STEPS
         text = _text_of(reading, column, value)
-        return self._read(reading, value, text, table, column, first, last)
+        return self._own(Fact(reading, value, text, table, column, first, last))
 
     def _source(self, column: str) -> Series:
         return self.activations if column == "act_amax" else self.series(column)
@@ -372,7 +373,7 @@ class FactReader:
     ) -> Fact:  # fmt: skip
         """A step at which something is true of a column, as a fact."""
         where = (Table.STEPS, column, first, last, holds, line)
-        return self._read(reading, step, f"{step:,}", *where)
+        return self._own(Fact(reading, step, f"{step:,}", *where))
 
     def at_step(self, step: int) -> Fact:
         """A step that has a row, as a fact."""
@@ -385,12 +386,13 @@ class FactReader:
         series = self._source(column).within(first, last)
         found = int(_holds(series.value, holds, None).sum())
         where = (Table.STEPS, column, first, last, holds)
-        return self._read(Reading.COUNT, found, f"{found:,}", *where)
+        return self._own(Fact(Reading.COUNT, found, f"{found:,}", *where))
 
     def count_steps(self, first: int | None = None, last: int | None = None) -> Fact:
         """How many steps of a span have a row."""
         steps = len(Series(self.steps, self.steps.astype(np.float64)).within(first, last))
-        return self._read(Reading.STEPS, steps, f"{steps:,}", Table.STEPS, "step", first, last)
+        where = (Table.STEPS, "step", first, last)
+        return self._own(Fact(Reading.STEPS, steps, f"{steps:,}", *where))
 
     def since(self, column: str, holds: Holds, line: float | None = None) -> Fact | None:
         """From which step on something is true of every known value, to the end."""
@@ -449,7 +451,7 @@ class FactReader:
         )  # fmt: skip
 
 
-_TOLD = (EventKind.OVERFLOW, EventKind.EXCEPTION, EventKind.STATE_SAVED, EventKind.MISUSE)
+_LETTER_EVENTS = (EventKind.OVERFLOW, EventKind.EXCEPTION, EventKind.STATE_SAVED, EventKind.MISUSE)
 
 
 def _event_fact(kind: EventKind, reading: Reading, value: int, **more: Any) -> Fact:

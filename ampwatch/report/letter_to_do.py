@@ -59,7 +59,7 @@ def what_to_do(
     if head is None:
         if advice.action is Action.RAISE and None not in (advice.recommended, advice.current):
             yield Sentence.of("Optional: try a ", *_peak(advice, "now"), ".")
-        elif _is_cut_off(diagnosis):
+        elif diagnosis.verdict is Verdict.CUT_OFF:
             yield from _resume(place)
         return
     restarts = head.severity is Severity.ERROR and head.code in _LEAVES_HARM
@@ -72,10 +72,6 @@ def what_to_do(
         at = 1 if head.code == _LOSS_ROSE else len(steps)
         steps.insert(at, restart_sentence(place, course))
     yield from steps
-
-
-def _is_cut_off(diagnosis: Diagnosis) -> bool:
-    return diagnosis.verdict is Verdict.CUT_OFF
 
 
 def _resume(place: RestartPlace) -> Iterator[Sentence]:

@@ -329,7 +329,7 @@ def sweep_html(sweep: Sweep, names: Sequence[str], link: Link) -> str:
     title = sweep.outcome[:1].upper() + sweep.outcome[1:]
     return (
         f'<figure class="aw-sweep" aria-label="{html.escape(printable(sweep.sentence))}">'
-        f"<figcaption><b>{_said(title)}</b> by {_said(sweep.setting)}{kind}"
+        f"<figcaption><b>{_escaped(title)}</b> by {_escaped(sweep.setting)}{kind}"
         f"{_key(sweep)}</figcaption>"
         f'<div class="aw-sweep-plot">{_lane(points)}{_band(sweep, x)}{_rows(y)}'
         f"{''.join(_marks(points, sweep, names, x, y, link))}</div>"
@@ -354,7 +354,7 @@ def _lane(points: Sequence[Point]) -> str:
     if not words:
         return ""
     text = words.pop() if len(words) == 1 else "no number"
-    return f'<span class="aw-sweep-lane">{_said(text)}</span>'
+    return f'<span class="aw-sweep-lane">{_escaped(text)}</span>'
 
 
 def _band(sweep: Sweep, x: Axis) -> str:
@@ -453,7 +453,7 @@ def parallel_html(
     more = f"; {hidden} more differ, see the table of settings" if hidden > 0 else ""
     return (
         f'<figure class="aw-parallel"><figcaption><b>Settings that differ, and '
-        f"{_said(sweep.outcome)}</b>, a line a run; what failed is dashed{more}</figcaption>"
+        f"{_escaped(sweep.outcome)}</b>, a line a run; what failed is dashed{more}</figcaption>"
         f'<div class="aw-parallel-wide" style="min-width:{6.4 * len(columns):.1f}rem">'
         f'<div class="aw-parallel-plot"><svg viewBox="0 0 100 100" preserveAspectRatio="none">'
         f"{uprights}{lines}</svg>{heads}</div></div></figure>"
@@ -520,15 +520,15 @@ def _head(column: _Column, left: float) -> str:
     side = " last" if left > 99 else " first" if left < 1 else ""
     ticks = "".join(
         f'<span class="aw-parallel-tick" style="bottom:{100 * place:.2f}%">'
-        f"{_said(cut(text, _MOST_LETTERS))}</span>"
+        f"{_escaped(cut(text, _MOST_LETTERS))}</span>"
         for place, text in column.labels
     )
-    name = _said(cut(short, _MOST_LETTERS))
+    name = _escaped(cut(short, _MOST_LETTERS))
     return (
         f'<div class="aw-parallel-head{side}" style="left:{left:.2f}%" '
         f'title="{html.escape(printable(column.name))}"><b>{name}</b>{ticks}</div>'
     )
 
 
-def _said(text: str) -> str:
+def _escaped(text: str) -> str:
     return html.escape(printable(text))

@@ -16,10 +16,9 @@ const SPOKEN_KEYS = "Arrows move step by step, plus and minus zoom, Enter picks 
 export class Chart {
   constructor(place) {
     this.place = make("div", "aw-chart");
-    this.frame = make("div", "aw-frame");
     this.plot = make("div", "aw-plot");
     Object.assign(this.plot, { tabIndex: 0, role: "slider" });
-    this.frame.append(this.plot);
+    this.frame = make("div", "aw-frame", this.plot);
     this.toolbar = new Toolbar(this.place, this.frame, this);
     this.legends = new PanelLegends(this.frame, this);
     place.append(this.place);
@@ -574,16 +573,14 @@ function valueText(panel, value) {
 }
 
 function labelRow({ label, value, color, className = "" }) {
-  const made = make("div", className);
   const words = make("span", color ? "aw-dot" : "", label);
   if (color) words.style.setProperty("--aw-dot", color);
-  made.append(words, make("b", "", value));
-  return made;
+  return make("div", className, words, make("b", "", value));
 }
 
 function hiddenBox(place, className) {
-  const made = make("div", className);
-  made.hidden = true;
-  place.append(made);
-  return made;
+  const box = make("div", className);
+  box.hidden = true;
+  place.append(box);
+  return box;
 }

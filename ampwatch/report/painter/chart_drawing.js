@@ -382,10 +382,10 @@ function flagOf({ text, at, left, lane, color }, x) {
 }
 
 function element(name, attributes, inside = []) {
-  const made = document.createElementNS(SPACE, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...inside);
-  return made;
+  const node = document.createElementNS(SPACE, name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...inside);
+  return node;
 }
 
 // --- paths of lines -----------------------------------------------------------------------------

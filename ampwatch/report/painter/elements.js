@@ -1,10 +1,17 @@
 // Elements of the page: making, copying, lighting. Text goes in as text: names of runs and layers are data.
 
-export function make(tag, className = "", text = "") {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text) made.textContent = text;
-  return made;
+// `inside` are texts and elements.
+export function make(tag, className = "", ...inside) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  element.append(...inside.filter(Boolean));
+  return element;
+}
+
+// The head of a table whose columns have these names.
+export function tableHead(...cells) {
+  for (const cell of cells) cell.scope = "col";
+  return make("thead", "", make("tr", "", ...cells));
 }
 
 // A small button beside a chart.

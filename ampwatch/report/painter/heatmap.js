@@ -2,7 +2,7 @@
 // shade. Only the rows in view are drawn, so that thousands scroll; the axis stays in sight.
 
 import { countText, linearTicks, numberText } from "./axis.js";
-import { make, makeSelect, optionsOf, searchField, shortened, toolButton } from "./elements.js";
+import { make, makeSelect, optionsOf, searchField, shortened, tableHead, toolButton } from "./elements.js";
 import { isWorse, LayerTree, PLAIN, textOf, turned, viewOf } from "./layer_tree.js";
 
 const ROW = 22; // pixels
@@ -159,11 +159,8 @@ export class Heatmap {
 
   name(row, top, width) {
     const { layer, header: { fault } } = this;
-    const made = make("div", "aw-map-row");
-    made.style.transform = `translateY(${top}px)`;
     const indent = Math.min(DEEPEST, row.depth) * INDENT;
-    made.style.paddingLeft = `${indent}px`;
-    made.append(row.hasInside ? Object.assign(foldOf(row), { tabIndex: -1 }) : make("span", "aw-map-fold"));
+    const fold = row.hasInside ? Object.assign(foldOf(row), { tabIndex: -1 }) : make("span", "aw-map-fold");
     const kind = (row.name === layer ? " chosen" : "") + (row.name === fault?.layer ? " fault" : "");
     const button = make("button", `aw-map-name${kind}`);
     Object.assign(button, { tabIndex: -1, title: row.isFold ? `${row.name}: ${countText(row.count)} layers` : row.name });
@@ -172,8 +169,9 @@ export class Heatmap {
     button.append(make("bdi", "", shortened(row.label || "(no name)", Math.max(4, letters))));
     if (count) button.append(make("span", "aw-map-count", count));
     button.dataset.name = row.name;
-    made.append(button);
-    return made;
+    const line = make("div", "aw-map-row", fold, button);
+    Object.assign(line.style, { transform: `translateY(${top}px)`, paddingLeft: `${indent}px` });
+    return line;
   }
 
   drawAxis() {
@@ -215,9 +213,8 @@ export class Heatmap {
     const { header, range: [low, high] } = this;
     const real = (value) => numberText(Number((header.log ? 10 ** value : value).toPrecision(2)));
     const [pale, strong] = header.lowIsWorst ? [high, low] : [low, high];
-    const made = make("span", "aw-map-key");
-    made.append(make("span", "", `pale ${real(pale)}`), make("span", "aw-ramp"), make("span", "", `${real(strong)} strong`));
-    return [made];
+    const words = [`pale ${real(pale)}`, `${real(strong)} strong`].map((text) => make("span", "", text));
+    return [make("span", "aw-map-key", words[0], make("span", "aw-ramp"), words[1])];
   }
 
   // How many layers there are, how many of them have this quantity, and how many rows they take.
@@ -337,8 +334,7 @@ export class Heatmap {
     if (!cell) return;
     const fold = cell.row.isFold ? [make("div", "aw-label-step", `the worst of ${countText(cell.row.count)} in ${shortened(cell.row.name, 40)}`)] : [];
     const zero = cell.row.isFold && this.header.log && cell.row.zeros[cell.column] ? [make("div", "aw-label-step", "some inside are 0 here")] : [];
-    const name = make("div");
-    name.append(make("bdi", "", shortened(cell.layer, 60)));
+    const name = make("div", "", make("bdi", "", shortened(cell.layer, 60)));
     this.label.replaceChildren(make("div", "aw-label-step", this.stepsText(cell.column)), name, make("b", "", this.said(cell.value)), ...fold, ...zero);
     const recipe = this.recipes.get(cell.layer);
     if (recipe) this.label.append(make("div", "aw-label-step", recipe));
@@ -391,10 +387,9 @@ const KEYS = {
 
 // Names on the left, cells on the right.
 function strip(className) {
-  const place = make("div", `aw-map-strip ${className}`);
   const names = make("div", "aw-map-names");
   const canvas = make("canvas");
-  place.append(names, canvas);
+  const place = make("div", `aw-map-strip ${className}`, names, canvas);
   return { place, names, canvas, rows: [], top: 0 };
 }
 
@@ -406,9 +401,7 @@ function foldOf(row) {
 }
 
 function keyOf(kind, words) {
-  const made = make("span", "aw-map-key");
-  made.append(make("span", `aw-map-swatch ${kind}`), make("span", "", words));
-  return made;
+  return make("span", "aw-map-key", make("span", `aw-map-swatch ${kind}`), make("span", "", words));
 }
 
 function hasOf(values) {
@@ -442,9 +435,7 @@ class LayerTools {
     this.table = toolButton("Table", () => map.change({ isTable: this.table.getAttribute("aria-pressed") !== "true" }));
     this.told = make("span", "aw-map-told");
     this.told.setAttribute("role", "status");
-    const all = make("div", "aw-tools aw-map-tools");
-    all.append(this.find, this.order, this.open, this.shut, this.table, this.told);
-    place.append(all);
+    place.append(make("div", "aw-tools aw-map-tools", this.find, this.order, this.open, this.shut, this.table, this.told));
   }
 
   show(view, told) {
@@ -478,10 +469,8 @@ class LayerTable {
     const caption = `${map.what()} of each layer, the worst of each stretch of steps`;
     const held = this.place.contains(document.activeElement) ? document.activeElement.dataset.row : null;
     const stretches = stretchesOf(map.edges);
-    const table = make("table", "aw-table");
-    const body = make("tbody");
-    body.append(...map.rows.slice(0, this.most).map((row) => this.row(row, stretches)));
-    table.append(make("caption", "aw-muted", caption), headOf(stretches, map.isCast), body);
+    const body = make("tbody", "", ...map.rows.slice(0, this.most).map((row) => this.row(row, stretches)));
+    const table = make("table", "aw-table", make("caption", "aw-muted", caption), headOf(stretches, map.isCast), body);
     this.place.replaceChildren(table, ...this.more());
     this.place.tabIndex = 0; // it scrolls
     this.place.setAttribute("role", "region");
@@ -490,16 +479,11 @@ class LayerTable {
   }
 
   row(row, stretches) {
-    const made = make("tr");
-    const head = make("th");
-    head.scope = "row";
-    head.title = row.name;
+    const head = make("th", "", row.hasInside && this.fold(row), row.isLayer ? this.name(row) : nameOf(row));
+    Object.assign(head, { scope: "row", title: row.name });
     head.style.paddingLeft = `${row.depth}rem`;
-    if (row.hasInside) head.append(this.fold(row));
-    head.append(row.isLayer ? this.name(row) : nameOf(row));
     const recipe = this.map.isCast ? [make("td", "aw-map-recipe", this.map.recipeOf(row) || "-")] : [];
-    made.append(head, ...recipe, ...(row.values ? this.cells(row, stretches) : [without(row, stretches)]));
-    return made;
+    return make("tr", "", head, ...recipe, ...(row.values ? this.cells(row, stretches) : [without(row, stretches)]));
   }
 
   cells({ values }, stretches) {
@@ -514,8 +498,7 @@ class LayerTable {
   }
 
   name(row) {
-    const button = make("button", "aw-map-name");
-    button.append(nameOf(row));
+    const button = make("button", "aw-map-name", nameOf(row));
     button.title = row.name;
     button.dataset.row = row.name;
     button.addEventListener("click", () => this.map.choose(row.name));
@@ -544,12 +527,9 @@ function without({ isOpen }, stretches) {
 }
 
 function headOf(stretches, hasRecipe) {
-  const row = make("tr");
-  row.append(make("th", "", "layer"), ...(hasRecipe ? [make("th", "", "multiplies in")] : []), ...stretches.map(({ from, to }) => make("th", "", from === to ? `step ${countText(from)}` : `steps ${countText(from)} to ${countText(to)}`)));
-  for (const cell of row.children) cell.scope = "col";
-  const head = make("thead");
-  head.append(row);
-  return head;
+  const steps = ({ from, to }) => (from === to ? `step ${countText(from)}` : `steps ${countText(from)} to ${countText(to)}`);
+  const names = ["layer", ...(hasRecipe ? ["multiplies in"] : []), ...stretches.map(steps)];
+  return tableHead(...names.map((name) => make("th", "", name)));
 }
 
 // The columns joined to a few stretches: their columns, and their steps.

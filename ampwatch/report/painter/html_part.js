@@ -8,9 +8,8 @@ const PAUSE_MS = 400; // a pause in typing after which the server hears of it
 
 export class HtmlPart {
   constructor(place) {
-    this.place = make("div", "aw-html");
     this.body = make("div");
-    this.place.append(this.body);
+    this.place = make("div", "aw-html", this.body);
     place.append(this.place);
     this.place.addEventListener("click", (event) => this.click(event));
     this.place.addEventListener("keydown", (event) => {
@@ -125,18 +124,15 @@ const MARGIN = 15; // rows beyond those in view that should be there
 
 export class RunsTable {
   constructor(place) {
-    this.place = make("div", "aw-html aw-list");
     this.search = this.addSearch();
     this.bar = make("div", "aw-bar");
     this.chosen = make("div", "aw-bar aw-chosen-bar");
-    this.box = make("div", "aw-box");
-    this.table = make("table", "aw-runs all");
     this.head = make("thead");
     this.body = make("tbody");
+    this.table = make("table", "aw-runs all", this.head, this.body);
+    this.box = make("div", "aw-box", this.table);
     this.dialog = make("dialog", "aw-dialog");
-    this.table.append(this.head, this.body);
-    this.box.append(this.table);
-    this.place.append(this.search, this.bar, this.chosen, this.box, this.dialog);
+    this.place = make("div", "aw-html aw-list", this.search, this.bar, this.chosen, this.box, this.dialog);
     place.append(this.place);
     this.written = new Map();
     this.box.tabIndex = 0;
@@ -214,13 +210,13 @@ export class RunsTable {
   }
 
   click(event) {
-    const made = event.target.closest("[data-act]");
-    if (made?.matches("select, input")) return;
+    const control = event.target.closest("[data-act]");
+    if (control?.matches("select, input")) return;
     const row = event.target.closest("[data-go]");
     if (event.metaKey || event.ctrlKey) return; // its link is for a new tab
-    if (made) {
+    if (control) {
       event.preventDefault();
-      this.ask(made.dataset.act, made.dataset.value ?? "");
+      this.ask(control.dataset.act, control.dataset.value ?? "");
     } else if (row && !event.target.closest("td:first-child, .aw-tags")) this.ask("go", row.dataset.go);
     else if (row && event.target.matches("td:first-child")) row.querySelector("input").click();
   }

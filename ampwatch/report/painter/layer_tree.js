@@ -35,14 +35,14 @@ export class LayerTree {
     if (only.length === 1 && node.at < 0 && node.name) return this.closed(only[0], inside);
     const children = this.grouped(only.map((one) => this.closed(one, node.name)));
     const own = node.at < 0 ? null : this.values.subarray(node.at * this.columns, (node.at + 1) * this.columns);
-    return this.made({ name: node.name, label: node.name.slice(inside ? inside.length + 1 : 0), at: node.at, children, own });
+    return this.withWorst({ name: node.name, label: node.name.slice(inside ? inside.length + 1 : 0), at: node.at, children, own });
   }
 
-  made(node) {
-    const made = { ...node, count: (node.own ? 1 : 0) + sum(node.children.map((one) => one.count)) };
-    Object.assign(made, node.children.length ? this.folded(made) : { worst: node.own, zeros: null });
-    made.score = this.worstOf(made.worst);
-    return made;
+  withWorst(node) {
+    const whole = { ...node, count: (node.own ? 1 : 0) + sum(node.children.map((one) => one.count)) };
+    Object.assign(whole, node.children.length ? this.folded(made) : { worst: node.own, zeros: null });
+    whole.score = this.worstOf(whole.worst);
+    return whole;
   }
 
   // Too many neighbours stand together by tens, hundreds, ..., as blocks.0 to 99: each is a fold.
@@ -55,7 +55,7 @@ export class LayerTree {
       const part = nodes.slice(at, at + size);
       const last = part[part.length - 1].label;
       const named = { name: `${part[0].name} to ${last}`, label: `${part[0].label} to ${last}` };
-      found.push(part.length > 1 ? this.made({ ...named, at: -1, children: this.grouped(part), own: null }) : part[0]);
+      found.push(part.length > 1 ? this.withWorst({ ...named, at: -1, children: this.grouped(part), own: null }) : part[0]);
     }
     return found;
   }

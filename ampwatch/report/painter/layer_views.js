@@ -2,17 +2,16 @@
 // the switch between them.
 
 import { countText, powerText, powerTicks } from "./axis.js";
-import { make, makeSelect, optionsOf, shortened } from "./elements.js";
+import { make, makeSelect, optionsOf, shortened, tableHead } from "./elements.js";
 
 const NAME_LETTERS = 24;
 
 export class LayerViews {
   constructor(place) {
-    this.place = make("div", "aw-views");
     this.choices = make("div", "aw-view-switch");
     this.choices.setAttribute("role", "group");
     this.choices.setAttribute("aria-label", "View of the layers");
-    this.place.append(this.choices);
+    this.place = make("div", "aw-views", this.choices);
     place.append(this.place);
   }
 
@@ -92,12 +91,12 @@ class ScaleWindows {
       label.style.left = share(tick);
       axis.append(label);
     }
-    const title = make("div", "aw-chart-title");
-    title.append(make("b", "", "Usable loss scales by layer"), make("span", rows.some((row) => row.caps) ? "aw-caps" : "", header.marked));
+    const marked = make("span", rows.some((row) => row.caps) ? "aw-caps" : "", header.marked);
+    const title = make("div", "aw-chart-title", make("b", "", "Usable loss scales by layer"), marked);
     const sentence = header.sentence ? [make("p", "aw-view-sentence", header.sentence)] : [];
-    const chart = make("div", "aw-window-rows");
+    const bars = rows.map((row) => this.row(row, share, row.layer === header.chosen));
+    const chart = make("div", "aw-window-rows", ...bars, lines, axis);
     setNameWidth(chart, rows.map(({ layer }) => layer.length));
-    chart.append(...rows.map((row) => this.row(row, share, row.layer === header.chosen)), lines, axis);
     const note = make("div", "aw-muted", `${MEANING}${level === null ? "" : LEVEL} ${shownText(step, hidden, "with more room")}`);
     this.place.classList.toggle("calm", header.calm);
     this.place.replaceChildren(title, ...sentence, chart, note);
@@ -111,13 +110,11 @@ class ScaleWindows {
       : `${low === null ? "" : `from ${powerText(Math.ceil(low))} `}up to ${powerText(Math.floor(high))}`;
     button.title = `${layer}: ${says}`;
     if (isChosen) button.setAttribute("aria-current", "true");
-    const track = make("span", "aw-window-track");
     const bar = make("span", low === null ? "aw-window-bar open" : isEmpty ? "aw-window-bar empty" : "aw-window-bar");
     const [left, right] = isEmpty ? [high, low] : [low ?? -Infinity, high];
     bar.style.left = share(left);
     bar.style.right = `calc(100% - ${share(right)})`;
-    track.append(bar);
-    button.append(make("span", "aw-window-name", shortened(layer, NAME_LETTERS)), track);
+    button.append(make("span", "aw-window-name", shortened(layer, NAME_LETTERS)), make("span", "aw-window-track", bar));
     button.addEventListener("click", () => this.ask("layer", layer));
     return button;
   }
@@ -132,10 +129,9 @@ function rangeOf({ rows, level, scale }) {
 }
 
 function upright(text, value, share, kind) {
-  const line = make("div", `aw-window-line ${kind}`);
+  const line = make("div", `aw-window-line ${kind}`, make("span", "", text));
   line.style.left = share(value);
   if (parseFloat(share(value)) > 50) line.classList.add("late"); // its words read to the left
-  line.append(make("span", "", text));
   return line;
 }
 
@@ -147,13 +143,12 @@ const LEAST_SHARE = 0.01; // of a loss that has a bar; the number tells smaller 
 // the left of a cell's middle, those at the large end to the right.
 class FormatLosses {
   constructor() {
-    this.place = make("div", "aw-windows aw-loss-view");
     this.title = make("div", "aw-chart-title");
     this.sentence = make("p", "aw-view-sentence");
     this.table = make("table", "aw-losses");
     this.note = make("div", "aw-muted");
     this.roles = makeSelect("Role of the values", (role) => this.ask("role", role));
-    this.place.append(this.title, this.sentence, this.roles, this.table, this.note);
+    this.place = make("div", "aw-windows aw-loss-view", this.title, this.sentence, this.roles, this.table, this.note);
   }
 
   show(header) {
@@ -164,9 +159,8 @@ class FormatLosses {
     this.offerRoles(header);
     this.place.classList.toggle("what-if", header.view === "what-if");
     const focused = this.table.contains(document.activeElement) ? document.activeElement.title : null;
-    const body = make("tbody");
-    body.append(...rows.map((row) => this.row(row, header)));
-    this.table.replaceChildren(headOf(columns), body);
+    const head = tableHead(make("th", "aw-spoken-head", "layer"), ...columns.map((words) => make("th", "", words)));
+    this.table.replaceChildren(head, make("tbody", "", ...rows.map((row) => this.row(row, header))));
     setNameWidth(this.table, [5, ...rows.map(({ layer }) => layer.length + (layer === fault?.layer ? 2 : 0))]);
     if (focused !== null) [...this.table.querySelectorAll("button")].find((button) => button.title === focused)?.focus();
     this.note.textContent = `${note} ${shownText(step, hidden, "that lose less")}`;
@@ -182,35 +176,19 @@ class FormatLosses {
   }
 
   row({ layer, says, cells }, { fault, chosen, isDiverging }) {
-    const row = make("tr");
-    const head = make("th");
-    head.scope = "row";
-    const name = make("button", layer === fault?.layer ? "aw-window-name fault" : "aw-window-name");
-    name.append(make("bdi", "", shortened(layer, NAME_LETTERS)));
+    const kind = layer === fault?.layer ? "aw-window-name fault" : "aw-window-name";
+    const name = make("button", kind, make("bdi", "", shortened(layer, NAME_LETTERS)));
     Object.assign(name, { type: "button", title: says ? `${layer}: ${says}` : layer });
     if (layer === chosen) name.setAttribute("aria-current", "true");
     name.addEventListener("click", () => this.ask("layer", layer));
-    head.append(name);
-    row.append(head, ...cells.map((cell) => cellOf(cell, isDiverging)));
-    return row;
+    const head = Object.assign(make("th", "", name), { scope: "row" });
+    return make("tr", "", head, ...cells.map((cell) => cellOf(cell, isDiverging)));
   }
 }
 
-function headOf(columns) {
-  const row = make("tr");
-  row.append(make("th", "aw-spoken-head", "layer"), ...columns.map((words) => make("th", "", words)));
-  for (const cell of row.children) cell.scope = "col";
-  const head = make("thead");
-  head.append(row);
-  return head;
-}
-
 function cellOf({ text, says, flushed, cut, isOver }, isDiverging) {
-  const cell = make("td", isOver ? "over" : "");
-  cell.title = says;
   const bars = isDiverging ? [barOf("flushed", flushed, 50, "right"), barOf("cut", cut, 50, "left")] : [barOf("flushed", flushed, 100, null)];
-  cell.append(...bars.filter(Boolean), make("span", "", text));
-  return cell;
+  return Object.assign(make("td", isOver ? "over" : "", ...bars, make("span", "", text)), { title: says });
 }
 
 // A bar from one side of a cell or, of half its room, from the middle.

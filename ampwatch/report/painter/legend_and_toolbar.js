@@ -11,10 +11,8 @@ export class Toolbar {
   // Around the chart's `frame`.
   constructor(place, frame, chart) {
     this.chart = chart;
-    this.fold = make("details", "aw-toolbar");
-    this.fold.append(make("summary", "", "Chart options"));
     this.tools = make("div", "aw-tools");
-    this.fold.append(this.tools);
+    this.fold = make("details", "aw-toolbar", make("summary", "", "Chart options"), this.tools);
     this.isNarrow = null;
     this.axis = makeSelect("", (axis) => chart.change({ axis: axis || null }));
     this.size = make("input");
@@ -33,25 +31,20 @@ export class Toolbar {
   }
 
   switches() {
-    const found = [["band", "Min–max band", "Shade from the lowest to the highest value"], ["cut", "Cut outliers", "Let single values far out leave their panel; they are counted, and arrows show where"]];
+    const switches = [["band", "Min–max band", "Shade from the lowest to the highest value"], ["cut", "Cut outliers", "Let single values far out leave their panel; they are counted, and arrows show where"]];
     this.boxes = {};
-    return found.map(([name, text, title]) => {
+    return switches.map(([name, text, title]) => {
       const box = make("input");
       box.type = "checkbox";
       box.addEventListener("change", () => this.chart.change({ [name]: box.checked }));
       this.boxes[name] = box;
-      const made = make("label", "aw-tool");
-      made.title = title;
-      made.append(box, text);
-      return made;
+      return Object.assign(make("label", "aw-tool", box, text), { title });
     });
   }
 
   saves() {
-    const made = make("span", "aw-tool aw-saves");
-    made.append("Save ");
-    for (const kind of ["CSV", "SVG", "PNG"]) made.append(toolButton(kind, () => save(kind, this.chart), `Save what is shown as ${kind}`));
-    return made;
+    const button = (kind) => toolButton(kind, () => save(kind, this.chart), `Save what is shown as ${kind}`);
+    return make("span", "aw-tool aw-saves", "Save ", ...["CSV", "SVG", "PNG"].map(button));
   }
 
   show({ header, view, axis }, isWhole, width) {
@@ -112,9 +105,7 @@ function sizesOf(length) {
 }
 
 function labelled(text, ...inside) {
-  const made = make("label", "aw-tool", text);
-  made.append(" ", ...inside);
-  return made;
+  return make("label", "aw-tool", text, " ", ...inside);
 }
 
 // --- legends ------------------------------------------------------------------------------------
@@ -163,7 +154,6 @@ export class PanelLegends {
   }
 
   head(panel, labelled) {
-    const box = make("div", "aw-panel-head");
     const scale = make("button", "aw-axis-kind");
     const [first] = panel.lines;
     const name = (first?.group ? panel.title[0][0] : first?.label) ?? "";
@@ -172,31 +162,26 @@ export class PanelLegends {
     scale.addEventListener("click", () => {
       this.chart.change(scaled(this.chart.view, panel.lines[0].key, scale.textContent !== "log"));
     });
-    const legend = make("div", "aw-legend");
     const labels = labelled.lines.map((line) => this.label(labelled, line));
-    legend.append(...labels.map(({ box: one }) => one));
-    box.append(scale, legend);
-    return { box, scale, legend, labels };
+    const legend = make("div", "aw-legend", ...labels.map((label) => label.box));
+    return { box: make("div", "aw-panel-head", scale, legend), scale, legend, labels };
   }
 
   label(panel, line) {
-    const box = make("span", "aw-series");
     const key = nameOf(line);
     const { chart } = this;
     const showAlone = () => chart.change(soloed(chart.view, panel, key));
-    const button = make("button", "aw-series-name");
     const swatch = make("i", "aw-swatch");
     swatch.style.borderTop = `2.5px ${DASHES[line.dash]} ${tone(line.color)}`;
     if (line.faint) swatch.style.opacity = 0.45;
-    const words = make("bdi", "", shortened(line.label, LETTERS));
-    button.append(swatch, words);
+    const button = make("button", "aw-series-name", swatch, make("bdi", "", shortened(line.label, LETTERS)));
     button.title = `${line.label}: click to hide or show, Shift and click to show it alone`;
     button.addEventListener("click", ({ shiftKey }) => (shiftKey ? showAlone() : chart.change(toggled(chart.view, panel, key))));
     const only = make("button", "aw-only", "only");
     only.title = `Show ${line.label} alone`;
     only.setAttribute("aria-label", only.title);
     only.addEventListener("click", showAlone);
-    box.append(button, only);
+    const box = make("span", "aw-series", button, only);
     for (const [on, off] of [["pointerenter", "pointerleave"], ["focusin", "focusout"]]) {
       box.addEventListener(on, () => chart.lightLabel(key));
       box.addEventListener(off, () => chart.lightLabel(null));
@@ -248,8 +233,8 @@ function csvOf({ header, lines, span, view, places, axis }) {
         if (at && x[at] < x[at - 1]) pass++;
         if (x[at] < span[0] || x[at] > span[1] || Number.isNaN(y[at])) continue;
         const value = panel.kind === "power" ? 2 ** y[at] : y[at];
-        const made = view.smooth ? [smooth ? short(smooth[at]) : ""] : [];
-        rows.push([label, x[at], ...(axis ? [short(places.at(x[at], pass))] : []), short(value), ...made]);
+        const smoothed = view.smooth ? [smooth ? short(smooth[at]) : ""] : [];
+        rows.push([label, x[at], ...(axis ? [short(places.at(x[at], pass))] : []), short(value), ...smoothed]);
       }
     }
   }
