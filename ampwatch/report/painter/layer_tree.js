@@ -40,7 +40,7 @@ export class LayerTree {
 
   withWorst(node) {
     const whole = { ...node, count: (node.own ? 1 : 0) + sum(node.children.map((one) => one.count)) };
-    Object.assign(whole, node.children.length ? this.folded(made) : { worst: node.own, zeros: null });
+    Object.assign(whole, node.children.length ? this.folded(whole) : { worst: node.own, zeros: null });
     whole.score = this.worstOf(whole.worst);
     return whole;
   }
