@@ -29,8 +29,7 @@ from ampwatch.report.divergence import Divergence
 from ampwatch.report.overview_chart import compared_panels, group_of
 from ampwatch.report.painter import VERDICT_COLOR, line_style
 from ampwatch.report.painter.message import Arrays, Panel, Picture, Stroke, odd_arrays, pack
-from ampwatch.report.sweep import RATE, Sweep, besides_text
-from ampwatch.report.sweep_chart import parallel_html, sweep_html
+from ampwatch.report.sweep import RATE, Sweep, besides_text, parallel_html, sweep_html
 from ampwatch.report.thinning import Line, coarser, hole_of
 
 _KEY, _BASE, _BY, _OUTCOME = "compared runs", "compared with", "swept by", "came of them"

@@ -10,6 +10,7 @@ import streamlit as st
 from open_runs import RunSnapshot
 
 from ampwatch.diagnosis.rules.cast_losses import CUT_SHARE, FLUSHED_SHARE, most_flushed
+from ampwatch.report.facts import telling_step
 from ampwatch.report.format_losses import FORMAT_NAMES, ROLES, STALENESS, WHAT_IF_COLUMNS
 from ampwatch.report.layer_views import (
     FP8,
@@ -21,7 +22,6 @@ from ampwatch.report.layer_views import (
     chosen_view,
     view_message,
 )
-from ampwatch.report.scale_windows import telling_step
 from ampwatch.rows import Table, column
 
 
@@ -99,7 +99,6 @@ def columns_with(quantity: Quantity) -> dict[str, bool]:
 
 
 # --- quantities -----------------------------------------------------------------------------------
-
 
 _FORMAT, _QUANTITY, _ROLE = "format", "quantity", "role"
 

@@ -23,8 +23,8 @@ from run_list import ListedRun, Origin
 from ampwatch.diagnosis.value_text import count_text, duration_text, list_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.printable_text import printable
-from ampwatch.report.attempts import Attempt
 from ampwatch.report.settings import Change, assumed_settings, changes, run_before, whole_settings
+from ampwatch.report.timeline import Attempt
 from ampwatch.store import RUN_FILE, RunInfo, open_run, read_info
 
 _EVERY_S = 5.0

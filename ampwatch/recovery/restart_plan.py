@@ -25,9 +25,9 @@ from ampwatch.recovery.change import FLOAT32, LAYERS_BY, ROOT
 from ampwatch.recovery.outcome import Try
 from ampwatch.recovery.proof import Proof, kept_proof, words_of
 from ampwatch.recovery.proved_advice import with_proof
-from ampwatch.report.attempts import attempts_of
 from ampwatch.report.restart_place import Checkpoint, last_clean_save, restart_place
 from ampwatch.report.scaler_settings import worthwhile_settings
+from ampwatch.report.timeline import attempts_of
 from ampwatch.rows import Table
 from ampwatch.store import Run, open_run
 
