@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 import json
 import math
 
@@ -128,6 +129,15 @@ def test_a_rate_that_stays_is_said_once(tmp_path):
     assert "no change suggested (now 0.1)" in report_of(
         write_run(tmp_path, accepted=200), terminal=False
     )
+
+
+def test_a_rate_that_no_advice_repeats_is_still_the_one_in_use(tmp_path):
+    run = open_run(write_run(tmp_path, accepted=200))
+    diagnosis = diagnose(run)
+    kept = replace(diagnosis.learning_rate, recommended=None, current=0.30000000000000016)
+    file = io.StringIO()
+    print_report(Console(file=file, width=100), "x", run, replace(diagnosis, learning_rate=kept))
+    assert "Learning rate: no change suggested (now 0.3)." in file.getvalue()
 
 
 def test_the_range_of_the_learning_rate_is_called_an_estimate_and_no_confidence():

@@ -494,9 +494,10 @@ def _rate_as_cause(advice: Advice) -> Sentence:
 def _rate_of_calm_run(advice: Advice) -> Sentence:
     if advice.action is Action.UNKNOWN:
         return Sentence.of("Learning rate: cannot be judged from this record.")
-    if advice.action is Action.KEEP and advice.recommended is not None:
-        now = present_rate(advice.recommended)
-        return Sentence.of("Learning rate: no change suggested (now ", now, ").")
+    now = advice.current if advice.recommended is None else advice.recommended
+    if advice.action is Action.KEEP and now is not None:
+        fact = present_rate(now)
+        return Sentence.of("Learning rate: no change suggested (now ", fact, ").")
     return Sentence.of("Learning rate: no change suggested; its value is not recorded.")
 
 
