@@ -26,9 +26,7 @@ from ampwatch.importers.tables import (
     json_objects,
     parquet,
     tensorboard_file,
-    tensorboard_records,
     wandb_file,
-    wandb_records,
 )
 from ampwatch.importers.tables.cells import Block, Cells
 from ampwatch.importers.tables.column_names import Names, recognised, tells_training
@@ -204,15 +202,13 @@ def _wandb_table(log: LogFile, options: ImportOptions) -> Table:
     notes: list[str] = []
 
     def take(number: int, value: bytes) -> None:
-        if number == wandb_records.CONFIG:
-            config.update(wandb_records.settings(value))
-        elif number == wandb_records.RUN:
-            config.update(wandb_records.settings_of_run(value))
+        if number == wandb_file.CONFIG:
+            config.update(wandb_file.settings(value))
+        elif number == wandb_file.RUN:
+            config.update(wandb_file.settings_of_run(value))
 
-    records = wandb_file.parts(log.read, notes.append)
-    table = _table_without_header(
-        "wandb", wandb_records.history_blocks(records, take), options, log
-    )
+    records = wandb_file.records(log.read, notes.append)
+    table = _table_without_header("wandb", wandb_file.history_blocks(records, take), options, log)
     table.config, table.notes = config, notes
     return table
 
@@ -230,7 +226,7 @@ def _parquet_table(log: LogFile, options: ImportOptions) -> Table:
 
 def _tensorboard_table(log: LogFile, options: ImportOptions) -> Table:
     notes: list[str] = []
-    pieces: dict[str, list[tensorboard_records.Scalars]] = {}
+    pieces: dict[str, list[tensorboard_file.Scalars]] = {}
     for piece in tensorboard_file.scalars(log.read, notes.append):
         pieces.setdefault(piece.tag, []).append(piece)
     tags = [tag for tag in pieces if not _is_of_epochs(tag, pieces)]
@@ -250,7 +246,7 @@ def _is_of_epochs(tag: str, tags: Iterable[str]) -> bool:
     return tag.startswith("epoch_") and any(other.startswith("batch_") for other in tags)
 
 
-def _rows_of_tags(tags: Mapping[str, Sequence[tensorboard_records.Scalars]]) -> Iterator[Block]:
+def _rows_of_tags(tags: Mapping[str, Sequence[tensorboard_file.Scalars]]) -> Iterator[Block]:
     """The rows of a TensorBoard file: one a step with the scalars of all tags.
 
     If the steps restart, so do the rows.

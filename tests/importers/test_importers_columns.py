@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+import struct
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pytest
 from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from importers.make_binary_tables import events_of, history_of
+from importers.make_binary_tables import events_of, history_of, message
 
 from ampwatch import codec
 from ampwatch.importers import bulk_rows, run_builder
@@ -28,13 +29,11 @@ from ampwatch.importers.tables import (
     csv_file,
     json_objects,
     tensorboard_file,
-    tensorboard_records,
-    wandb_records,
+    wandb_file,
 )
 from ampwatch.importers.tables.cells import Block, Cells, as_number, of_arrow, of_values
 from ampwatch.importers.tables.column_names import Names
-from ampwatch.importers.tables.wandb_file import Part
-from ampwatch.importers.tables.wandb_records import history_row
+from ampwatch.importers.tables.wandb_file import history_row
 from ampwatch.rows import Table
 
 ODD = [
@@ -186,21 +185,34 @@ def test_hundreds_of_random_files_of_json_lines_are_read_as_line_by_line():
 # --- binary tables -------------------------------------------------------------------------------
 
 
-def test_event_records_of_any_kind_are_read_as_one_by_one(monkeypatch):
+def scalars_one_by_one(data: bytes) -> dict[str, list[tuple[int, float]]]:
+    """The scalars of an event file, each record read as if it were the file's only one."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    while data:
+        end = 12 + struct.unpack_from("<Q", data)[0] + 4
+        for one in tensorboard_file.scalars(io.BytesIO(data[:end]).read):
+            pairs = zip(one.step.tolist(), one.value.tolist(), strict=True)
+            found.setdefault(one.tag, []).extend(pairs)
+        data = data[end:]
+    return found
+
+
+def test_event_records_of_any_kind_are_read_as_one_by_one():
     data = events_of(random.Random(0), 800)
     quick = list(tensorboard_file.scalars(io.BytesIO(data).read))
-    monkeypatch.setattr(tensorboard_records, "_MOST_LAYOUTS", 0)
-    slow = {one.tag: one for one in tensorboard_file.scalars(io.BytesIO(data).read)}
+    slow = scalars_one_by_one(data)
     assert {one.tag for one in quick} == set(slow)
     for one in quick:
-        np.testing.assert_array_equal(one.step, slow[one.tag].step)
-        np.testing.assert_array_equal(one.value, slow[one.tag].value)
+        step, value = zip(*slow[one.tag], strict=True)
+        np.testing.assert_array_equal(one.step, step)
+        np.testing.assert_array_equal(one.value, value)
 
 
 def test_history_records_of_any_kind_are_read_as_one_by_one():
     records = history_of(random.Random(0), 3000)
     rows = [history_row(record) for record in records]
-    block = wandb_records.history_block(Part.of(records), [])
+    whole = [message(wandb_file.HISTORY, record) for record in records]
+    block = wandb_file.history_block(whole, [], lambda *_: None)
     names = {name for row in rows for name in row}
     assert block.columns.keys() == names
     for name in names:
