@@ -8,7 +8,6 @@ the row itself was skipped; it is added in bulk too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +22,11 @@ from ampwatch.importers.scale_arithmetic import (
     octaves_between_arrays,
     without_rounding,
 )
-from ampwatch.importers.statement_rows import take_stats
-from ampwatch.importers.statements import Stats
 from ampwatch.importers.table_rows import TableRows
 from ampwatch.importers.tables.cells import Cells
 from ampwatch.rows import Mark
 
-_SHORT = 8  # fewer rows than this are added faster singly
+SHORT = 8  # fewer rows than this are added faster singly
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ def add_plain_rows(state: RunState, rows: TableRows, plan: BulkPlan, at: int) ->
     """Add the plain table rows from `at` on in bulk; return the index of the next other row."""
     odd = int(np.searchsorted(plan.odd, at - plan.begin))
     stop = plan.begin + (int(plan.odd[odd]) if odd < len(plan.odd) else len(plan.scale))
-    if stop - at < _SHORT:
+    if stop - at < SHORT:
         return at
     _add_plain(state, rows, plan, slice(at, stop))
     return stop
@@ -174,7 +171,12 @@ def _add_plain(state: RunState, rows: TableRows, plan: BulkPlan, where: slice) -
     if halved.any():
         state.mark("skipped", Mark.IMPLIED)
         state.now.skips_told += int(halved.sum())
+    state.go_on(int(part.step[0]), len(part))
     if first:
+        for name in part.values.keys() - STEP_COLUMNS:
+            metric = part.values[name].at(slice(0, first))
+            step = part.step[:first][metric.present]
+            state.writer.add_metric(step, name, metric.values[metric.present])
         state.writer.add_columns({name: _cut(c, slice(0, first)) for name, c in columns.items()})
     _learn(state, part, columns)
     if (_told(part, "scale") | _told(part, "scale_after"))[:first].any():
@@ -224,7 +226,7 @@ def _row(columns: dict[str, npt.NDArray[np.int64] | Cells], at: int) -> Row:
         if not isinstance(column, Cells):
             row[name] = int(column[at])
         elif column.present[at]:
-            value = float(column.values[at])
+            value = column.values[at].item()
             row[name] = bool(value) if name in ("skipped", "found_inf") else value
     return row
 
@@ -249,51 +251,3 @@ def _learn(
     if part.is_total and part.skips.present.any():
         now.total_skips = int(part.skips.values[part.skips.present][-1])
     now.skips_since = 0
-
-
-def add_plain_statistics(
-    state: RunState, step: np.ndarray, columns: Mapping[str, np.ndarray]
-) -> int:
-    """Add plain lines of statistics in bulk; return how many, the rest is to be added one by one.
-
-    Plain means: steps that rise, and a scale that does not fall.
-    """
-    last, counter = state.now.last_step, state.now.counter
-    plain = np.diff(step, prepend=last if counter is None else max(counter, last)) > 0
-    scale = columns.get("scale_after")
-    if scale is not None and state.now.scale:
-        with np.errstate(all="ignore"):
-            same = np.abs(scale / state.now.scale - 1) < SAME_SCALE
-        scale = np.where(same, state.now.scale, scale)
-        columns = {**columns, "scale_after": scale}
-    if scale is not None:
-        before = np.nan if state.now.scale is None else state.now.scale
-        plain &= ~(np.diff(scale, prepend=before) < 0)
-    count = len(plain) if plain.all() else int(np.argmin(plain))
-    if count > 1:
-        most = count - 1
-        _add_many(state, step[:most], {name: c[:most] for name, c in columns.items()})
-    if count:  # a later line may add to the last one
-        values = {name: column[count - 1].item() for name, column in columns.items()}
-        take_stats(state, Stats(int(step[count - 1]), values))
-    return count
-
-
-def _add_many(state: RunState, step: np.ndarray, columns: Mapping[str, np.ndarray]) -> None:
-    state.close_row()
-    state.start()
-    state.now.is_empty = False
-    ours = {name: column for name, column in columns.items() if name in STEP_COLUMNS}
-    state.writer.add_columns({"step": step, **ours})
-    for name in columns.keys() - ours.keys():
-        state.writer.add_metric(step, name, columns[name])
-    state.now.last_step = state.now.counter = int(step[-1])
-    state.now.is_numbered = state.now.accepted_since_skip = True
-    state.now.recent.extend(step[-REMEMBERED_STEPS:].tolist())
-    if "scale_after" in columns:
-        state.now.scale = float(columns["scale_after"][-1])
-        state.now.has_scaler |= state.now.scale != 1.0
-    state.now.has_fine_losses |= "loss" in columns
-    if "grad_norm" in columns:
-        state.now.last_norm = float(columns["grad_norm"][-1])
-    state.now.skips_since = 0

@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from ampwatch.importers.statements import (
     Statement,
     Stats,
 )
+from ampwatch.importers.tables.cells import Cells
 from ampwatch.importers.timestamps import time_ns
 
 # Words that suggest a message about the loss scale, in lines of no known format.
@@ -41,7 +41,6 @@ _INNOCENT = re.compile(
 _BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)([^\]]{0,400}\])?")
 _SHOWN = {name: re.compile(rf"[, ]{name}=({NUMBER})[,\]]") for name in ("loss", "lr")}
 _PADDING = re.compile(r" {8,}")  # where a copy from a terminal was joined in mid-word
-Columns: TypeAlias = "dict[str, np.ndarray]"
 _WRAP_LINES = 6
 _WORD, _MOST_WORDS = re.compile(r"(?!(?i:nan|inf)\b)[^\W\d_]{2,}"), 3
 _FIELD = re.compile(rf"\w['\"]? ?[:=\uff1a] ?\[?{NUMBER}")
@@ -146,49 +145,21 @@ class LineReader:
     # --- the quick way ---------------------------------------------------------------------------
 
     def _flush_template(self, shape: LineTemplate) -> None:
-        """Pass on the lines that a template read: plain ones at once, the others one by one."""
+        """Pass on the lines that a template read."""
         form = next(form for one, form in self._shapes if one is shape)
-        columns = shape.columns()
-        step = columns[line_templates.STEP]
-        count = len(step)
+        rows = shape.rows()
         tally = self._tally(form)
-        tally.lines += count
-        if "scale_after" in columns or "scale" in columns:
-            tally.scales += count
-            tally.printed_scales += count
-        plain = np.ones(count, np.bool_)
-        if line_templates.SKIPS_IN_WINDOW in columns:
-            plain &= columns[line_templates.SKIPS_IN_WINDOW] == 0
-        if line_templates.SKIPS_IN_ALL in columns:
-            plain &= columns[line_templates.SKIPS_IN_ALL] == (self.builder.total_skips or 0)
-        values = {n: c for n, c in columns.items() if not n.startswith("(")}
-        if "scale_after" in columns:
-            told, where = np.unique(columns["scale_after"], return_inverse=True)
+        tally.lines += len(rows)
+        if rows.values.keys() & {"scale_after", "scale"}:
+            tally.scales += len(rows)
+            tally.printed_scales += len(rows)
+        if "scale_after" in rows.values:
+            told, where = np.unique(rows.values["scale_after"].values, return_inverse=True)
             meant = np.array([form.meant(scale) for scale in told.tolist()])
-            columns["scale_after"] = values["scale_after"] = meant[where]
-            false = [scale for scale in told.tolist() if not form.is_scale(scale)]
-            if false:
-                is_false = np.isin(told, false)[where]
-                plain &= ~is_false
-                columns["scale_after"][is_false] = np.nan
-        self._hand_on(columns, values, plain, is_redrawn=shape.is_redrawn)
-
-    def _hand_on(
-        self, columns: Columns, values: Columns, plain: np.ndarray, *, is_redrawn: bool
-    ) -> None:
-        """Pass plain stretches of template lines on at once, the lines between them one by one."""
-        step, at = columns[line_templates.STEP], 0
-        while at < len(step):
-            rest = plain[at:]
-            count = len(rest) if rest.all() else int(np.argmin(rest))
-            if count:
-                part = {name: column[at : at + count] for name, column in values.items()}
-                count = self.builder.take_many(step[at : at + count], part)
-            at += count
-            if at < len(step) and (not count or not plain[at] or count < len(rest)):
-                line = line_templates.rebuilt(columns, at, is_redrawn=is_redrawn)
-                self.builder.take(line)
-                at += 1
+            is_scale = np.array([form.is_scale(scale) for scale in told.tolist()])
+            scale = Cells(meant[where], is_scale[where])
+            rows = dataclasses.replace(rows, values={**rows.values, "scale_after": scale})
+        self.builder.take_table(rows)
 
     # --- the slow way ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ampwatch.importers.bulk_rows import add_plain_rows, add_plain_statistics, plan_holds, plan_of
+from ampwatch.importers.bulk_rows import SHORT, add_plain_rows, plan_holds, plan_of
 from ampwatch.importers.implied_rows import show_accepted
 from ampwatch.importers.logged_layers import LoggedLayers
 from ampwatch.importers.row_writer import STEP_COLUMNS, RowWriter
@@ -215,37 +215,33 @@ class RunBuilder:
         self._state.end()
         self._state.writer.flush()
 
-    def take_many(self, step: np.ndarray, columns: Mapping[str, np.ndarray]) -> int:
-        """Add plain lines of statistics to the run at once; return how many were plain."""
-        if self._early is not None:  # values that the first line adds to, or ends
-            self.take(Stats(int(step[0]), {name: c[0].item() for name, c in columns.items()}))
-            return 1
-        self.settle()
-        self._state.go_on(int(step[0]), len(step))
-        self._place = Place(int(step[-1]))
-        return add_plain_statistics(self._state, step, columns)
-
     def take_table(self, rows: TableRows) -> None:
         """Add the rows of a table to the run: plain stretches at once, the others one by one."""
         self.settle()
         if rows.metrics:
             rows = self._without_metrics(rows)
         at, width = 0, _LEAST_PLANNED
+        if self._early is not None or len(rows) < SHORT:  # values that the first row adds to
+            at = self._take_singly(rows, 0, 1 if len(rows) >= SHORT else len(rows))
         while at < len(rows):
             plan = plan_of(self._state, rows, slice(at, at + width))
             begin, end = at, min(at + width, len(rows))
             while at < end and plan_holds(self._state, rows, plan, at):
-                at = add_plain_rows(self._state, rows, plan, at)
-                if at < end:
-                    self.take(rows.stats(at))
-                    at += 1
+                after = add_plain_rows(self._state, rows, plan, at)
+                if after > at:
+                    self._place = Place(int(rows.step[after - 1]))
+                at = self._take_singly(rows, after, min(after + 1, end))
             if at == end:
                 width = min(2 * width, _MOST_PLANNED)
                 continue
             width = _LEAST_PLANNED
-            for _ in range(min(end, begin + _WORTH_A_PLAN) - at):  # the cost of a plan
-                self.take(rows.stats(at))
-                at += 1
+            at = self._take_singly(rows, at, min(end, begin + _WORTH_A_PLAN))  # the cost of a plan
+
+    def _take_singly(self, rows: TableRows, begin: int, end: int) -> int:
+        """Take some rows of a table one by one; return the index of the next."""
+        for at in range(begin, end):
+            self.take(rows.stats(at))
+        return max(begin, end)
 
     def _without_metrics(self, rows: TableRows) -> TableRows:
         """Add the metrics of a table's rows to the run; the rows that tell of steps are left."""
@@ -286,16 +282,6 @@ class RunBuilder:
     def first_scale(self) -> float | None:
         """The scale before the first step of the run that has one."""
         return self._state.first_scale
-
-    @property
-    def last_counter(self) -> int | None:
-        """The step counter that the log has printed last."""
-        return self._state.now.counter
-
-    @property
-    def total_skips(self) -> int | None:
-        """The counter of all skips that the log has printed last."""
-        return self._state.now.total_skips
 
     def expect_training(self) -> None:
         """Take an exception for the end of a training, although no step was printed."""

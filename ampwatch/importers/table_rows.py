@@ -32,6 +32,7 @@ class TableRows:
     skips: Cells  # counted since the row before, or since the run began
     is_total: bool = False  # what `skips` counts
     metrics: Mapping[str, Cells] = field(default_factory=dict)  # by the table's own names
+    is_redrawn: bool = False  # a bar's lines: drawn again at the same step, the later values hold
 
     def __len__(self) -> int:
         return len(self.step)
@@ -44,7 +45,7 @@ class TableRows:
         )
         return TableRows(
             self.step[rows], self.is_numbered[rows], values, self.skipped.at(rows),
-            self.skips.at(rows), self.is_total, metrics,
+            self.skips.at(rows), self.is_total, metrics, self.is_redrawn,
         )  # fmt: skip
 
     @property
@@ -58,10 +59,11 @@ class TableRows:
         skips = int(self.skips.values[at]) if self.skips.present[at] else None
         return Stats(
             step=int(self.step[at]) if self.is_numbered[at] else None,
-            values={n: float(c.values[at]) for n, c in self.values.items() if c.present[at]},
+            values={n: c.values[at].item() for n, c in self.values.items() if c.present[at]},
             total_skips=skips if self.is_total else None,
             window_skips=None if self.is_total else skips,
             is_skipped=bool(self.skipped.values[at]) if self.skipped.present[at] else None,
+            is_redrawn=self.is_redrawn,
         )
 
 

@@ -322,7 +322,8 @@ def by_columns(chance: random.Random, rows: list[dict[str, float]]):
 def test_hundreds_of_random_tables_give_the_rows_that_one_by_one_would(seed, monkeypatch):
     monkeypatch.setattr(run_builder, "_LEAST_PLANNED", 8)
     monkeypatch.setattr(run_builder, "_WORTH_A_PLAN", 3)
-    monkeypatch.setattr(bulk_rows, "_SHORT", 1)
+    monkeypatch.setattr(bulk_rows, "SHORT", 1)
+    monkeypatch.setattr(run_builder, "SHORT", 1)
     chance = random.Random(seed)
     for _ in examples(20):
         rows = course_of(chance, chance.randrange(3, 40))
