@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ampwatch.importers import line_templates
-from ampwatch.importers.boxes import box_around
 from ampwatch.importers.format import NUMBER, Format, fields
 from ampwatch.importers.line_splitter import Lines
 from ampwatch.importers.line_templates import LineTemplate
@@ -382,3 +381,36 @@ def _scale_values(said: Sequence[Statement]) -> Iterator[float]:
 
 def _is_power(value: float) -> bool:
     return value > 0 and bool(np.log2(value) == np.round(np.log2(value)))
+
+
+# --- boxes, as Stable-Baselines and OpenAI's logger print -----------------------------------------
+
+# The step may stand anywhere in its box, so a whole box is read as one line.
+_BOX_RULE = re.compile(rb"\s*[-=+]{5,}\s*")
+_BOX_ROW = re.compile(rb"\s*\|[^|]{1,80}\|[^|]{0,80}\|\s*")
+_MOST_BOX_ROWS = 60
+
+
+def box_around(lines: Lines, at: int, after: int) -> tuple[str, int] | None:
+    """The whole box that a line is a row of, as one line, and where it ends; None without one.
+
+    A box begins after line `after`.
+    """
+    if _BOX_ROW.fullmatch(lines.line(at)) is None:
+        return None
+    first = last = at
+    while (
+        first > after + 1
+        and at - first < _MOST_BOX_ROWS
+        and _BOX_ROW.fullmatch(lines.line(first - 1))
+    ):
+        first -= 1
+    while last - at < _MOST_BOX_ROWS and _BOX_ROW.fullmatch(lines.line(last + 1)):
+        last += 1
+    is_whole = _BOX_RULE.fullmatch(lines.line(first - 1)) and _BOX_RULE.fullmatch(
+        lines.line(last + 1)
+    )
+    if not is_whole:
+        return None
+    rows = [lines.line(row).strip() for row in range(first, last + 1)]
+    return b" ".join(rows).decode("utf-8", "replace"), last

@@ -14,12 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from ampwatch.importers.bulk_rows import SHORT, add_plain_rows, plan_holds, plan_of
-from ampwatch.importers.implied_rows import show_accepted
-from ampwatch.importers.logged_layers import LoggedLayers
-from ampwatch.importers.row_writer import STEP_COLUMNS, RowWriter
+from ampwatch.importers.row_writer import STEP_COLUMNS, LoggedLayers, RowWriter
 from ampwatch.importers.run_state import MOST_STEPS, RunState
-from ampwatch.importers.statement_rows import amend, put_skip, take_progress, take_scale, take_stats
+from ampwatch.importers.statement_rows import (
+    amend,
+    put_skip,
+    show_accepted,
+    take_progress,
+    take_scale,
+    take_stats,
+)
 from ampwatch.importers.statements import (
     Amend,
     Fatal,
@@ -35,7 +39,7 @@ from ampwatch.importers.statements import (
     Statement,
     Stats,
 )
-from ampwatch.importers.table_rows import TableRows
+from ampwatch.importers.table_rows import SHORT, TableRows, add_plain_rows, plan_holds, plan_of
 from ampwatch.rows import EventKind, Mark
 
 # Rows of a table that are planned together, and so few that adding them singly is cheaper.

@@ -8,23 +8,22 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 from ampwatch.errors import LogError
-from ampwatch.importers.counting_columns import counted_rows
-from ampwatch.importers.formats import torchtitan
+from ampwatch.importers.formats.frameworks_by_code import is_torchtitan_event
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
 from ampwatch.importers.log_file import STANDARD_INPUT, LogFile
 from ampwatch.importers.row_writer import RowWriter, StoreSink
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.run_state import MOST_STEPS
-from ampwatch.importers.table_rows import Say, merged_by_step, sorted_by_step
+from ampwatch.importers.table_rows import Say, counted_rows, merged_by_step, sorted_by_step
 from ampwatch.importers.tables import (
     csv_file,
     json_objects,
-    parquet,
     tensorboard_file,
     wandb_file,
 )
@@ -54,13 +53,13 @@ def open_table(log: LogFile, options: ImportOptions) -> Table | None:
         return _tensorboard_table(log, options)
     if wandb_file.looks_like_wandb(head):
         return _wandb_table(log, options)
-    if parquet.looks_like_parquet(head):
+    if looks_like_parquet(head):
         return _parquet_table(log, options)
     text = log.head_text
     filled = [line for line in text.splitlines() if line.strip()]
     has_mark = bool(filled) and csv_file.names_mark(filled[0])
     first = next(iter(filled[has_mark:]), "")
-    if torchtitan.is_event(first):
+    if is_torchtitan_event(first):
         return None
     if text.lstrip().startswith("{") or json_objects.looks_listed(text):
         return _json_table(log, options, text, first)
@@ -216,7 +215,7 @@ def _wandb_table(log: LogFile, options: ImportOptions) -> Table:
 def _parquet_table(log: LogFile, options: ImportOptions) -> Table:
     is_packed = log.is_compressed or log.path == STANDARD_INPUT
     file = io.BytesIO(b"".join(iter(lambda: log.read(1 << 20), b""))) if is_packed else None
-    found = parquet.ParquetTable(file or log.path, log.path)
+    found = ParquetTable(file or log.path, log.path)
     names = recognised(found.names, options.columns, log.path)
     notes: list[str] = []
     kept = list(dict.fromkeys(names.of.values()))
@@ -284,3 +283,59 @@ def _by_step(step: np.ndarray, columns: Mapping[str, Cells]) -> Block:
     of_step = np.abs(step) < MOST_STEPS  # exact as a float
     cells = Cells(np.where(of_step, step, np.nan).astype(float), of_step)
     return Block(len(step), {_STEP: cells, **columns})
+
+
+# --- Parquet: only the wanted columns are read --------------------------------------------------
+
+_PARQUET_MAGIC = b"PAR1"
+_PARQUET_BLOCK_ROWS = 1 << 16
+_MOST_TEXT_BYTES = 16 << 20  # of the footer
+_MOST_GROUP_BYTES = 4 << 30  # that a row group may inflate to
+
+
+def looks_like_parquet(head: bytes) -> bool:
+    """Whether a file begins as Parquet does."""
+    return head.startswith(_PARQUET_MAGIC)
+
+
+class ParquetTable:
+    """An opened Parquet file; raises LogError, with a sentence, where it is damaged."""
+
+    def __init__(self, file: BinaryIO | str, path: str) -> None:
+        from pyarrow import parquet
+
+        self._path = path
+        try:
+            self._file = parquet.ParquetFile(
+                file, thrift_string_size_limit=_MOST_TEXT_BYTES,
+                thrift_container_size_limit=1_000_000, page_checksum_verification=True,
+            )  # fmt: skip
+            about = self._file.metadata
+            groups = [about.row_group(n).total_byte_size for n in range(about.num_row_groups)]
+        except (pa.ArrowException, OSError) as problem:
+            raise self._damaged(problem) from None
+        if max(groups, default=0) > _MOST_GROUP_BYTES:
+            raise LogError(f"{path} declares a row group of more than 4 GB.", path=path)
+        self.names: list[str] = [about.schema.column(n).path for n in range(about.num_columns)]
+
+    def blocks(self, wanted: list[str], say: Callable[[str], None]) -> Iterator[Block]:
+        """The Parquet file's rows, some ten thousand at a time, up to where it is damaged."""
+        try:
+            for batch in self._file.iter_batches(
+                _PARQUET_BLOCK_ROWS, columns=wanted, use_threads=False
+            ):
+                yield Block(batch.num_rows, dict(_leaves(batch)))
+        except (pa.ArrowException, OSError) as problem:
+            say(str(self._damaged(problem)))
+
+    def _damaged(self, problem: Any) -> LogError:
+        said = str(problem).partition("\n")[0][:200].rstrip(".")
+        return LogError(f"{self._path} is a damaged Parquet file: {said}.", path=self._path)
+
+
+def _leaves(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
+    table = pa.Table.from_batches([batch])
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    for name in dict.fromkeys(table.column_names):
+        yield name, table.column(table.column_names.index(name)).combine_chunks()

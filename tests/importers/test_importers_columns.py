@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from importers.make_binary_tables import events_of, history_of, message
 
 from ampwatch import codec
-from ampwatch.importers import bulk_rows, run_builder
-from ampwatch.importers.counting_columns import counted_rows
+from ampwatch.importers import run_builder, table_rows
 from ampwatch.importers.row_writer import RowWriter
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.statements import Stats
-from ampwatch.importers.table_rows import merged_by_step
+from ampwatch.importers.table_rows import counted_rows, merged_by_step
 from ampwatch.importers.tables import (
     csv_file,
     json_objects,
@@ -322,7 +321,7 @@ def by_columns(chance: random.Random, rows: list[dict[str, float]]):
 def test_hundreds_of_random_tables_give_the_rows_that_one_by_one_would(seed, monkeypatch):
     monkeypatch.setattr(run_builder, "_LEAST_PLANNED", 8)
     monkeypatch.setattr(run_builder, "_WORTH_A_PLAN", 3)
-    monkeypatch.setattr(bulk_rows, "SHORT", 1)
+    monkeypatch.setattr(table_rows, "SHORT", 1)
     monkeypatch.setattr(run_builder, "SHORT", 1)
     chance = random.Random(seed)
     for _ in examples(20):

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 
 from ampwatch.importers.format import Format
-from ampwatch.importers.known_phrases import in_plain_words
-from ampwatch.importers.named_numbers import metrics_of, numbers_in
+from ampwatch.importers.named_numbers import in_plain_words, metrics_of, numbers_in
 from ampwatch.importers.statements import Metrics, Place, Statement
 
 # After a time, a level, a place: a word that says what the line is about.

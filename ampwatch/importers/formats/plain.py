@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ampwatch.importers.format import NUMBER, Format
-from ampwatch.importers.known_phrases import in_plain_words
 from ampwatch.importers.line_roles import (
     Counter,
     Duty,
@@ -29,6 +28,7 @@ from ampwatch.importers.named_numbers import (
     NamedNumber,
     column_named,
     has_decimal_commas,
+    in_plain_words,
     loss_by_words,
     metrics_of,
     named_losses,
