@@ -212,7 +212,7 @@ class LineReader:
 
         A single one is not a training, and two sentences of a talk are none.
         """
-        if self._is_series or (self.builder.attempts and not self._held):
+        if self._is_series or (self.builder.state.attempts and not self._held):
             return said  # a training is known
         self._held += said
         self._has_record |= len(_FIELD.findall(text)) >= _LEAST_FIELDS and any(
@@ -239,7 +239,7 @@ class LineReader:
         A program wrote it if its values stand behind their names and a colon or the like.
         """
         held, self._held = self._held, []
-        if self._has_record and not self.builder.attempts:
+        if self._has_record and not self.builder.state.attempts:
             for statement in held:
                 self.builder.take(statement)
 
@@ -309,7 +309,7 @@ class LineReader:
     def _pass_defaults(self) -> None:
         """Pass the scaler defaults of the log's format to the run builder."""
         form = self.source()
-        self.builder.expect(form.scaler if form else {})
+        self.builder.state.defaults = form.scaler if form else {}
 
     def _count(self, form: Format, said: Sequence[Statement]) -> None:
         tally = self._tally(form)

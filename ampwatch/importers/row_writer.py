@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +15,6 @@ from ampwatch import codec
 from ampwatch.importers.statements import LayerStats
 from ampwatch.importers.tables.cells import Cells
 from ampwatch.rows import SCHEMAS, EventKind, Table
-from ampwatch.store import RankWriter
 
 _BATCH_ROWS = 32_768
 _FLAGS = frozenset({"update_seen", "found_inf", "skipped", "stepped", "input_finite"})
@@ -27,25 +25,10 @@ Row = dict[str, Any]
 
 
 class RowSink(Protocol):
-    """Where the row writer puts full batches."""
+    """Where the row writer puts full batches: one rank of a run's folder."""
 
-    def write(self, batch: codec.Batch) -> None:
-        """Write a full batch of the row writer."""
-
-
-class StoreSink:
-    """Writes the row writer's batches to a run's folder, as one rank."""
-
-    def __init__(self, run_folder: Path, rank: int = 0) -> None:
-        self._writer = RankWriter(run_folder, rank)
-
-    def write(self, batch: codec.Batch) -> None:
-        """Append a full batch to the run's folder."""
-        self._writer.append(batch)
-
-    def close(self) -> None:
-        """Close the run's folder: the row writer has written all."""
-        self._writer.close()
+    def append(self, batch: codec.Batch, /) -> object:
+        """Append a full batch."""
 
 
 class RowWriter:
@@ -103,7 +86,7 @@ class RowWriter:
         text = json.dumps(detail, allow_nan=False, default=str)
         columns: dict[str, list[Any]]
         columns = {"step": [step], "time_ns": [None], "kind": [kind.value], "detail": [text]}
-        self._sink.write(codec.encode(Table.EVENTS, columns))
+        self._sink.append(codec.encode(Table.EVENTS, columns))
 
     def flush(self) -> None:
         """Write all rows collected so far as batches."""
@@ -112,7 +95,7 @@ class RowWriter:
         if pieces:
             whole = pa.Table.from_batches(pieces).combine_chunks()
             for batch in whole.to_batches(max_chunksize=_BATCH_ROWS):
-                self._sink.write(codec.encode_batch(Table.STEPS, batch))
+                self._sink.append(codec.encode_batch(Table.STEPS, batch))
         extras, self._extras, self._extra_rows = self._extras, [], 0
         if extras:
             steps, names, values = zip(*extras, strict=True)
@@ -122,7 +105,7 @@ class RowWriter:
             for begin in range(0, len(step), _BATCH_ROWS):
                 at = order[begin : begin + _BATCH_ROWS]
                 long = {"step": step[at], "name": name[at].tolist(), "value": value[at]}
-                self._sink.write(codec.encode(Table.EXTRAS, long))
+                self._sink.append(codec.encode(Table.EXTRAS, long))
         facts, self._layer_facts = self._layer_facts, []
         layers, self._layers = self._layers, []
         self._write_rows(Table.LAYER_INFO, facts)
@@ -132,7 +115,7 @@ class RowWriter:
         if rows:
             names = sorted(set().union(*rows))
             columns = {name: [row.get(name) for row in rows] for name in names}
-            self._sink.write(codec.encode(table, columns))
+            self._sink.append(codec.encode(table, columns))
 
     def _close_rows(self) -> None:
         rows, self._rows = self._rows, []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from ampwatch.errors import LogError
 from ampwatch.importers.formats.frameworks_by_code import is_torchtitan_event
-from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
+from ampwatch.importers.import_options import ImportOptions, OnProgress, new_run
 from ampwatch.importers.log_file import STANDARD_INPUT, LogFile
-from ampwatch.importers.row_writer import RowWriter, StoreSink
+from ampwatch.importers.row_writer import RowWriter
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.run_state import MOST_STEPS
 from ampwatch.importers.table_rows import Say, counted_rows, merged_by_step, sorted_by_step
@@ -28,8 +28,8 @@ from ampwatch.importers.tables import (
     wandb_file,
 )
 from ampwatch.importers.tables.cells import Block, Cells
-from ampwatch.importers.tables.column_names import Names, recognised, tells_training
-from ampwatch.store import create_run, describe_run
+from ampwatch.importers.tables.column_names import recognised, tells_training
+from ampwatch.store import RankWriter, describe_run
 
 SOURCES = ("csv", "json", "jsonl", "lightning", "wandb", "tensorboard", "keras", "parquet")
 
@@ -39,7 +39,7 @@ class Table:
     """An opened table to import: its format, names, rows and settings; all may grow while read."""
 
     source: str
-    names: Names
+    names: Mapping[str, str]  # of our columns: the table's names
     blocks: Iterator[Block]
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -84,28 +84,21 @@ def import_table(
             "with --map, for example --map loss=my_loss.",
             path=log.path,
         )
-    info = fresh_info(log.path, options)
-    folder = create_run(out, info)
-    sink = StoreSink(folder)
-    builder = RunBuilder(RowWriter(sink))
-    try:
-        _take_rows(
-            builder, table, lambda: on_progress and on_progress(log.read_bytes, log.size_bytes)
-        )
+    with new_run(log.path, out, options) as (folder, info):
+        with closing(RankWriter(folder, 0)) as rank:
+            builder = RunBuilder(RowWriter(rank))
+            _take_rows(
+                builder, table, lambda: on_progress and on_progress(log.read_bytes, log.size_bytes)
+            )
         notes = tuple(table.notes if log.damage is None else [*table.notes, log.damage])
-        marks = {name: sorted(mark.value for mark in m) for name, m in builder.marks.items()}
+        marks = {name: sorted(mark.value for mark in m) for name, m in builder.state.marks.items()}
         told = dataclasses.replace(
             info, source=table.source, config=table.config, notes=notes, marks=marks
         )
         describe_run(folder, told)
-    except BaseException:
-        sink.close()
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    sink.close()
-    if not builder.attempts:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise LogError(f"{log.path} has the columns of a training but no rows.", path=log.path)
+        if not builder.state.attempts:
+            problem = f"{log.path} has the columns of a training but no rows."
+            raise LogError(problem, path=log.path)
     return folder
 
 
@@ -127,12 +120,14 @@ def _csv_table(log: LogFile, options: ImportOptions, head: str, first: str, abov
     notes: list[str] = []
     names = _of_one_run(header, options, log.path, notes.append)
     comma = csv_file.decimal_comma(head[head.index(first) :], mark)
-    reader = csv_file.CsvReader(header, mark, names.of.values(), notes.append, comma)
+    reader = csv_file.CsvReader(header, mark, names.values(), notes.append, comma)
     made = options.source or csv_file.source_of(header, names, log.path)
     return Table(made, names, reader.blocks(log.chunks(), above), notes=notes)
 
 
-def _of_one_run(header: Sequence[str], options: ImportOptions, path: str, say: Say) -> Names:
+def _of_one_run(
+    header: Sequence[str], options: ImportOptions, path: str, say: Say
+) -> Mapping[str, str]:
     """The columns of one run in a CSV file; of several exported runs, the mapped or first one."""
     runs = csv_file.runs_of(header)
     if len(runs) < 2:
@@ -186,7 +181,7 @@ def _table_without_header(
             if block.columns.keys() - table.seen.keys():
                 table.seen.update(dict.fromkeys(block.columns))
                 more = recognised(table.seen, options.columns, log.path)
-                table.names = Names({**more.of, **table.names.of})
+                table.names = {**more, **table.names}
             yield block
 
     table.blocks = rest()
@@ -218,7 +213,7 @@ def _parquet_table(log: LogFile, options: ImportOptions) -> Table:
     found = ParquetTable(file or log.path, log.path)
     names = recognised(found.names, options.columns, log.path)
     notes: list[str] = []
-    kept = list(dict.fromkeys(names.of.values()))
+    kept = list(dict.fromkeys(names.values()))
     made = "wandb" if "_step" in found.names else "parquet"
     return Table(options.source or made, names, found.blocks(kept, notes.append), notes=notes)
 
@@ -230,11 +225,11 @@ def _tensorboard_table(log: LogFile, options: ImportOptions) -> Table:
         pieces.setdefault(piece.tag, []).append(piece)
     tags = [tag for tag in pieces if not _is_of_epochs(tag, pieces)]
     names = recognised(tags, options.columns, log.path)
-    of = {column: name for column, name in names.of.items() if column != "step" and name in pieces}
+    of = {column: name for column, name in names.items() if column != "step" and name in pieces}
     is_keras = any(tag.startswith(("epoch_", "batch_")) for tag in pieces)
     made = options.source or ("keras" if is_keras else "tensorboard")
     kept = {name: pieces[name] for name in of.values()}
-    return Table(made, Names({**of, "step": _STEP}), _rows_of_tags(kept), notes=notes)
+    return Table(made, {**of, "step": _STEP}, _rows_of_tags(kept), notes=notes)
 
 
 _STEP = "(step)"

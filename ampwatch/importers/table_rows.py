@@ -26,7 +26,7 @@ from ampwatch.importers.scale_arithmetic import (
 )
 from ampwatch.importers.statements import Stats
 from ampwatch.importers.tables.cells import Block, Cells, joined
-from ampwatch.importers.tables.column_names import EPOCHS, SKIP_COUNT, SKIP_FLAGS, Names
+from ampwatch.importers.tables.column_names import EPOCHS, SKIP_COUNT, SKIP_FLAGS
 from ampwatch.rows import SCHEMAS, Mark, Table
 
 Say = Callable[[str], None]
@@ -215,7 +215,7 @@ _A_FEW = 3  # enough rows, or epochs, to exclude chance
 
 
 def counted_rows(
-    blocks: Iterable[Block], names: Callable[[], Names], say: Say
+    blocks: Iterable[Block], names: Callable[[], Mapping[str, str]], say: Say
 ) -> Iterator[TableRows]:
     """The rows of a table's blocks, with steps and skips read as their columns count them.
 
@@ -223,7 +223,7 @@ def counted_rows(
     """
     counters: CountingColumns | None = None
     for block in blocks:
-        of = names().of
+        of = names()
         cells = {column: block.cells(name) for column, name in of.items()}
         if counters is None:
             counters = CountingColumns.of(cells, of, say)

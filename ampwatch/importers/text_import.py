@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,16 +19,16 @@ from ampwatch.errors import AmpwatchError, LogError
 from ampwatch.importers.format import Format
 from ampwatch.importers.formats import formats_for, formats_learned, source_names
 from ampwatch.importers.formats.giving_up import is_of_training_program
-from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
+from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info, new_run
 from ampwatch.importers.line_reader import LineReader, Unknown
 from ampwatch.importers.line_splitter import LineSplitter, plain_lines, shape_of
 from ampwatch.importers.log_file import STANDARD_INPUT, LogFile, opened, refuse_binary
 from ampwatch.importers.named_numbers import names_of, numbers_in
-from ampwatch.importers.row_writer import RowWriter, StoreSink
+from ampwatch.importers.row_writer import RowWriter
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.table_import import SOURCES
 from ampwatch.rows import Mark
-from ampwatch.store import RunInfo, create_run, describe_run
+from ampwatch.store import RankWriter, RunInfo, create_run, describe_run
 from ampwatch.store.layout import rank_folder
 
 _MOST_UNREAD_BYTES, _MOST_NAMED_LINES, _LEAST_COMPARED_BYTES = 8 << 20, 2000, 1 << 16
@@ -41,7 +42,7 @@ class TextImport:
     def __init__(self, folder: Path, info: RunInfo, options: ImportOptions, rank: int = 0) -> None:
         self.folder = folder
         self._info = info
-        self._sink = StoreSink(folder, rank)
+        self._sink = RankWriter(folder, rank)
         self._formats, self._columns = formats_for(options.source), options.columns
         self._unread, self._learnt_bytes = b"", 0
         self._shapes: set[str] = set()
@@ -55,7 +56,7 @@ class TextImport:
     @property
     def knows_training(self) -> bool:
         """Whether a line of a training has been found."""
-        return self.builder.attempts > 0
+        return self.builder.state.attempts > 0
 
     @property
     def names(self) -> list[str]:
@@ -96,7 +97,7 @@ class TextImport:
         self._learnt_bytes = len(self._unread)
         self._begin(formats_learned(self._formats, self._unread, self._info.name, self._columns))
         if is_of_training_program(self._unread):
-            self.builder.expect_training()
+            self.builder.state.is_of_training = True
         self.reader.feed(self._cutter.feed(self._unread))
 
     def finish(self) -> None:
@@ -130,14 +131,14 @@ def described(
 ) -> RunInfo:
     """The run's description with what its text log says about it."""
     marks: dict[str, set[str]] = {
-        column: {mark.value for mark in marks} for column, marks in builder.marks.items()
+        column: {mark.value for mark in marks} for column, marks in builder.state.marks.items()
     }
     for column, more in (form.marks if form else {}).items():
         marks.setdefault(column, set()).update(more)
-    scaler = {**(form.scaler if form else {}), **builder.scaler}
-    if not _is_confirmed(scaler.get("init_scale"), builder.first_scale):
+    scaler = {**(form.scaler if form else {}), **builder.state.scaler}
+    if not _is_confirmed(scaler.get("init_scale"), builder.state.first_scale):
         scaler.pop("init_scale", None)
-    for name in scaler.keys() - builder.scaler.keys():
+    for name in scaler.keys() - builder.state.scaler.keys():
         marks[f"scaler.{name}"] = {Mark.ASSUMED.value}
     return dataclasses.replace(
         info,
@@ -183,26 +184,18 @@ def import_text(
     log: LogFile, out: Path, options: ImportOptions, on_progress: OnProgress | None = None
 ) -> Path:
     """Import a whole text log into the folder `out`; raises LogError if it holds no training."""
-    info = fresh_info(log.path, options)
-    folder = create_run(out, info)
-    text = TextImport(folder, info, options)
-    try:
-        size = 0
-        for chunk in log.chunks():
-            size += len(chunk)
-            text.feed(chunk)
-            if on_progress is not None:
-                on_progress(log.read_bytes, log.size_bytes)
-        text.finish()
-        text.describe([] if log.damage is None else [log.damage])
-    except BaseException:
-        text.close()
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    text.close()
-    if not text.builder.attempts:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise LogError(_nothing_in(log, size, text, options), path=log.path)
+    with new_run(log.path, out, options) as (folder, info):
+        with closing(TextImport(folder, info, options)) as text:
+            size = 0
+            for chunk in log.chunks():
+                size += len(chunk)
+                text.feed(chunk)
+                if on_progress is not None:
+                    on_progress(log.read_bytes, log.size_bytes)
+            text.finish()
+            text.describe([] if log.damage is None else [log.damage])
+        if not text.knows_training:
+            raise LogError(_nothing_in(log, size, text, options), path=log.path)
     return folder
 
 
@@ -273,25 +266,18 @@ def import_ranks(
     on_progress: OnProgress | None = None,
 ) -> Path:
     """Import a folder's logs of all ranks as one run; raises LogError if none holds a training."""
-    info = fresh_info(str(place), options)
-    folder = create_run(out, info)
     size = sum(path.stat().st_size for paths in logs.values() for path in paths)
     read = 0
-    told: list[int] = []
-    try:
+    described = False
+    with new_run(str(place), out, options) as (folder, info):
         for rank, paths in logs.items():
-            if _import_rank(folder, info, options, rank, paths, is_first=not told):
-                told.append(rank)
+            described |= _import_rank(folder, info, options, rank, paths, is_first=not described)
             read += sum(path.stat().st_size for path in paths)
             if on_progress is not None:
                 on_progress(read, size)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if not told:
-        shutil.rmtree(folder, ignore_errors=True)
-        ranks = count_text(len(logs), "rank")
-        raise LogError(f"The logs of {ranks} in {place} hold no training.", path=place)
+        if not described:
+            ranks = count_text(len(logs), "rank")
+            raise LogError(f"The logs of {ranks} in {place} hold no training.", path=place)
     return folder
 
 
@@ -305,20 +291,17 @@ def _import_rank(
     is_first: bool,
 ) -> bool:
     """Import one rank's logs; whether they hold a training. The first one describes the run."""
-    text = TextImport(folder, info, options, rank)
-    try:
+    with closing(TextImport(folder, info, options, rank)) as text:
         for path in paths:
             with LogFile(path) as log:
                 for chunk in log.chunks():
                     text.feed(chunk)
         text.finish()
-        if text.builder.attempts and is_first:
+        if text.knows_training and is_first:
             text.describe()
-    finally:
-        text.close()
-    if not text.builder.attempts:
+    if not text.knows_training:
         shutil.rmtree(rank_folder(folder, rank), ignore_errors=True)
-    return bool(text.builder.attempts)
+    return text.knows_training
 
 
 # --- a log that is still written ------------------------------------------------------------------
@@ -420,7 +403,7 @@ class TextLogFollower:
         self._tell()
 
     def _tell(self) -> None:
-        if self._text.builder.attempts:
+        if self._text.knows_training:
             self._text.describe()
             self._known.set()
 

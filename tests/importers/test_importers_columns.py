@@ -31,7 +31,6 @@ from ampwatch.importers.tables import (
     wandb_file,
 )
 from ampwatch.importers.tables.cells import Block, Cells, as_number, of_arrow, of_values
-from ampwatch.importers.tables.column_names import Names
 from ampwatch.importers.tables.wandb_file import history_row
 from ampwatch.rows import Table
 
@@ -228,7 +227,7 @@ class Kept:
         self.steps: list[pa.RecordBatch] = []
         self.events: list[tuple[int, str]] = []
 
-    def write(self, batch: codec.Batch) -> None:
+    def append(self, batch: codec.Batch) -> None:
         decoded = codec.decode(batch.table, batch.payload)
         if batch.table is Table.STEPS:
             self.steps.append(decoded)
@@ -238,8 +237,8 @@ class Kept:
     def told(self, line: RunBuilder):
         rows = pa.Table.from_batches(self.steps).to_pylist() if self.steps else []
         found = [{k: v for k, v in row.items() if v is not None} for row in rows]
-        marks = sorted((name, sorted(marks)) for name, marks in line.marks.items())
-        return repr((found, self.events, marks, line.first_scale))
+        marks = sorted((name, sorted(marks)) for name, marks in line.state.marks.items())
+        return repr((found, self.events, marks, line.state.first_scale))
 
 
 COLUMNS = ("loss", "grad_norm", "lr", "scale", "loss_scale", "skipped", "skips", "time_ns")
@@ -311,7 +310,7 @@ def by_columns(chance: random.Random, rows: list[dict[str, float]]):
         blocks.append(Block(len(part), columns))
     kept = Kept()
     line = RunBuilder(RowWriter(kept))
-    for part in merged_by_step(counted_rows(blocks, lambda: Names(NAMES), lambda _: None)):
+    for part in merged_by_step(counted_rows(blocks, lambda: NAMES, lambda _: None)):
         line.take_table(part)
     line.finish()
     return kept.told(line)

@@ -14,8 +14,8 @@ from importlib.metadata import entry_points
 
 from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
-from ampwatch.importers.formats import evaluations, giving_up, low_precision, plain
 from ampwatch.importers.formats import frameworks_by_code as code
+from ampwatch.importers.formats import giving_up, low_precision, plain
 from ampwatch.importers.formats.frameworks import FRAMEWORKS
 from ampwatch.importers.line_splitter import plain_lines, shape_of
 from ampwatch.importers.statements import Stats
@@ -35,7 +35,7 @@ FORMATS: tuple[Format, ...] = (
     code.STABLE_BASELINES,
     low_precision.LOW_PRECISION_OPTIONS,
     giving_up.FORMAT,
-    evaluations.FORMAT,
+    plain.EVALUATIONS,
     plain.FORMAT,
 )
 _GROUP = "ampwatch.formats"
