@@ -224,8 +224,12 @@ class RunBuilder:
         if rows.metrics:
             rows = self._without_metrics(rows)
         at, width = 0, _LEAST_PLANNED
-        if self._early is not None or len(rows) < SHORT:  # values that the first row adds to
-            at = self._take_singly(rows, 0, 1 if len(rows) >= SHORT else len(rows))
+        if self._early is not None:  # values that the first row adds to, or ends
+            at = self._take_singly(rows, 0, 1)
+        if rows.is_numbered[-1:].any():  # their own steps count, not an epoch on a line before
+            self._place = Place(int(rows.step[-1]))
+        if len(rows) < SHORT:
+            at = self._take_singly(rows, at, len(rows))
         while at < len(rows):
             plan = plan_of(self.state, rows, slice(at, at + width))
             begin, end = at, min(at + width, len(rows))

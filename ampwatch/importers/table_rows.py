@@ -542,7 +542,7 @@ def _add_plain(state: RunState, rows: TableRows, plan: BulkPlan, where: slice) -
         state.now.skips_told += int(halved.sum())
     state.go_on(int(part.step[0]), len(part))
     if first:
-        for name in part.values.keys() - STEP_COLUMNS:
+        for name in [name for name in part.values if name not in STEP_COLUMNS]:
             metric = part.values[name].at(slice(0, first))
             step = part.step[:first][metric.present]
             state.writer.add_metric(step, name, metric.values[metric.present])
