@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from ampwatch.importers.tables.crc32c import masked_checksums
+from ampwatch.importers.tables.tensorboard_file import masked_checksums
 
 _PART = 20_000
 _BLOCK = 32_768  # of W&B's file

@@ -16,10 +16,16 @@ from ampwatch.importers.formats import FORMATS
 from ampwatch.importers.import_options import ImportOptions, OnProgress
 from ampwatch.importers.log_file import LogFile
 from ampwatch.importers.named_numbers import TEXT_COLUMNS
-from ampwatch.importers.rank_logs_import import import_ranks, rank_logs
 from ampwatch.importers.table_import import SOURCES, import_table, open_table
-from ampwatch.importers.text_import import TextImport, import_text, known_sources
-from ampwatch.importers.text_log_follower import TextLogFollower, nothing_known
+from ampwatch.importers.text_import import (
+    TextImport,
+    TextLogFollower,
+    import_ranks,
+    import_text,
+    known_sources,
+    nothing_known,
+    rank_logs,
+)
 
 __all__ = [
     "FORMATS",

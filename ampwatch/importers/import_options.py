@@ -1,14 +1,16 @@
-"""The options of an import, and the name and description of the run that it makes."""
+"""The options of an import, and the new run that it makes: its name, description and folder."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ampwatch.importers.log_file import STANDARD_INPUT
-from ampwatch.store import RunInfo
+from ampwatch.store import RunInfo, create_run
 
 OnProgress = Callable[[int, int], None]  # bytes read, bytes in all (0 if unknown)
 
@@ -26,6 +28,21 @@ def fresh_info(path: str, options: ImportOptions) -> RunInfo:
     """The description of the run that an import is to make, named after the log's file."""
     stem = "standard-input" if path == STANDARD_INPUT else _stem(Path(path))
     return RunInfo(id=secrets.token_hex(16), name=options.name or stem or "log", source="text")
+
+
+@contextmanager
+def new_run(path: str, out: Path, options: ImportOptions) -> Iterator[tuple[Path, RunInfo]]:
+    """The folder in `out` and the description of the run that a log becomes.
+
+    An error takes the folder away again.
+    """
+    info = fresh_info(path, options)
+    folder = create_run(out, info)
+    try:
+        yield folder, info
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 _COMPRESSED = {".gz", ".bz2", ".xz", ".zst"}

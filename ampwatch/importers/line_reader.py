@@ -6,12 +6,10 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 
 from ampwatch.importers import line_templates
-from ampwatch.importers.boxes import box_around
 from ampwatch.importers.format import NUMBER, Format, fields
 from ampwatch.importers.line_splitter import Lines
 from ampwatch.importers.line_templates import LineTemplate
@@ -26,6 +24,7 @@ from ampwatch.importers.statements import (
     Statement,
     Stats,
 )
+from ampwatch.importers.tables.cells import Cells
 from ampwatch.importers.timestamps import time_ns
 
 # Words that suggest a message about the loss scale, in lines of no known format.
@@ -41,7 +40,6 @@ _INNOCENT = re.compile(
 _BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)([^\]]{0,400}\])?")
 _SHOWN = {name: re.compile(rf"[, ]{name}=({NUMBER})[,\]]") for name in ("loss", "lr")}
 _PADDING = re.compile(r" {8,}")  # where a copy from a terminal was joined in mid-word
-Columns: TypeAlias = "dict[str, np.ndarray]"
 _WRAP_LINES = 6
 _WORD, _MOST_WORDS = re.compile(r"(?!(?i:nan|inf)\b)[^\W\d_]{2,}"), 3
 _FIELD = re.compile(rf"\w['\"]? ?[:=\uff1a] ?\[?{NUMBER}")
@@ -146,49 +144,21 @@ class LineReader:
     # --- the quick way ---------------------------------------------------------------------------
 
     def _flush_template(self, shape: LineTemplate) -> None:
-        """Pass on the lines that a template read: plain ones at once, the others one by one."""
+        """Pass on the lines that a template read."""
         form = next(form for one, form in self._shapes if one is shape)
-        columns = shape.columns()
-        step = columns[line_templates.STEP]
-        count = len(step)
+        rows = shape.rows()
         tally = self._tally(form)
-        tally.lines += count
-        if "scale_after" in columns or "scale" in columns:
-            tally.scales += count
-            tally.printed_scales += count
-        plain = np.ones(count, np.bool_)
-        if line_templates.SKIPS_IN_WINDOW in columns:
-            plain &= columns[line_templates.SKIPS_IN_WINDOW] == 0
-        if line_templates.SKIPS_IN_ALL in columns:
-            plain &= columns[line_templates.SKIPS_IN_ALL] == (self.builder.total_skips or 0)
-        values = {n: c for n, c in columns.items() if not n.startswith("(")}
-        if "scale_after" in columns:
-            told, where = np.unique(columns["scale_after"], return_inverse=True)
+        tally.lines += len(rows)
+        if rows.values.keys() & {"scale_after", "scale"}:
+            tally.scales += len(rows)
+            tally.printed_scales += len(rows)
+        if "scale_after" in rows.values:
+            told, where = np.unique(rows.values["scale_after"].values, return_inverse=True)
             meant = np.array([form.meant(scale) for scale in told.tolist()])
-            columns["scale_after"] = values["scale_after"] = meant[where]
-            false = [scale for scale in told.tolist() if not form.is_scale(scale)]
-            if false:
-                is_false = np.isin(told, false)[where]
-                plain &= ~is_false
-                columns["scale_after"][is_false] = np.nan
-        self._hand_on(columns, values, plain, is_redrawn=shape.is_redrawn)
-
-    def _hand_on(
-        self, columns: Columns, values: Columns, plain: np.ndarray, *, is_redrawn: bool
-    ) -> None:
-        """Pass plain stretches of template lines on at once, the lines between them one by one."""
-        step, at = columns[line_templates.STEP], 0
-        while at < len(step):
-            rest = plain[at:]
-            count = len(rest) if rest.all() else int(np.argmin(rest))
-            if count:
-                part = {name: column[at : at + count] for name, column in values.items()}
-                count = self.builder.take_many(step[at : at + count], part)
-            at += count
-            if at < len(step) and (not count or not plain[at] or count < len(rest)):
-                line = line_templates.rebuilt(columns, at, is_redrawn=is_redrawn)
-                self.builder.take(line)
-                at += 1
+            is_scale = np.array([form.is_scale(scale) for scale in told.tolist()])
+            scale = Cells(meant[where], is_scale[where])
+            rows = dataclasses.replace(rows, values={**rows.values, "scale_after": scale})
+        self.builder.take_table(rows)
 
     # --- the slow way ----------------------------------------------------------------------------
 
@@ -242,7 +212,7 @@ class LineReader:
 
         A single one is not a training, and two sentences of a talk are none.
         """
-        if self._is_series or (self.builder.attempts and not self._held):
+        if self._is_series or (self.builder.state.attempts and not self._held):
             return said  # a training is known
         self._held += said
         self._has_record |= len(_FIELD.findall(text)) >= _LEAST_FIELDS and any(
@@ -269,7 +239,7 @@ class LineReader:
         A program wrote it if its values stand behind their names and a colon or the like.
         """
         held, self._held = self._held, []
-        if self._has_record and not self.builder.attempts:
+        if self._has_record and not self.builder.state.attempts:
             for statement in held:
                 self.builder.take(statement)
 
@@ -339,7 +309,7 @@ class LineReader:
     def _pass_defaults(self) -> None:
         """Pass the scaler defaults of the log's format to the run builder."""
         form = self.source()
-        self.builder.expect(form.scaler if form else {})
+        self.builder.state.defaults = form.scaler if form else {}
 
     def _count(self, form: Format, said: Sequence[Statement]) -> None:
         tally = self._tally(form)
@@ -411,3 +381,36 @@ def _scale_values(said: Sequence[Statement]) -> Iterator[float]:
 
 def _is_power(value: float) -> bool:
     return value > 0 and bool(np.log2(value) == np.round(np.log2(value)))
+
+
+# --- boxes, as Stable-Baselines and OpenAI's logger print -----------------------------------------
+
+# The step may stand anywhere in its box, so a whole box is read as one line.
+_BOX_RULE = re.compile(rb"\s*[-=+]{5,}\s*")
+_BOX_ROW = re.compile(rb"\s*\|[^|]{1,80}\|[^|]{0,80}\|\s*")
+_MOST_BOX_ROWS = 60
+
+
+def box_around(lines: Lines, at: int, after: int) -> tuple[str, int] | None:
+    """The whole box that a line is a row of, as one line, and where it ends; None without one.
+
+    A box begins after line `after`.
+    """
+    if _BOX_ROW.fullmatch(lines.line(at)) is None:
+        return None
+    first = last = at
+    while (
+        first > after + 1
+        and at - first < _MOST_BOX_ROWS
+        and _BOX_ROW.fullmatch(lines.line(first - 1))
+    ):
+        first -= 1
+    while last - at < _MOST_BOX_ROWS and _BOX_ROW.fullmatch(lines.line(last + 1)):
+        last += 1
+    is_whole = _BOX_RULE.fullmatch(lines.line(first - 1)) and _BOX_RULE.fullmatch(
+        lines.line(last + 1)
+    )
+    if not is_whole:
+        return None
+    rows = [lines.line(row).strip() for row in range(first, last + 1)]
+    return b" ".join(rows).decode("utf-8", "replace"), last

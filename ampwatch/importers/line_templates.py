@@ -17,6 +17,8 @@ import numpy as np
 from ampwatch.importers import timestamps
 from ampwatch.importers.format import NUMBER
 from ampwatch.importers.statements import Statement, Stats
+from ampwatch.importers.table_rows import TableRows
+from ampwatch.importers.tables.cells import Cells
 
 _TOKEN = re.compile(NUMBER)
 _MOST_TOKENS = 64
@@ -43,12 +45,24 @@ class LineTemplate:
         self.taken.append(match.groups())
         return True
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """The numbers of all lines that fitted the template, by field."""
+    def rows(self) -> TableRows:
+        """The lines that fitted the template since the last call, as rows of a table."""
         taken, self.taken = self.taken, []
         told = zip(self.names, zip(*taken, strict=True), strict=True)
-        found = {name: _column(name, texts) for name, texts in told}
-        return {name: column for name, column in found.items() if column is not None}
+        columns = {name: _column(name, texts) for name, texts in told}
+        step, every = columns.pop(STEP), np.ones(len(taken), np.bool_)
+        assert step is not None
+        skips = {name: columns.pop(name, None) for name in (SKIPS_IN_WINDOW, SKIPS_IN_ALL)}
+        counted = next((column for column in skips.values() if column is not None), None)
+        return TableRows(
+            step,
+            is_numbered=every,
+            values={n: Cells(column, every) for n, column in columns.items() if column is not None},
+            skipped=Cells.absent(len(taken)),
+            skips=Cells.absent(len(taken)) if counted is None else Cells(counted, every),
+            is_total=skips[SKIPS_IN_ALL] is not None,
+            is_redrawn=self.is_redrawn,
+        )
 
 
 def _column(name: str, texts: Sequence[bytes]) -> np.ndarray | None:
@@ -96,24 +110,6 @@ def _within(stamp: re.Match[str], tokens: Sequence[re.Match[str]]) -> list[int]:
     return touched if whole else []
 
 
-def rebuilt(columns: Mapping[str, np.ndarray], at: int, *, is_redrawn: bool) -> Stats:
-    """The statistics of one line that fitted a template, as its format would have read them."""
-    row = {name: column[at] for name, column in columns.items()}
-    window, total = row.pop(SKIPS_IN_WINDOW, None), row.pop(SKIPS_IN_ALL, None)
-    step = int(row.pop(STEP))
-    return Stats(
-        step=step,
-        values={
-            name: int(value) if name == TIME else float(value)
-            for name, value in row.items()
-            if name != "scale_after" or value == value
-        },
-        window_skips=None if window is None else int(window),
-        total_skips=None if total is None else int(total),
-        is_redrawn=is_redrawn,
-    )
-
-
 def _facts(read: Callable[[str], Iterable[Statement]], text: str) -> dict[str, float]:
     """What a format reads in a plain line of statistics, by field; empty for any other line."""
     said = list(read(text))
@@ -121,7 +117,8 @@ def _facts(read: Callable[[str], Iterable[Statement]], text: str) -> dict[str, f
         return {}
     stats = said[0]
     special = {stats.epoch, stats.per_epoch, stats.is_skipped} != {None}
-    if special or stats.step is None or stats.lost_loss or stats.is_summary:
+    has_both = stats.window_skips is not None and stats.total_skips is not None
+    if special or has_both or stats.step is None or stats.lost_loss or stats.is_summary:
         return {}
     facts = dict(stats.values)
     facts[STEP] = stats.step

@@ -9,17 +9,20 @@ halvings or rose silently) becomes rows that are marked as implied.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ampwatch.importers.bulk_rows import add_plain_rows, add_plain_statistics, plan_holds, plan_of
-from ampwatch.importers.implied_rows import show_accepted
-from ampwatch.importers.logged_layers import LoggedLayers
-from ampwatch.importers.row_writer import STEP_COLUMNS, RowWriter
+from ampwatch.importers.row_writer import STEP_COLUMNS, LoggedLayers, RowWriter
 from ampwatch.importers.run_state import MOST_STEPS, RunState
-from ampwatch.importers.statement_rows import amend, put_skip, take_progress, take_scale, take_stats
+from ampwatch.importers.statement_rows import (
+    amend,
+    put_skip,
+    show_accepted,
+    take_progress,
+    take_scale,
+    take_stats,
+)
 from ampwatch.importers.statements import (
     Amend,
     Fatal,
@@ -35,7 +38,7 @@ from ampwatch.importers.statements import (
     Statement,
     Stats,
 )
-from ampwatch.importers.table_rows import TableRows
+from ampwatch.importers.table_rows import SHORT, TableRows, add_plain_rows, plan_holds, plan_of
 from ampwatch.rows import EventKind, Mark
 
 # Rows of a table that are planned together, and so few that adding them singly is cheaper.
@@ -46,7 +49,7 @@ class RunBuilder:
     """Takes a log's statements in order and writes the run's rows; `finish` ends it."""
 
     def __init__(self, writer: RowWriter) -> None:
-        self._state = RunState(writer)
+        self.state = RunState(writer)
         self._layers = LoggedLayers(writer)
         self.config: dict[str, Any] = {}
         self._place: Place | None = None  # later values may belong to it
@@ -70,11 +73,11 @@ class RunBuilder:
                 return
             statement = placed
         if isinstance(statement, Stats | Skip | Scale):
-            self._state.go_on(statement.step, 1)
+            self.state.go_on(statement.step, 1)
         if isinstance(statement, Skip):
             self._take_skip(statement)
             return
-        if isinstance(statement, Amend) and self._state.now.burst.waiting:
+        if isinstance(statement, Amend) and self.state.now.burst.waiting:
             self._amend_waiting(statement)
             return
         self.settle()
@@ -84,9 +87,9 @@ class RunBuilder:
         """Take a statement about a layer; its step gets a row."""
         if statement.step != self._layers.step:
             self._layers.settle()
-            attempt = self._state.now
-            self._state.meet(statement.step)
-            if self._state.now is not attempt:
+            attempt = self.state.now
+            self.state.meet(statement.step)
+            if self.state.now is not attempt:
                 self._layers.tell_again()
             time = {} if statement.time_ns is None else {"time_ns": statement.time_ns}
             self._take_settled(Stats(step=statement.step, values=time))
@@ -111,7 +114,7 @@ class RunBuilder:
     def _placed(self, more: More) -> Stats | None:
         """Values alone as statistics; those of a step that has no row yet wait for its line."""
         place = self._place
-        if more.step is not None and more.step == self._state.now.counter:
+        if more.step is not None and more.step == self.state.now.counter:
             return Stats(more.step, more.values)
         if more.step is not None or more.epoch is not None:
             early = self._early
@@ -122,16 +125,16 @@ class RunBuilder:
             self._early = dataclasses.replace(more, values={**told, **more.values})
             return None
         if place is not None and place.is_evaluation:
-            self._state.measured({f"val_{name}": value for name, value in more.values.items()})
+            self.state.measured({f"val_{name}": value for name, value in more.values.items()})
             return None
         if place is None:
-            is_first = self._state.now.is_empty and "loss" in more.values
+            is_first = self.state.now.is_empty and "loss" in more.values
             return Stats(values=more.values) if is_first else None
         return Stats(place.step, more.values, place.epoch, place.per_epoch)
 
     def _take_early(self, step: int | None) -> None:
         """Take the values of a step that never had a line of its own: a later step has begun."""
-        early, counter = self._early, self._state.now.counter
+        early, counter = self._early, self.state.now.counter
         if early is None or early.step is None or step is None or not step > early.step:
             return
         if early.values.keys() & STEP_COLUMNS and (counter is None or early.step > counter):
@@ -139,13 +142,13 @@ class RunBuilder:
 
     def _take_settled(self, statement: Statement) -> None:
         if isinstance(statement, Stats):
-            take_stats(self._state, statement)
+            take_stats(self.state, statement)
         elif isinstance(statement, Amend):
-            amend(self._state, statement)
+            amend(self.state, statement)
         elif isinstance(statement, Scale):
-            take_scale(self._state, statement)
+            take_scale(self.state, statement)
         elif isinstance(statement, Progress):
-            take_progress(self._state, statement)
+            take_progress(self.state, statement)
         elif isinstance(statement, Setup):
             self._take_setup(statement)
         elif isinstance(statement, Metrics):
@@ -155,75 +158,65 @@ class RunBuilder:
 
     def _take_metrics(self, metrics: Metrics) -> None:
         """Add metrics to the run; a log of nothing but evaluations has a row for each epoch."""
-        if metrics.epoch is not None and self._state.has_no_losses:
+        if metrics.epoch is not None and self.state.has_no_losses:
             held, self._evaluation = self._evaluation, metrics
             is_first = held is None or held.epoch == metrics.epoch
-            if is_first and not self._state.now.started:
+            if is_first and not self.state.now.started:
                 return
-            if held is not None and not self._state.now.started:
-                take_stats(self._state, Stats(epoch=held.epoch))
-                self._state.measured(held.values)
-            take_stats(self._state, Stats(epoch=metrics.epoch))
-        self._state.measured(metrics.values)
+            if held is not None and not self.state.now.started:
+                take_stats(self.state, Stats(epoch=held.epoch))
+                self.state.measured(held.values)
+            take_stats(self.state, Stats(epoch=metrics.epoch))
+        self.state.measured(metrics.values)
 
     def _take_end(self, statement: GaveUp | Fatal) -> None:
         if isinstance(statement, GaveUp):
-            self._state.give_up(statement)
+            self.state.give_up(statement)
             return
-        if not self._state.now.is_empty:
-            show_accepted(self._state, None, None)  # the steps before the end
+        if not self.state.now.is_empty:
+            show_accepted(self.state, None, None)  # the steps before the end
         detail = {"exception": statement.exception, "message": statement.message, "fatal": True}
-        self._state.event(EventKind.EXCEPTION, detail)
+        self.state.event(EventKind.EXCEPTION, detail)
 
     def tell_time(self, at_ns: int | None) -> None:
         """Note when the current line was printed; the first time is the start of the run."""
         if at_ns is not None and self.started_ns is None:
             self.started_ns = at_ns
-            self._state.mark("time_ns", Mark.ASSUMED)  # its time zone
+            self.state.mark("time_ns", Mark.ASSUMED)  # its time zone
 
     @property
     def is_waiting(self) -> bool:
         """Whether overflows wait until it is known which lines are other ranks' duplicates."""
-        return bool(self._state.now.burst.waiting)
+        return bool(self.state.now.burst.waiting)
 
     def passed(self, lines: int) -> None:
         """Note that the log has so many lines without a statement."""
-        if self._state.now.burst.passed(lines):
+        if self.state.now.burst.passed(lines):
             self.settle()
 
     def settle(self) -> None:
         """Add the waiting overflows to the run, each once."""
-        for skip in self._state.now.burst.settle():
-            put_skip(self._state, skip)
+        for skip in self.state.now.burst.settle():
+            put_skip(self.state, skip)
 
     def finish(self) -> None:
         """Write the run's last rows: the log has ended."""
         early, self._early = self._early, None
-        if early is not None and early.step is not None and self._state.now.started:
+        if early is not None and early.step is not None and self.state.now.started:
             self._take_settled(Stats(early.step, early.values))
         self.settle()
         self._layers.settle()
-        if not self._state.now.is_empty:
-            show_accepted(self._state, None, None)
-        self._state.end()
-        self._state.close_row()
-        self._state.writer.flush()
+        if not self.state.now.is_empty:
+            show_accepted(self.state, None, None)
+        self.state.end()
+        self.state.close_row()
+        self.state.writer.flush()
 
     def catch_up(self) -> None:
         """Write the rows known so far, except the last one, to which the next line may add."""
         self.settle()
-        self._state.end()
-        self._state.writer.flush()
-
-    def take_many(self, step: np.ndarray, columns: Mapping[str, np.ndarray]) -> int:
-        """Add plain lines of statistics to the run at once; return how many were plain."""
-        if self._early is not None:  # values that the first line adds to, or ends
-            self.take(Stats(int(step[0]), {name: c[0].item() for name, c in columns.items()}))
-            return 1
-        self.settle()
-        self._state.go_on(int(step[0]), len(step))
-        self._place = Place(int(step[-1]))
-        return add_plain_statistics(self._state, step, columns)
+        self.state.end()
+        self.state.writer.flush()
 
     def take_table(self, rows: TableRows) -> None:
         """Add the rows of a table to the run: plain stretches at once, the others one by one."""
@@ -231,97 +224,69 @@ class RunBuilder:
         if rows.metrics:
             rows = self._without_metrics(rows)
         at, width = 0, _LEAST_PLANNED
+        if self._early is not None:  # values that the first row adds to, or ends
+            at = self._take_singly(rows, 0, 1)
+        if rows.is_numbered[-1:].any():  # their own steps count, not an epoch on a line before
+            self._place = Place(int(rows.step[-1]))
+        if len(rows) < SHORT:
+            at = self._take_singly(rows, at, len(rows))
         while at < len(rows):
-            plan = plan_of(self._state, rows, slice(at, at + width))
+            plan = plan_of(self.state, rows, slice(at, at + width))
             begin, end = at, min(at + width, len(rows))
-            while at < end and plan_holds(self._state, rows, plan, at):
-                at = add_plain_rows(self._state, rows, plan, at)
-                if at < end:
-                    self.take(rows.stats(at))
-                    at += 1
+            while at < end and plan_holds(self.state, rows, plan, at):
+                after = add_plain_rows(self.state, rows, plan, at)
+                if after > at:
+                    self._place = Place(int(rows.step[after - 1]))
+                at = self._take_singly(rows, after, min(after + 1, end))
             if at == end:
                 width = min(2 * width, _MOST_PLANNED)
                 continue
             width = _LEAST_PLANNED
-            for _ in range(min(end, begin + _WORTH_A_PLAN) - at):  # the cost of a plan
-                self.take(rows.stats(at))
-                at += 1
+            at = self._take_singly(rows, at, min(end, begin + _WORTH_A_PLAN))  # the cost of a plan
+
+    def _take_singly(self, rows: TableRows, begin: int, end: int) -> int:
+        """Take some rows of a table one by one; return the index of the next."""
+        for at in range(begin, end):
+            self.take(rows.stats(at))
+        return max(begin, end)
 
     def _without_metrics(self, rows: TableRows) -> TableRows:
         """Add the metrics of a table's rows to the run; the rows that tell of steps are left."""
         of_steps = rows.of_steps
         if of_steps.any():
-            self._state.start()
+            self.state.start()
         before = np.maximum(np.cumsum(of_steps) - 1, 0)
-        placed = self._state.now.last_step + 1 + before
+        placed = self.state.now.last_step + 1 + before
         step = np.where(rows.is_numbered, rows.step, placed)
         for name, cells in rows.metrics.items():
-            self._state.writer.add_metric(step[cells.present], name, cells.values[cells.present])
+            self.state.writer.add_metric(step[cells.present], name, cells.values[cells.present])
         kept = rows if of_steps.all() else rows.at(np.flatnonzero(of_steps))
         return dataclasses.replace(kept, metrics={})
 
     # --- what is known so far --------------------------------------------------------------------
 
     @property
-    def attempts(self) -> int:
-        """How many attempts the run has so far."""
-        return self._state.attempts
-
-    @property
     def layers_told(self) -> int:
         """How many layers the run has so far."""
         return self._layers.count
-
-    @property
-    def marks(self) -> Mapping[str, set[Mark]]:
-        """How the values of each column were obtained, if they are not plain readings."""
-        return self._state.marks
-
-    @property
-    def scaler(self) -> Mapping[str, float]:
-        """The scaler's settings that the log has printed so far."""
-        return self._state.scaler
-
-    @property
-    def first_scale(self) -> float | None:
-        """The scale before the first step of the run that has one."""
-        return self._state.first_scale
-
-    @property
-    def last_counter(self) -> int | None:
-        """The step counter that the log has printed last."""
-        return self._state.now.counter
-
-    @property
-    def total_skips(self) -> int | None:
-        """The counter of all skips that the log has printed last."""
-        return self._state.now.total_skips
-
-    def expect_training(self) -> None:
-        """Take an exception for the end of a training, although no step was printed."""
-        self._state.is_of_training = True
-
-    def expect(self, defaults: Mapping[str, float]) -> None:
-        """Build the run with a framework's scaler defaults where the log prints no settings."""
-        self._state.defaults = defaults
 
     # --- overflows -------------------------------------------------------------------------------
 
     def _take_skip(self, skip: Skip) -> None:
         if skip.rank is not None:
             self.settle()
-            if self._state.now.named.is_new(skip):
-                put_skip(self._state, skip)
+            if self.state.now.named.is_new(skip):
+                put_skip(self.state, skip)
         elif skip.step is not None:
             self.settle()
-            put_skip(self._state, skip)
+            put_skip(self.state, skip)
         else:
-            for settled in self._state.now.burst.add(skip):
-                put_skip(self._state, settled)
+            for settled in self.state.now.burst.add(skip):
+                put_skip(self.state, settled)
 
     def _amend_waiting(self, more: Amend) -> None:
         """Add what a later line says to the last waiting overflow."""
-        waiting = self._state.now.burst.waiting
+        waiting = self.state.now.burst.waiting
         last = waiting[-1]
         waiting[-1] = dataclasses.replace(
             last,
@@ -330,13 +295,13 @@ class RunBuilder:
         )
         if more.layer:
             self.settle()
-            amend(self._state, more)
+            amend(self.state, more)
 
     def _take_setup(self, setup: Setup) -> None:
-        if setup.begins and not self._state.now.is_empty and self._starts_over(setup):
-            self._state.restart()
+        if setup.begins and not self.state.now.is_empty and self._starts_over(setup):
+            self.state.restart()
         self.config.update(setup.config)
-        self._state.scaler.update(setup.scaler)
+        self.state.scaler.update(setup.scaler)
 
     def _starts_over(self, setup: Setup) -> bool:
         return all(self.config.get(name) is not None for name in setup.config)

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 from ampwatch.errors import LogError
-from ampwatch.importers.counting_columns import counted_rows
-from ampwatch.importers.formats import torchtitan
-from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
+from ampwatch.importers.formats.frameworks_by_code import is_torchtitan_event
+from ampwatch.importers.import_options import ImportOptions, OnProgress, new_run
 from ampwatch.importers.log_file import STANDARD_INPUT, LogFile
-from ampwatch.importers.row_writer import RowWriter, StoreSink
+from ampwatch.importers.row_writer import RowWriter
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.run_state import MOST_STEPS
-from ampwatch.importers.table_rows import Say, merged_by_step, sorted_by_step
+from ampwatch.importers.table_rows import Say, counted_rows, merged_by_step, sorted_by_step
 from ampwatch.importers.tables import (
     csv_file,
     json_objects,
-    parquet,
     tensorboard_file,
-    tensorboard_records,
     wandb_file,
-    wandb_records,
 )
 from ampwatch.importers.tables.cells import Block, Cells
-from ampwatch.importers.tables.column_names import Names, recognised, tells_training
-from ampwatch.store import create_run, describe_run
+from ampwatch.importers.tables.column_names import recognised, tells_training
+from ampwatch.store import RankWriter, describe_run
 
 SOURCES = ("csv", "json", "jsonl", "lightning", "wandb", "tensorboard", "keras", "parquet")
 
@@ -42,7 +39,7 @@ class Table:
     """An opened table to import: its format, names, rows and settings; all may grow while read."""
 
     source: str
-    names: Names
+    names: Mapping[str, str]  # of our columns: the table's names
     blocks: Iterator[Block]
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -56,13 +53,13 @@ def open_table(log: LogFile, options: ImportOptions) -> Table | None:
         return _tensorboard_table(log, options)
     if wandb_file.looks_like_wandb(head):
         return _wandb_table(log, options)
-    if parquet.looks_like_parquet(head):
+    if looks_like_parquet(head):
         return _parquet_table(log, options)
     text = log.head_text
     filled = [line for line in text.splitlines() if line.strip()]
     has_mark = bool(filled) and csv_file.names_mark(filled[0])
     first = next(iter(filled[has_mark:]), "")
-    if torchtitan.is_event(first):
+    if is_torchtitan_event(first):
         return None
     if text.lstrip().startswith("{") or json_objects.looks_listed(text):
         return _json_table(log, options, text, first)
@@ -87,28 +84,21 @@ def import_table(
             "with --map, for example --map loss=my_loss.",
             path=log.path,
         )
-    info = fresh_info(log.path, options)
-    folder = create_run(out, info)
-    sink = StoreSink(folder)
-    builder = RunBuilder(RowWriter(sink))
-    try:
-        _take_rows(
-            builder, table, lambda: on_progress and on_progress(log.read_bytes, log.size_bytes)
-        )
+    with new_run(log.path, out, options) as (folder, info):
+        with closing(RankWriter(folder, 0)) as rank:
+            builder = RunBuilder(RowWriter(rank))
+            _take_rows(
+                builder, table, lambda: on_progress and on_progress(log.read_bytes, log.size_bytes)
+            )
         notes = tuple(table.notes if log.damage is None else [*table.notes, log.damage])
-        marks = {name: sorted(mark.value for mark in m) for name, m in builder.marks.items()}
+        marks = {name: sorted(mark.value for mark in m) for name, m in builder.state.marks.items()}
         told = dataclasses.replace(
             info, source=table.source, config=table.config, notes=notes, marks=marks
         )
         describe_run(folder, told)
-    except BaseException:
-        sink.close()
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    sink.close()
-    if not builder.attempts:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise LogError(f"{log.path} has the columns of a training but no rows.", path=log.path)
+        if not builder.state.attempts:
+            problem = f"{log.path} has the columns of a training but no rows."
+            raise LogError(problem, path=log.path)
     return folder
 
 
@@ -130,12 +120,14 @@ def _csv_table(log: LogFile, options: ImportOptions, head: str, first: str, abov
     notes: list[str] = []
     names = _of_one_run(header, options, log.path, notes.append)
     comma = csv_file.decimal_comma(head[head.index(first) :], mark)
-    reader = csv_file.CsvReader(header, mark, names.of.values(), notes.append, comma)
+    reader = csv_file.CsvReader(header, mark, names.values(), notes.append, comma)
     made = options.source or csv_file.source_of(header, names, log.path)
     return Table(made, names, reader.blocks(log.chunks(), above), notes=notes)
 
 
-def _of_one_run(header: Sequence[str], options: ImportOptions, path: str, say: Say) -> Names:
+def _of_one_run(
+    header: Sequence[str], options: ImportOptions, path: str, say: Say
+) -> Mapping[str, str]:
     """The columns of one run in a CSV file; of several exported runs, the mapped or first one."""
     runs = csv_file.runs_of(header)
     if len(runs) < 2:
@@ -189,7 +181,7 @@ def _table_without_header(
             if block.columns.keys() - table.seen.keys():
                 table.seen.update(dict.fromkeys(block.columns))
                 more = recognised(table.seen, options.columns, log.path)
-                table.names = Names({**more.of, **table.names.of})
+                table.names = {**more, **table.names}
             yield block
 
     table.blocks = rest()
@@ -204,15 +196,13 @@ def _wandb_table(log: LogFile, options: ImportOptions) -> Table:
     notes: list[str] = []
 
     def take(number: int, value: bytes) -> None:
-        if number == wandb_records.CONFIG:
-            config.update(wandb_records.settings(value))
-        elif number == wandb_records.RUN:
-            config.update(wandb_records.settings_of_run(value))
+        if number == wandb_file.CONFIG:
+            config.update(wandb_file.settings(value))
+        elif number == wandb_file.RUN:
+            config.update(wandb_file.settings_of_run(value))
 
-    records = wandb_file.parts(log.read, notes.append)
-    table = _table_without_header(
-        "wandb", wandb_records.history_blocks(records, take), options, log
-    )
+    records = wandb_file.records(log.read, notes.append)
+    table = _table_without_header("wandb", wandb_file.history_blocks(records, take), options, log)
     table.config, table.notes = config, notes
     return table
 
@@ -220,26 +210,26 @@ def _wandb_table(log: LogFile, options: ImportOptions) -> Table:
 def _parquet_table(log: LogFile, options: ImportOptions) -> Table:
     is_packed = log.is_compressed or log.path == STANDARD_INPUT
     file = io.BytesIO(b"".join(iter(lambda: log.read(1 << 20), b""))) if is_packed else None
-    found = parquet.ParquetTable(file or log.path, log.path)
+    found = ParquetTable(file or log.path, log.path)
     names = recognised(found.names, options.columns, log.path)
     notes: list[str] = []
-    kept = list(dict.fromkeys(names.of.values()))
+    kept = list(dict.fromkeys(names.values()))
     made = "wandb" if "_step" in found.names else "parquet"
     return Table(options.source or made, names, found.blocks(kept, notes.append), notes=notes)
 
 
 def _tensorboard_table(log: LogFile, options: ImportOptions) -> Table:
     notes: list[str] = []
-    pieces: dict[str, list[tensorboard_records.Scalars]] = {}
+    pieces: dict[str, list[tensorboard_file.Scalars]] = {}
     for piece in tensorboard_file.scalars(log.read, notes.append):
         pieces.setdefault(piece.tag, []).append(piece)
     tags = [tag for tag in pieces if not _is_of_epochs(tag, pieces)]
     names = recognised(tags, options.columns, log.path)
-    of = {column: name for column, name in names.of.items() if column != "step" and name in pieces}
+    of = {column: name for column, name in names.items() if column != "step" and name in pieces}
     is_keras = any(tag.startswith(("epoch_", "batch_")) for tag in pieces)
     made = options.source or ("keras" if is_keras else "tensorboard")
     kept = {name: pieces[name] for name in of.values()}
-    return Table(made, Names({**of, "step": _STEP}), _rows_of_tags(kept), notes=notes)
+    return Table(made, {**of, "step": _STEP}, _rows_of_tags(kept), notes=notes)
 
 
 _STEP = "(step)"
@@ -250,7 +240,7 @@ def _is_of_epochs(tag: str, tags: Iterable[str]) -> bool:
     return tag.startswith("epoch_") and any(other.startswith("batch_") for other in tags)
 
 
-def _rows_of_tags(tags: Mapping[str, Sequence[tensorboard_records.Scalars]]) -> Iterator[Block]:
+def _rows_of_tags(tags: Mapping[str, Sequence[tensorboard_file.Scalars]]) -> Iterator[Block]:
     """The rows of a TensorBoard file: one a step with the scalars of all tags.
 
     If the steps restart, so do the rows.
@@ -288,3 +278,59 @@ def _by_step(step: np.ndarray, columns: Mapping[str, Cells]) -> Block:
     of_step = np.abs(step) < MOST_STEPS  # exact as a float
     cells = Cells(np.where(of_step, step, np.nan).astype(float), of_step)
     return Block(len(step), {_STEP: cells, **columns})
+
+
+# --- Parquet: only the wanted columns are read --------------------------------------------------
+
+_PARQUET_MAGIC = b"PAR1"
+_PARQUET_BLOCK_ROWS = 1 << 16
+_MOST_TEXT_BYTES = 16 << 20  # of the footer
+_MOST_GROUP_BYTES = 4 << 30  # that a row group may inflate to
+
+
+def looks_like_parquet(head: bytes) -> bool:
+    """Whether a file begins as Parquet does."""
+    return head.startswith(_PARQUET_MAGIC)
+
+
+class ParquetTable:
+    """An opened Parquet file; raises LogError, with a sentence, where it is damaged."""
+
+    def __init__(self, file: BinaryIO | str, path: str) -> None:
+        from pyarrow import parquet
+
+        self._path = path
+        try:
+            self._file = parquet.ParquetFile(
+                file, thrift_string_size_limit=_MOST_TEXT_BYTES,
+                thrift_container_size_limit=1_000_000, page_checksum_verification=True,
+            )  # fmt: skip
+            about = self._file.metadata
+            groups = [about.row_group(n).total_byte_size for n in range(about.num_row_groups)]
+        except (pa.ArrowException, OSError) as problem:
+            raise self._damaged(problem) from None
+        if max(groups, default=0) > _MOST_GROUP_BYTES:
+            raise LogError(f"{path} declares a row group of more than 4 GB.", path=path)
+        self.names: list[str] = [about.schema.column(n).path for n in range(about.num_columns)]
+
+    def blocks(self, wanted: list[str], say: Callable[[str], None]) -> Iterator[Block]:
+        """The Parquet file's rows, some ten thousand at a time, up to where it is damaged."""
+        try:
+            for batch in self._file.iter_batches(
+                _PARQUET_BLOCK_ROWS, columns=wanted, use_threads=False
+            ):
+                yield Block(batch.num_rows, dict(_leaves(batch)))
+        except (pa.ArrowException, OSError) as problem:
+            say(str(self._damaged(problem)))
+
+    def _damaged(self, problem: Any) -> LogError:
+        said = str(problem).partition("\n")[0][:200].rstrip(".")
+        return LogError(f"{self._path} is a damaged Parquet file: {said}.", path=self._path)
+
+
+def _leaves(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
+    table = pa.Table.from_batches([batch])
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    for name in dict.fromkeys(table.column_names):
+        yield name, table.column(table.column_names.index(name)).combine_chunks()

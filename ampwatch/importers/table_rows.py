@@ -1,19 +1,33 @@
-"""The rows of a table by column: sorted by step, merged to one row a step.
+"""The rows of a table by column: counted, sorted, merged to one row a step, added many at once.
 
-A step also gets the scale that the next one began with. `counting_columns` makes the rows from the
-table's blocks; the run builder takes them.
+`counted_rows` makes them from a table's blocks. A row is plain if `take_stats` would only append
+it: its step rises, and neither its scale nor a counter implies a skipped step. A single halving
+between neighbouring steps means that the row itself was skipped; it is added in bulk too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from ampwatch.codec import numpy_type
+from ampwatch.importers.row_writer import STEP_COLUMNS, Row
+from ampwatch.importers.run_state import MOST_STEPS, REMEMBERED_STEPS, RunState
+from ampwatch.importers.scale_arithmetic import (
+    SAME_SCALE,
+    Flags,
+    Floats,
+    octaves_between_arrays,
+    without_rounding,
+)
 from ampwatch.importers.statements import Stats
-from ampwatch.importers.tables.cells import Cells, joined
+from ampwatch.importers.tables.cells import Block, Cells, joined
+from ampwatch.importers.tables.column_names import EPOCHS, SKIP_COUNT, SKIP_FLAGS
+from ampwatch.rows import SCHEMAS, Mark, Table
 
 Say = Callable[[str], None]
 # A late row of a shuffled table is almost alone; late rows of a resumed run are together.
@@ -32,6 +46,7 @@ class TableRows:
     skips: Cells  # counted since the row before, or since the run began
     is_total: bool = False  # what `skips` counts
     metrics: Mapping[str, Cells] = field(default_factory=dict)  # by the table's own names
+    is_redrawn: bool = False  # a bar's lines: drawn again at the same step, the later values hold
 
     def __len__(self) -> int:
         return len(self.step)
@@ -44,7 +59,7 @@ class TableRows:
         )
         return TableRows(
             self.step[rows], self.is_numbered[rows], values, self.skipped.at(rows),
-            self.skips.at(rows), self.is_total, metrics,
+            self.skips.at(rows), self.is_total, metrics, self.is_redrawn,
         )  # fmt: skip
 
     @property
@@ -58,10 +73,11 @@ class TableRows:
         skips = int(self.skips.values[at]) if self.skips.present[at] else None
         return Stats(
             step=int(self.step[at]) if self.is_numbered[at] else None,
-            values={n: float(c.values[at]) for n, c in self.values.items() if c.present[at]},
+            values={n: c.values[at].item() for n, c in self.values.items() if c.present[at]},
             total_skips=skips if self.is_total else None,
             window_skips=None if self.is_total else skips,
             is_skipped=bool(self.skipped.values[at]) if self.skipped.present[at] else None,
+            is_redrawn=self.is_redrawn,
         )
 
 
@@ -185,3 +201,422 @@ def _with_scale_after(rows: TableRows) -> TableRows:
     told[:-1] |= lacks
     both = {**rows.values, "scale_after": Cells(values, told)}
     return replace(rows, values=both)
+
+
+# --- what the counting columns count --------------------------------------------------------------
+
+# What the counting columns of a table count: steps, batches of an epoch, skipped steps.
+#
+# Their names do not show it; the numbers do: a step that is a fraction, a flag above 1, a counter
+# that falls.
+
+_COUNTED = (*SKIP_FLAGS, "step")
+_A_FEW = 3  # enough rows, or epochs, to exclude chance
+
+
+def counted_rows(
+    blocks: Iterable[Block], names: Callable[[], Mapping[str, str]], say: Say
+) -> Iterator[TableRows]:
+    """The rows of a table's blocks, with steps and skips read as their columns count them.
+
+    Rows that hold none of our columns are left out; names may be added from block to block.
+    """
+    counters: CountingColumns | None = None
+    for block in blocks:
+        of = names()
+        cells = {column: block.cells(name) for column, name in of.items()}
+        if counters is None:
+            counters = CountingColumns.of(cells, of, say)
+        yield counters.rows(cells, block.count)
+
+
+@dataclass(slots=True)
+class CountingColumns:
+    """What a table's first rows show about its counting columns, and the counts so far."""
+
+    counts_steps: bool
+    period: int = 0  # steps in an epoch, if the counter restarts with each
+    is_total: bool = True  # a counter of skips counts all of them, until it falls
+    counts_skips: bool = False  # the flag of a skip is a counter
+    _epoch: int = 0
+    _last: int = -1
+
+    @classmethod
+    def of(cls, cells: Mapping[str, Cells], names: Mapping[str, str], say: Say) -> CountingColumns:
+        """Judge the counting columns; report if the step column counts no steps or restarts."""
+        step = cells.get("step")
+        if step is None:
+            return cls(counts_steps=False)
+        if names["step"].lower() in EPOCHS and _no_step_each(step):
+            return cls(counts_steps=False)
+        why = _no_counter(step, cells)
+        if why is not None:
+            say(
+                f"The column {names['step']!r} does not count steps ({why}): the rows keep "
+                "their order."
+            )
+            return cls(counts_steps=False)
+        period = _period(step)
+        if period:
+            say(
+                f"The column {names['step']!r} restarts after {period} steps: the counts are "
+                "added up."
+            )
+        return cls(counts_steps=True, period=period)
+
+    def rows(self, cells: Mapping[str, Cells], count: int) -> TableRows:
+        """A block's rows with steps and skips counted; empty rows are left out."""
+        step, nothing = cells.get("step"), Cells.absent(count)
+        if step is None or not self.counts_steps:
+            step = nothing
+        ours = [name for name in cells if name in STEP_COLUMNS]
+        values = {name: _fitting(name, cells[name]) for name in ours if name not in _COUNTED}
+        metrics = {name: cells[name] for name in cells if name not in (*ours, SKIP_COUNT)}
+        flag, skips = self._skips(cells, nothing)
+        self.is_total = self.is_total and not _falls(skips, step)
+        told = [column.present for column in (*values.values(), *metrics.values(), flag, skips)]
+        with np.errstate(invalid="ignore"):
+            beyond = step.present & (np.abs(step.values) >= MOST_STEPS)
+        kept = np.logical_or.reduce(told) & ~beyond
+        numbered = step.present & np.isfinite(step.values)
+        whole = np.where(numbered & kept, step.values, 0.0).astype(np.int64)
+        if self.period:
+            whole = self._counted_on(whole, numbered)
+        rows = TableRows(whole, numbered, values, flag, skips, self.is_total, metrics)
+        return rows if kept.all() else rows.at(np.flatnonzero(kept))
+
+    def _counted_on(
+        self, step: npt.NDArray[np.int64], numbered: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.int64]:
+        told = step[numbered]
+        if not len(told):
+            return step
+        epochs = self._epoch + np.cumsum(np.diff(told, prepend=self._last) < 0)
+        self._epoch, self._last = int(epochs[-1]), int(told[-1])
+        step[numbered] = told + epochs * self.period
+        return step
+
+    def _skips(self, cells: Mapping[str, Cells], nothing: Cells) -> tuple[Cells, Cells]:
+        """Which steps were skipped, and how many: a flag above 1 is a counter of skips."""
+        flag = nothing
+        for name in SKIP_FLAGS:
+            column = cells.get(name)
+            if column is not None:
+                column = column.where(~np.isnan(column.values))
+                values = np.where(flag.present, flag.values, column.values)
+                flag = Cells(values, flag.present | column.present)
+        count = cells.get(SKIP_COUNT, nothing)
+        beyond = bool((flag.values[flag.present] > 1).any())
+        self.counts_skips |= beyond or _outlasts(flag, cells)
+        if self.counts_skips:
+            count = count if count.present.any() else flag
+            flag = nothing
+        with np.errstate(invalid="ignore"):
+            count = count.where((count.values >= 0) & (count.values < MOST_STEPS))
+        return flag, count
+
+
+def _no_step_each(epoch: Cells) -> bool:
+    """Whether some epochs of a table are fractions, or have several rows."""
+    told = epoch.values[epoch.present]
+    return bool((told != np.floor(told)).any() or (np.diff(told) == 0).any())
+
+
+def _no_counter(step: Cells, cells: Mapping[str, Cells]) -> str | None:
+    """Why a table's step column does not count steps; None if it does."""
+    told = step.values[step.present & ~np.isnan(step.values)]
+    if not len(told):
+        return None
+    if np.mean(np.abs(told) >= MOST_STEPS) > 0.5:
+        return "its numbers are too large"
+    told = told[np.isfinite(told)]
+    if np.mean(told != np.floor(told)) > 0.5:
+        return "it holds fractions"
+    others = (column for name, column in cells.items() if name != "step")
+    if len(told) >= _A_FEW and (told == told[0]).all() and any(map(_varies, others)):
+        return "it is the same in every row"
+    return None
+
+
+def _varies(column: Cells) -> bool:
+    return len(np.unique(column.values[column.present])) >= _A_FEW
+
+
+def _period(step: Cells) -> int:
+    """After how many steps a step column restarts at its first number, regularly; else 0.
+
+    A resumed run starts at a checkpoint, and never so regularly.
+    """
+    told = step.values[step.present & np.isfinite(step.values)]
+    begins = np.flatnonzero(np.diff(told) < 0) + 1
+    if len(begins) < _A_FEW or (told[begins] != told[0]).any():
+        return 0
+    lengths = np.diff(begins, prepend=0)
+    strides = np.diff(told)
+    strides = strides[strides > 0]
+    if (lengths != lengths[0]).any() or not len(strides):
+        return 0
+    return int(told.max() - told[0] + np.median(strides))
+
+
+def _outlasts(flag: Cells, cells: Mapping[str, Cells]) -> bool:
+    """Whether a skip flag stays 1 while steps cannot all be skipped: then it counts skips."""
+    up = flag.present & (flag.values == 1)
+    values = flag.values[flag.present]
+    if up.sum() < _A_FEW or (np.diff(values) < 0).any() or values[0] == 1:
+        return False
+    scale = cells.get("scale_after", cells.get("scale"))
+    if scale is not None and scale.present[up].all():
+        return not (np.diff(scale.values[up]) < 0).any()
+    norm = cells.get("grad_norm")
+    return norm is not None and bool(norm.present[up].all() and np.isfinite(norm.values[up]).all())
+
+
+def _falls(skips: Cells, step: Cells) -> bool:
+    """Whether a counter of skips falls within an attempt: then it counts since the row before."""
+    falls = np.diff(skips.values[skips.present]) < 0
+    begins = np.diff(step.values[skips.present]) < 0  # nan where there are no steps
+    return bool((falls & ~begins).any())
+
+
+def _fitting(name: str, column: Cells) -> Cells:
+    """The cells of a block's column, without those that do not fit the type of our column."""
+    kind = numpy_type(SCHEMAS[Table.STEPS].field(name).type)
+    if kind.kind == "b":
+        return column.where(~np.isnan(column.values))
+    if kind.kind != "i":
+        return column
+    limits = np.iinfo(kind)
+    with np.errstate(invalid="ignore"):
+        fits = (column.values >= limits.min) & (column.values < float(limits.max))
+    fitting = column.where(fits)
+    return Cells(np.where(fitting.present, np.trunc(column.values), 0.0), fitting.present)
+
+
+# --- many rows at once ----------------------------------------------------------------------------
+
+SHORT = 8  # fewer rows than this are added faster singly
+
+
+@dataclass(frozen=True, slots=True)
+class BulkPlan:
+    """Which table rows from `begin` on can be added in bulk, and the scale after each."""
+
+    begin: int
+    scale_after: Cells  # with rounded scales replaced by the known ones
+    scale: Floats  # after the row; nan where none is known
+    total: Floats  # last printed counter of skips; nan if none
+    odd: npt.NDArray[np.intp]  # indices of rows that are not plain, from `begin`
+    is_halved: Flags  # the row itself was skipped: its scale has halved
+
+
+def plan_of(state: RunState, rows: TableRows, where: slice) -> BulkPlan:
+    """Find out which of these table rows can be added in bulk, given the state before them."""
+    part = rows.at(where)
+    known = math.nan if state.now.scale is None else state.now.scale
+    after, scale = _scales(part, known)
+    before = np.concatenate(([known], scale[:-1]))
+    flagged = part.skipped.present
+    fell = octaves_between_arrays(scale, before)
+    norm = part.values.get("grad_norm")
+    bad_norm = np.zeros(len(part), np.bool_)
+    if norm is not None:
+        bad_norm = norm.present & ~np.isfinite(norm.values)
+    has_scale = after.present | _told(part, "scale")
+    first_overflow = bad_norm & has_scale & _is_unknown_before(part, state)
+    implies = (fell > 0) & has_scale | first_overflow
+    halved = (fell == 1) & after.present & ~flagged & _is_next(state, part) & ~first_overflow
+    total, quiet = _counted(state, part)
+    plain = _in_place(state, part) & (flagged | ~implies | halved) & quiet
+    return BulkPlan(where.start, after, scale, total, np.flatnonzero(~plain), halved)
+
+
+def add_plain_rows(state: RunState, rows: TableRows, plan: BulkPlan, at: int) -> int:
+    """Add the plain table rows from `at` on in bulk; return the index of the next other row."""
+    odd = int(np.searchsorted(plan.odd, at - plan.begin))
+    stop = plan.begin + (int(plan.odd[odd]) if odd < len(plan.odd) else len(plan.scale))
+    if stop - at < SHORT:
+        return at
+    _add_plain(state, rows, plan, slice(at, stop))
+    return stop
+
+
+def plan_holds(state: RunState, rows: TableRows, plan: BulkPlan, at: int) -> bool:
+    """Whether the state before this table row is what the bulk plan assumed."""
+    if at == plan.begin:
+        return True
+    now, last = state.now, at - 1
+    if rows.is_numbered[last]:
+        placed = now.counter == now.last_step == int(rows.step[last])
+    else:
+        placed = now.counter is None
+    stands = [math.nan if one is None else one for one in (now.scale, now.total_skips)]
+    meant = [plan.scale[last - plan.begin], plan.total[last - plan.begin]]
+    return placed and np.array_equal(stands, meant, equal_nan=True)
+
+
+# --- what a row is -------------------------------------------------------------------------------
+
+
+def _scales(rows: TableRows, known: float) -> tuple[Cells, Floats]:
+    """The scale after each row to add in bulk, with and without values of earlier rows."""
+    after = rows.values.get("scale_after") or Cells.absent(len(rows))
+    before = rows.values.get("scale") or Cells.absent(len(rows))
+    told = after.present | before.present
+    printed = np.where(after.present, after.values, before.values)
+    last = np.maximum.accumulate(np.where(told, np.arange(len(rows)), -1))
+    scale = np.where(last >= 0, printed[np.maximum(last, 0)], known)
+    previous = np.concatenate(([known], scale[:-1]))
+    changed = (scale != previous) & ~(np.isnan(scale) & np.isnan(previous))
+    with np.errstate(all="ignore"):
+        near = changed & after.present & (np.abs(scale / previous - 1) < SAME_SCALE)
+    if near.any():
+        changed |= told & ~after.present
+        scale = without_rounding(scale, after.present, np.flatnonzero(changed), known)
+    return Cells(np.where(after.present, scale, after.values), after.present), scale
+
+
+def _told(rows: TableRows, name: str) -> Flags:
+    cells = rows.values.get(name)
+    return np.zeros(len(rows), np.bool_) if cells is None else cells.present
+
+
+def _is_unknown_before(rows: TableRows, state: RunState) -> Flags:
+    """Which rows to add in bulk have no known scale before them."""
+    if state.now.scale is not None:
+        return np.zeros(len(rows), np.bool_)
+    told = _told(rows, "scale") | _told(rows, "scale_after")
+    count: Flags = np.cumsum(told) - told == 0
+    return count
+
+
+def _in_place(state: RunState, rows: TableRows) -> Flags:
+    """Which rows can be added in bulk by their steps: each above the last, or none has a step."""
+    now, numbered = state.now, rows.is_numbered
+    before = np.concatenate(([now.counter is not None], numbered[:-1]))
+    last = now.last_step if now.counter is None else max(now.counter, now.last_step)
+    in_place: Flags
+    rises = np.diff(rows.step, prepend=last) > 0
+    in_place = np.where(numbered, rises & before, ~before & (now.counter is None))
+    in_place[:1] &= not now.is_empty
+    return in_place
+
+
+def _is_next(state: RunState, rows: TableRows) -> Flags:
+    """Which rows to add in bulk directly follow the row before, by their steps."""
+    last = -1 if state.now.counter is None else state.now.counter
+    is_next: Flags = ~rows.is_numbered | (np.diff(rows.step, prepend=last) == 1)
+    return is_next
+
+
+def _counted(state: RunState, rows: TableRows) -> tuple[Floats, Flags]:
+    """The counter of all skips after each row to add in bulk, and where it is unchanged."""
+    skips = rows.skips
+    known = math.nan if state.now.total_skips is None else float(state.now.total_skips)
+    total: Floats = np.full(len(rows), known)
+    quiet: Flags = ~skips.present
+    if not skips.present.any():
+        return total, quiet
+    if not rows.is_total:
+        return total, quiet | (skips.values == 0)
+    last = np.maximum.accumulate(np.where(skips.present, np.arange(len(rows)), -1))
+    total = np.where(last >= 0, skips.values[np.maximum(last, 0)], known)
+    return total, quiet | (total == np.concatenate(([known], total[:-1])))
+
+
+# --- into the writer ------------------------------------------------------------------------------
+
+
+def _add_plain(state: RunState, rows: TableRows, plan: BulkPlan, where: slice) -> None:
+    """Add plain table rows in bulk; the last one stays open, because the next may add to it."""
+    planned_at = slice(where.start - plan.begin, where.stop - plan.begin)
+    part = rows.at(where)
+    columns = _columns(state, part, plan, planned_at)
+    halved = plan.is_halved[planned_at]
+    state.close_row()
+    first, last = len(part) - 1, int(part.step[-1])
+    if not part.is_numbered[0]:
+        state.mark("step", Mark.PLACED)
+    if halved.any():
+        state.mark("skipped", Mark.IMPLIED)
+        state.now.skips_told += int(halved.sum())
+    state.go_on(int(part.step[0]), len(part))
+    if first:
+        for name in [name for name in part.values if name not in STEP_COLUMNS]:
+            metric = part.values[name].at(slice(0, first))
+            step = part.step[:first][metric.present]
+            state.writer.add_metric(step, name, metric.values[metric.present])
+        state.writer.add_columns({name: _cut(c, slice(0, first)) for name, c in columns.items()})
+    _learn(state, part, columns)
+    if (_told(part, "scale") | _told(part, "scale_after"))[:first].any():
+        state.now.scale = float(plan.scale[planned_at][first - 1])
+    state.add(_row(columns, first))
+    state.now.is_unnumbered = not part.is_numbered[-1]
+    state.now.accepted_since_skip = not state.now.open or not state.now.open.get("skipped")
+    if part.is_numbered[-1]:
+        state.now.counter, state.now.is_numbered = last, True
+        state.now.recent.extend(part.step[-REMEMBERED_STEPS:].tolist())
+
+
+def _columns(
+    state: RunState, part: TableRows, plan: BulkPlan, planned_at: slice
+) -> dict[str, npt.NDArray[np.int64] | Cells]:
+    """The rows to add in bulk, as columns of the steps table."""
+    step = part.step
+    if not part.is_numbered[0]:
+        step = state.now.last_step + 1 + np.arange(len(part))
+    columns: dict[str, npt.NDArray[np.int64] | Cells] = {"step": step}
+    columns.update((name, cells) for name, cells in part.values.items() if cells.present.any())
+    if plan.scale_after.present[planned_at].any():
+        columns["scale_after"] = plan.scale_after.at(planned_at)
+    halved, skipped = plan.is_halved[planned_at], part.skipped
+    if halved.any():
+        skipped = Cells(np.where(halved, 1.0, skipped.values), skipped.present | halved)
+        known = math.nan if state.now.scale is None else state.now.scale
+        before = np.concatenate(([known], plan.scale[planned_at]))[:-1]
+        with np.errstate(all="ignore"):
+            factor = plan.scale[planned_at] / before
+            by_half = halved & (np.abs(factor - 0.5) <= SAME_SCALE * np.maximum(factor, 0.5))
+        told = part.values.get("scale") or Cells.absent(len(part))
+        columns["scale"] = Cells(np.where(by_half, before, told.values), told.present | by_half)
+    if skipped.present.any():
+        is_skip = Cells((np.nan_to_num(skipped.values) != 0).astype(np.float64), skipped.present)
+        columns["skipped"] = columns["found_inf"] = is_skip
+    return columns
+
+
+def _cut(column: npt.NDArray[np.int64] | Cells, rows: slice) -> npt.NDArray[np.int64] | Cells:
+    return column.at(rows) if isinstance(column, Cells) else column[rows]
+
+
+def _row(columns: dict[str, npt.NDArray[np.int64] | Cells], at: int) -> Row:
+    row: Row = {}
+    for name, column in columns.items():
+        if not isinstance(column, Cells):
+            row[name] = int(column[at])
+        elif column.present[at]:
+            value = column.values[at].item()
+            row[name] = bool(value) if name in ("skipped", "found_inf") else value
+    return row
+
+
+def _learn(
+    state: RunState, part: TableRows, columns: dict[str, npt.NDArray[np.int64] | Cells]
+) -> None:
+    """Update the state for table rows that were added in bulk."""
+    now = state.now
+    nothing = Cells.absent(len(part))
+    scale, after = columns.get("scale", nothing), columns.get("scale_after", nothing)
+    assert isinstance(scale, Cells)
+    assert isinstance(after, Cells)
+    if scale.present.any():
+        state.seen_scale(float(scale.values[scale.present][0]))
+    told = np.where(after.present, after.values, scale.values)[after.present | scale.present]
+    now.has_scaler |= bool((told != 1.0).any())
+    now.has_fine_losses |= _told(part, "loss").any().item()
+    norm = part.values.get("grad_norm")
+    if norm is not None and norm.present.any():
+        now.last_norm = float(norm.values[norm.present][-1])
+    if part.is_total and part.skips.present.any():
+        now.total_skips = int(part.skips.values[part.skips.present][-1])
+    now.skips_since = 0

@@ -1,26 +1,35 @@
-"""Imports a whole text log as a run."""
+"""Imports a text log as a run: a whole file, one that is still written, the logs of each rank."""
 
 from __future__ import annotations
 
 import dataclasses
+import queue
+import re
 import shutil
-from collections.abc import Sequence
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import BinaryIO
 
-from ampwatch.errors import LogError
+from ampwatch.diagnosis.value_text import count_text
+from ampwatch.errors import AmpwatchError, LogError
 from ampwatch.importers.format import Format
 from ampwatch.importers.formats import formats_for, formats_learned, source_names
 from ampwatch.importers.formats.giving_up import is_of_training_program
-from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info
+from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info, new_run
 from ampwatch.importers.line_reader import LineReader, Unknown
 from ampwatch.importers.line_splitter import LineSplitter, plain_lines, shape_of
-from ampwatch.importers.log_file import LogFile
+from ampwatch.importers.log_file import STANDARD_INPUT, LogFile, opened, refuse_binary
 from ampwatch.importers.named_numbers import names_of, numbers_in
-from ampwatch.importers.row_writer import RowWriter, StoreSink
+from ampwatch.importers.row_writer import RowWriter
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.table_import import SOURCES
 from ampwatch.rows import Mark
-from ampwatch.store import RunInfo, create_run, describe_run
+from ampwatch.store import RankWriter, RunInfo, create_run, describe_run
+from ampwatch.store.layout import rank_folder
 
 _MOST_UNREAD_BYTES, _MOST_NAMED_LINES, _LEAST_COMPARED_BYTES = 8 << 20, 2000, 1 << 16
 _MOST_SHAPES = 100_000
@@ -33,7 +42,7 @@ class TextImport:
     def __init__(self, folder: Path, info: RunInfo, options: ImportOptions, rank: int = 0) -> None:
         self.folder = folder
         self._info = info
-        self._sink = StoreSink(folder, rank)
+        self._sink = RankWriter(folder, rank)
         self._formats, self._columns = formats_for(options.source), options.columns
         self._unread, self._learnt_bytes = b"", 0
         self._shapes: set[str] = set()
@@ -47,7 +56,7 @@ class TextImport:
     @property
     def knows_training(self) -> bool:
         """Whether a line of a training has been found."""
-        return self.builder.attempts > 0
+        return self.builder.state.attempts > 0
 
     @property
     def names(self) -> list[str]:
@@ -88,7 +97,7 @@ class TextImport:
         self._learnt_bytes = len(self._unread)
         self._begin(formats_learned(self._formats, self._unread, self._info.name, self._columns))
         if is_of_training_program(self._unread):
-            self.builder.expect_training()
+            self.builder.state.is_of_training = True
         self.reader.feed(self._cutter.feed(self._unread))
 
     def finish(self) -> None:
@@ -122,14 +131,14 @@ def described(
 ) -> RunInfo:
     """The run's description with what its text log says about it."""
     marks: dict[str, set[str]] = {
-        column: {mark.value for mark in marks} for column, marks in builder.marks.items()
+        column: {mark.value for mark in marks} for column, marks in builder.state.marks.items()
     }
     for column, more in (form.marks if form else {}).items():
         marks.setdefault(column, set()).update(more)
-    scaler = {**(form.scaler if form else {}), **builder.scaler}
-    if not _is_confirmed(scaler.get("init_scale"), builder.first_scale):
+    scaler = {**(form.scaler if form else {}), **builder.state.scaler}
+    if not _is_confirmed(scaler.get("init_scale"), builder.state.first_scale):
         scaler.pop("init_scale", None)
-    for name in scaler.keys() - builder.scaler.keys():
+    for name in scaler.keys() - builder.state.scaler.keys():
         marks[f"scaler.{name}"] = {Mark.ASSUMED.value}
     return dataclasses.replace(
         info,
@@ -175,26 +184,18 @@ def import_text(
     log: LogFile, out: Path, options: ImportOptions, on_progress: OnProgress | None = None
 ) -> Path:
     """Import a whole text log into the folder `out`; raises LogError if it holds no training."""
-    info = fresh_info(log.path, options)
-    folder = create_run(out, info)
-    text = TextImport(folder, info, options)
-    try:
-        size = 0
-        for chunk in log.chunks():
-            size += len(chunk)
-            text.feed(chunk)
-            if on_progress is not None:
-                on_progress(log.read_bytes, log.size_bytes)
-        text.finish()
-        text.describe([] if log.damage is None else [log.damage])
-    except BaseException:
-        text.close()
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    text.close()
-    if not text.builder.attempts:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise LogError(_nothing_in(log, size, text, options), path=log.path)
+    with new_run(log.path, out, options) as (folder, info):
+        with closing(TextImport(folder, info, options)) as text:
+            size = 0
+            for chunk in log.chunks():
+                size += len(chunk)
+                text.feed(chunk)
+                if on_progress is not None:
+                    on_progress(log.read_bytes, log.size_bytes)
+            text.finish()
+            text.describe([] if log.damage is None else [log.damage])
+        if not text.knows_training:
+            raise LogError(_nothing_in(log, size, text, options), path=log.path)
     return folder
 
 
@@ -232,3 +233,201 @@ def nothing_on_its_lines(names: Sequence[str] = ()) -> str:
 def known_sources() -> tuple[str, ...]:
     """The names of all log formats that can be imported, text and table."""
     return tuple(sorted({*source_names(), *SOURCES}))
+
+
+# --- a log of each rank ---------------------------------------------------------------------------
+
+# A folder in which each rank wrote logs of its own becomes one run with all of them.
+#
+# A file says its rank in its name: `training.global_rank_3.….jsonl` of torchtitan,
+# `nvdlfw_inspect_globalrank-3.log` of NVIDIA's inspector. Several of one rank are its attempts.
+
+_RANK = re.compile(r"global_?rank[-_](\d{1,6})(?!\d)")
+_PLACES = ("*", "*/*")  # of the inspector's two folders one holds the statistics
+
+
+def rank_logs(folder: Path) -> dict[int, list[Path]]:
+    """The logs of each rank in a folder, by name; empty if no file's name says its rank."""
+    found: dict[int, list[Path]] = {}
+    if not folder.is_dir() or (folder / "run.json").exists():
+        return found
+    for path in sorted(path for place in _PLACES for path in folder.glob(place)):
+        told = _RANK.search(path.name)
+        if told is not None and path.is_file():
+            found.setdefault(int(told[1]), []).append(path)
+    return dict(sorted(found.items()))
+
+
+def import_ranks(
+    place: Path,
+    logs: Mapping[int, Sequence[Path]],
+    out: Path,
+    options: ImportOptions,
+    on_progress: OnProgress | None = None,
+) -> Path:
+    """Import a folder's logs of all ranks as one run; raises LogError if none holds a training."""
+    size = sum(path.stat().st_size for paths in logs.values() for path in paths)
+    read = 0
+    described = False
+    with new_run(str(place), out, options) as (folder, info):
+        for rank, paths in logs.items():
+            described |= _import_rank(folder, info, options, rank, paths, is_first=not described)
+            read += sum(path.stat().st_size for path in paths)
+            if on_progress is not None:
+                on_progress(read, size)
+        if not described:
+            ranks = count_text(len(logs), "rank")
+            raise LogError(f"The logs of {ranks} in {place} hold no training.", path=place)
+    return folder
+
+
+def _import_rank(
+    folder: Path,
+    info: RunInfo,
+    options: ImportOptions,
+    rank: int,
+    paths: Sequence[Path],
+    *,
+    is_first: bool,
+) -> bool:
+    """Import one rank's logs; whether they hold a training. The first one describes the run."""
+    with closing(TextImport(folder, info, options, rank)) as text:
+        for path in paths:
+            with LogFile(path) as log:
+                for chunk in log.chunks():
+                    text.feed(chunk)
+        text.finish()
+        if text.knows_training and is_first:
+            text.describe()
+    if not text.knows_training:
+        shutil.rmtree(rank_folder(folder, rank), ignore_errors=True)
+    return text.knows_training
+
+
+# --- a log that is still written ------------------------------------------------------------------
+
+# Follows a text log that another trainer still writes, and imports it while it grows.
+#
+# When a pipe is followed, a thread of its own first passes it on and then hands it over for
+# reading: whatever happens to the reading, the trainer's output goes on.
+
+_READ_BYTES = 1 << 20
+_PAUSE_S = 0.2
+_WRITE_EVERY_S = 0.25  # as often as a watched run
+
+
+class TextLogFollower:
+    """Follows a growing text log, a file or a pipe, until `stop()`; its run is in `folder`."""
+
+    def __init__(self, path: str, out: Path, options: ImportOptions) -> None:
+        self.path = path
+        self._raw = opened(path)  # raises here, where the caller can report it
+        info = fresh_info(path, options)
+        self.folder = create_run(out, info)
+        self._text = TextImport(self.folder, info, options)
+        self._stop = threading.Event()
+        self._known = threading.Event()
+        self._over = threading.Event()
+        self._problem: AmpwatchError | None = None
+        self._threads = [threading.Thread(target=self._import, daemon=True)]
+        self._pipe: queue.SimpleQueue[bytes] | None = None
+        if path == STANDARD_INPUT:
+            self._pipe = queue.SimpleQueue()
+            self._threads.append(threading.Thread(target=self._pass_on, daemon=True))
+
+    def start(self) -> TextLogFollower:
+        """Start following the log."""
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def wait_until_known(self) -> bool:
+        """Wait for the followed log's first known line; False if the log ended without one."""
+        while not self._known.wait(_PAUSE_S):
+            if self._over.is_set():
+                break
+        if self._problem is not None:
+            raise self._problem
+        return self._known.is_set()
+
+    def stop(self) -> None:
+        """Stop following a file; a followed pipe is read, and passed on, to its end."""
+        if self._pipe is None:
+            self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        if self._pipe is None:
+            self._raw.close()
+        if not self._known.is_set():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- threads ---------------------------------------------------------------------------------
+
+    def _pass_on(self) -> None:
+        assert self._pipe is not None
+        out: BinaryIO | None = sys.stdout.buffer
+        while data := self._raw.read1(_READ_BYTES):  # type: ignore[attr-defined]
+            if out is not None:
+                try:
+                    out.write(data)
+                    out.flush()
+                except OSError:  # nobody reads our output any more; the trainer need not know
+                    out = None
+            self._pipe.put(data)
+        self._pipe.put(b"")
+
+    def _import(self) -> None:
+        try:
+            self._read_on()
+        except AmpwatchError as problem:
+            self._problem = problem
+        finally:
+            self._text.close()
+            self._over.set()
+
+    def _read_on(self) -> None:
+        text, written_s, is_first = self._text, time.monotonic(), True
+        for data in self._data():
+            if data and is_first:
+                refuse_binary(data, self.path)
+                is_first = False
+            text.feed(data)
+            if time.monotonic() - written_s > _WRITE_EVERY_S:
+                written_s = time.monotonic()
+                self._write()
+        text.finish()
+        self._tell()
+
+    def _write(self) -> None:
+        self._text.builder.catch_up()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._text.knows_training:
+            self._text.describe()
+            self._known.set()
+
+    def _data(self) -> Iterator[bytes]:
+        """What the followed log has grown by, again and again; empty if it has not."""
+        while not self._stop.is_set():
+            data = self._piped() if self._pipe is not None else self._raw.read(_READ_BYTES)
+            if data is None:
+                return
+            yield data
+            if not data:
+                self._stop.wait(_PAUSE_S)
+
+    def _piped(self) -> bytes | None:
+        """The next bytes of the followed pipe; empty if there are none yet, None at its end."""
+        assert self._pipe is not None
+        try:
+            return self._pipe.get(timeout=_PAUSE_S) or None
+        except queue.Empty:
+            return b""
+
+
+def nothing_known(path: str) -> LogError:
+    """The error for a followed log that ended without a line that is understood."""
+    return LogError(
+        f"{path} ended, and no training log was found in it {nothing_on_its_lines()}", path=path
+    )

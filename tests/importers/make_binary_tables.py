@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 
-from ampwatch.importers.tables.crc32c import masked_checksums
+from ampwatch.importers.tables.tensorboard_file import masked_checksums
 
 
 def varint(value: int) -> bytes:

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+import struct
 
 import numpy as np
 import pyarrow as pa
@@ -15,26 +16,22 @@ import pytest
 from drawn_examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from importers.make_binary_tables import events_of, history_of
+from importers.make_binary_tables import events_of, history_of, message
 
 from ampwatch import codec
-from ampwatch.importers import bulk_rows, run_builder
-from ampwatch.importers.counting_columns import counted_rows
+from ampwatch.importers import run_builder, table_rows
 from ampwatch.importers.row_writer import RowWriter
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.statements import Stats
-from ampwatch.importers.table_rows import merged_by_step
+from ampwatch.importers.table_rows import counted_rows, merged_by_step
 from ampwatch.importers.tables import (
     csv_file,
     json_objects,
     tensorboard_file,
-    tensorboard_records,
-    wandb_records,
+    wandb_file,
 )
 from ampwatch.importers.tables.cells import Block, Cells, as_number, of_arrow, of_values
-from ampwatch.importers.tables.column_names import Names
-from ampwatch.importers.tables.wandb_file import Part
-from ampwatch.importers.tables.wandb_records import history_row
+from ampwatch.importers.tables.wandb_file import history_row
 from ampwatch.rows import Table
 
 ODD = [
@@ -186,21 +183,34 @@ def test_hundreds_of_random_files_of_json_lines_are_read_as_line_by_line():
 # --- binary tables -------------------------------------------------------------------------------
 
 
-def test_event_records_of_any_kind_are_read_as_one_by_one(monkeypatch):
+def scalars_one_by_one(data: bytes) -> dict[str, list[tuple[int, float]]]:
+    """The scalars of an event file, each record read as if it were the file's only one."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    while data:
+        end = 12 + struct.unpack_from("<Q", data)[0] + 4
+        for one in tensorboard_file.scalars(io.BytesIO(data[:end]).read):
+            pairs = zip(one.step.tolist(), one.value.tolist(), strict=True)
+            found.setdefault(one.tag, []).extend(pairs)
+        data = data[end:]
+    return found
+
+
+def test_event_records_of_any_kind_are_read_as_one_by_one():
     data = events_of(random.Random(0), 800)
     quick = list(tensorboard_file.scalars(io.BytesIO(data).read))
-    monkeypatch.setattr(tensorboard_records, "_MOST_LAYOUTS", 0)
-    slow = {one.tag: one for one in tensorboard_file.scalars(io.BytesIO(data).read)}
+    slow = scalars_one_by_one(data)
     assert {one.tag for one in quick} == set(slow)
     for one in quick:
-        np.testing.assert_array_equal(one.step, slow[one.tag].step)
-        np.testing.assert_array_equal(one.value, slow[one.tag].value)
+        step, value = zip(*slow[one.tag], strict=True)
+        np.testing.assert_array_equal(one.step, step)
+        np.testing.assert_array_equal(one.value, value)
 
 
 def test_history_records_of_any_kind_are_read_as_one_by_one():
     records = history_of(random.Random(0), 3000)
     rows = [history_row(record) for record in records]
-    block = wandb_records.history_block(Part.of(records), [])
+    whole = [message(wandb_file.HISTORY, record) for record in records]
+    block = wandb_file.history_block(whole, [], lambda *_: None)
     names = {name for row in rows for name in row}
     assert block.columns.keys() == names
     for name in names:
@@ -217,7 +227,7 @@ class Kept:
         self.steps: list[pa.RecordBatch] = []
         self.events: list[tuple[int, str]] = []
 
-    def write(self, batch: codec.Batch) -> None:
+    def append(self, batch: codec.Batch) -> None:
         decoded = codec.decode(batch.table, batch.payload)
         if batch.table is Table.STEPS:
             self.steps.append(decoded)
@@ -227,8 +237,8 @@ class Kept:
     def told(self, line: RunBuilder):
         rows = pa.Table.from_batches(self.steps).to_pylist() if self.steps else []
         found = [{k: v for k, v in row.items() if v is not None} for row in rows]
-        marks = sorted((name, sorted(marks)) for name, marks in line.marks.items())
-        return repr((found, self.events, marks, line.first_scale))
+        marks = sorted((name, sorted(marks)) for name, marks in line.state.marks.items())
+        return repr((found, self.events, marks, line.state.first_scale))
 
 
 COLUMNS = ("loss", "grad_norm", "lr", "scale", "loss_scale", "skipped", "skips", "time_ns")
@@ -300,7 +310,7 @@ def by_columns(chance: random.Random, rows: list[dict[str, float]]):
         blocks.append(Block(len(part), columns))
     kept = Kept()
     line = RunBuilder(RowWriter(kept))
-    for part in merged_by_step(counted_rows(blocks, lambda: Names(NAMES), lambda _: None)):
+    for part in merged_by_step(counted_rows(blocks, lambda: NAMES, lambda _: None)):
         line.take_table(part)
     line.finish()
     return kept.told(line)
@@ -310,7 +320,8 @@ def by_columns(chance: random.Random, rows: list[dict[str, float]]):
 def test_hundreds_of_random_tables_give_the_rows_that_one_by_one_would(seed, monkeypatch):
     monkeypatch.setattr(run_builder, "_LEAST_PLANNED", 8)
     monkeypatch.setattr(run_builder, "_WORTH_A_PLAN", 3)
-    monkeypatch.setattr(bulk_rows, "_SHORT", 1)
+    monkeypatch.setattr(table_rows, "SHORT", 1)
+    monkeypatch.setattr(run_builder, "SHORT", 1)
     chance = random.Random(seed)
     for _ in examples(20):
         rows = course_of(chance, chance.randrange(3, 40))

@@ -9,7 +9,7 @@ import pytest
 from ampwatch import diagnose, open_run
 from ampwatch.errors import LogError
 from ampwatch.importers import import_log
-from ampwatch.importers.formats import low_precision_options, nvidia_inspector, torchtitan
+from ampwatch.importers.formats import frameworks_by_code, low_precision
 from ampwatch.importers.statements import LayerStats, Setup
 
 # As `FileLogger.log_scalar` of nvdlfw-inspect writes it.
@@ -23,7 +23,7 @@ def inspected(folder, rows):
 
 
 def said(name, value=1.0):
-    told = nvidia_inspector.read(LINE.format(0, name, 3, value))
+    told = low_precision.read_inspector(LINE.format(0, name, 3, value))
     return [one for one in told if isinstance(one, LayerStats)]
 
 
@@ -126,7 +126,7 @@ def test_an_event_of_torchtitan_is_never_read_by_its_words():
         '{"rank": 0, "step": 3, "log_type_name": "note", "seq_id": 4, '
         '"message": "Gradient overflow.  Skipping step, loss scale is nan"}'
     )
-    assert list(torchtitan.read(line)) == [Setup()]
+    assert list(frameworks_by_code.read_torchtitan(line)) == [Setup()]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_an_event_of_torchtitan_is_never_read_by_its_words():
      ("  keep_fp8_transpose_cache_when_using_custom_fsdp . False", None)],
 )  # fmt: skip
 def test_options_are_read_as_megatron_and_nemo_print_them(line, config):
-    told = list(low_precision_options.read(line))
+    told = list(low_precision.read_options(line))
     assert told == ([] if config is None else [Setup(config=config)])
 
 

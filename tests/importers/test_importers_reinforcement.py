@@ -12,7 +12,7 @@ from ampwatch.rows import Table
 
 def named(names: str) -> dict[str, str]:
     """Which columns of ours a table's names are, without the metrics that keep their own."""
-    found = recognised(names.split("|"), {}, "table.csv").of
+    found = recognised(names.split("|"), {}, "table.csv")
     return {ours: theirs for ours, theirs in found.items() if ours != theirs}
 
 
@@ -57,14 +57,14 @@ def test_the_policys_figures_are_the_runs_and_a_critics_are_not(names, expected)
 
 def test_what_is_written_against_the_samples_is_no_value_of_a_step():
     names = recognised(["step", "lm loss", "num-zeros", "num-zeros vs samples"], {}, "t.csv")
-    assert set(names.of) == {"step", "loss", "num-zeros"}
+    assert set(names) == {"step", "loss", "num-zeros"}
 
 
 def test_figures_that_rules_read_are_kept_before_those_that_are_only_drawn():
     many = [f"rewards/{n}/std" for n in range(200)]
     names = recognised(["step", "loss", *many, "critic/rewards/mean"], {}, "t.csv")
-    assert "critic/rewards/mean" in names.of
-    assert len(names.of) < len(many)
+    assert "critic/rewards/mean" in names
+    assert len(names) < len(many)
 
 
 @pytest.mark.parametrize(("printed", "rate"), [

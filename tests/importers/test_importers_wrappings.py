@@ -9,7 +9,7 @@ import pytest
 
 from ampwatch import open_run
 from ampwatch.importers import import_log
-from ampwatch.importers.wrappings import unwrapped
+from ampwatch.importers.log_file import unwrapped
 from ampwatch.rows import Table
 
 LINES = [

@@ -1,7 +1,7 @@
 """The text formats, in the order in which they are tried; the first that reads a line gets it.
 
-Most frameworks are a row in `frameworks`; the others are a file each. Another package adds its own
-by an entry point of the group `ampwatch.formats`.
+Most frameworks are a row in `frameworks`, the others a function in `frameworks_by_code`. Another
+package adds its own by an entry point of the group `ampwatch.formats`.
 """
 
 from __future__ import annotations
@@ -14,40 +14,28 @@ from importlib.metadata import entry_points
 
 from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
-from ampwatch.importers.formats import (
-    deepspeed,
-    evaluations,
-    fairseq,
-    frameworks,
-    giving_up,
-    hf_trainer,
-    low_precision_options,
-    megatron,
-    nvidia_inspector,
-    plain,
-    stable_baselines3,
-    torchtitan,
-    ultralytics,
-)
+from ampwatch.importers.formats import frameworks_by_code as code
+from ampwatch.importers.formats import giving_up, low_precision, plain
+from ampwatch.importers.formats.frameworks import FRAMEWORKS
 from ampwatch.importers.line_splitter import plain_lines, shape_of
 from ampwatch.importers.statements import Stats
 
 _MOST_LEARNED_LINES, _MOST_ALIKE = 4000, 20
 
 FORMATS: tuple[Format, ...] = (
-    nvidia_inspector.FORMAT,  # the only one with a line for each figure: most lines by far
-    deepspeed.FORMAT,
-    megatron.NEOX,
-    megatron.FORMAT,
-    fairseq.FORMAT,
-    ultralytics.FORMAT,  # before those that take its bars for steps
-    hf_trainer.FORMAT,
-    *frameworks.FRAMEWORKS,
-    torchtitan.FORMAT,
-    stable_baselines3.FORMAT,
-    low_precision_options.FORMAT,
+    low_precision.NVIDIA_INSPECTOR,  # the only one with a line for each figure: most lines by far
+    code.DEEPSPEED,
+    code.NEOX,
+    code.MEGATRON,
+    code.FAIRSEQ,
+    code.ULTRALYTICS,  # before those that take its bars for steps
+    code.HF_TRAINER,
+    *FRAMEWORKS,
+    code.TORCHTITAN,
+    code.STABLE_BASELINES,
+    low_precision.LOW_PRECISION_OPTIONS,
     giving_up.FORMAT,
-    evaluations.FORMAT,
+    plain.EVALUATIONS,
     plain.FORMAT,
 )
 _GROUP = "ampwatch.formats"

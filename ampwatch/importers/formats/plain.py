@@ -1,7 +1,8 @@
 """Any loop that prints names and numbers: `step 10 | loss 2.31 | lr: 1e-4, grad_norm=0.8`.
 
 This format is tried last, and only while no framework's own lines have contained a loss. What the
-words of a line leave open, the log's other lines may say (`learned`).
+words of a line leave open, the log's other lines may say (`learned`). Lines of an evaluation have a
+format of their own (`EVALUATIONS`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ampwatch.importers.format import NUMBER, Format
-from ampwatch.importers.known_phrases import in_plain_words
 from ampwatch.importers.line_roles import (
     Counter,
     Duty,
@@ -29,6 +29,7 @@ from ampwatch.importers.named_numbers import (
     NamedNumber,
     column_named,
     has_decimal_commas,
+    in_plain_words,
     loss_by_words,
     metrics_of,
     named_losses,
@@ -38,7 +39,7 @@ from ampwatch.importers.named_numbers import (
     values_of,
     whole,
 )
-from ampwatch.importers.statements import Amend, More, Place, Skip, Statement, Stats
+from ampwatch.importers.statements import Amend, Metrics, More, Place, Skip, Statement, Stats
 from ampwatch.importers.tables.column_names import says_nothing, speaks_of_training
 from ampwatch.importers.text_tables import TextTable, bare_columns, tables_in
 from ampwatch.importers.timestamps import PATTERN as TIMESTAMP
@@ -442,3 +443,45 @@ FORMAT = Format(
 )  # fmt: skip
 
 read = FORMAT.read
+
+
+# --- evaluations ----------------------------------------------------------------------------------
+
+# Lines of an evaluation between those of training, whichever program prints them.
+#
+# `{'eval_loss': 1.2, 'eval_wer': 0.3}`, `validation loss at iteration 1000 | lm loss value: 2.3`,
+# `valid | epoch 001 | loss 5.3 | ppl 40`, `val loss 0.7 acc 0.81`: metrics, not steps.
+
+# After a time, a level, a place: a word that says what the line is about.
+_BEGINS_EVALUATION = re.compile(
+    r"(?i)^(?:[\W\d_]|\b(?:info|debug|epoch|ep|step|iter|iteration|rank)\b){0,120}"
+    r"(?:val|valid|validation|eval|evaluation|test|testing|dev)(?:[ :,_|>\])=-]|$)"
+)
+_EPOCH_OF_EVALUATION = re.compile(r"(?i)\bepoch\W{0,4}(\d{1,9})")
+# A heading alone, such as `Eval epoch: 5`: its values are on the lines after it.
+_HEADING_OF_EVALUATION = re.compile(
+    r"(?i)[^a-z]*(?:val\w*|eval\w*|test\w*) +epoch\W{0,4}(\d{1,9})\W*"
+)
+_ANCHORS_OF_EVALUATIONS = (
+    "val", "Val", "VAL", "eval", "Eval", "EVAL", "test", "Test", "TEST", "dev ", "Dev ",
+)  # fmt: skip
+
+
+def read_evaluation(line: str) -> Iterator[Statement]:
+    """Yield the metrics of an evaluation's line."""
+    line = in_plain_words(line[:4096])
+    begin = _BEGINS_EVALUATION.match(line[:400])
+    if begin is None:
+        return
+    numbers = numbers_in(line, of_other_lines=True)
+    found = metrics_of(numbers, of_validation=True)
+    if found:
+        epoch = _EPOCH_OF_EVALUATION.search(begin[0])
+        yield Metrics(found, None if epoch is None else int(epoch[1]))
+    elif heading := _HEADING_OF_EVALUATION.fullmatch(line):
+        yield Place(epoch=int(heading[1]), is_evaluation=True)
+
+
+EVALUATIONS = Format(
+    source="evaluations", anchors=_ANCHORS_OF_EVALUATIONS, read=read_evaluation, is_shared=True
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from ampwatch.errors import LogError
@@ -68,15 +67,11 @@ _MOST_METRICS = 96
 _MIRRORED = "ampwatch/"  # our own run as `mirrors` logged it; its skips are a counter, not a flag
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """For each of our columns, the table's name of it; a metric beside them keeps its own."""
+def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> dict[str, str]:
+    """For each of our columns, the table's name of it; a metric beside them keeps its own.
 
-    of: Mapping[str, str]
-
-
-def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> Names:
-    """Recognise our columns by a table's names; raises LogError for an impossible mapping."""
+    Raises LogError for an impossible mapping.
+    """
     there = list(dict.fromkeys(names))
     for column, name in mapped.items():
         if column not in STEP_COLUMNS:
@@ -101,7 +96,7 @@ def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> Na
         if first is not None:
             found[column] = first
     found = {**_by_their_words(there, plain, found), **found}
-    return Names({**_metrics(there, found), **found})
+    return {**_metrics(there, found), **found}
 
 
 def _by_their_words(
@@ -151,9 +146,9 @@ def _named_by_us(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def tells_training(names: Names) -> bool:
+def tells_training(names: Mapping[str, str]) -> bool:
     """Whether columns with these names are of a training."""
-    return bool(names.of.keys() & {"loss", "grad_norm", "scale", "scale_after", *SKIP_FLAGS})
+    return bool(names.keys() & {"loss", "grad_norm", "scale", "scale_after", *SKIP_FLAGS})
 
 
 # Words of a training beside its loss; without any of them a loss may be an insurer's or a cable's.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,6 @@ import pyarrow as pa
 from ampwatch.importers.log_file import CHUNK_BYTES
 from ampwatch.importers.tables.cells import Block, joined, of_values
 from ampwatch.importers.tables.column_names import (
-    Names,
     recognised,
     says_nothing,
     speaks_of_training,
@@ -37,7 +36,7 @@ def looks_delimited(first: str) -> bool:
     if len(header) < 2 or any(_is_number(cell) and cell.lower() not in _COUNTS for cell in header):
         return False
     names = recognised(header, {}, "")
-    is_sure = names.of.keys() - {"loss"} or speaks_of_training(header)
+    is_sure = names.keys() - {"loss"} or speaks_of_training(header)
     return tells_training(names) and bool(is_sure or all(map(says_nothing, header)))
 
 
@@ -82,12 +81,12 @@ def runs_of(header: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def source_of(header: Sequence[str], names: Names, path: str) -> str:
+def source_of(header: Sequence[str], names: Mapping[str, str], path: str) -> str:
     """The tool that wrote a CSV file, by its column names."""
     if any(name in {"_step", "_runtime", "_timestamp"} or "__MIN" in name for name in header):
         return "wandb"
     lightning = {"epoch", "step"} <= set(header) and path.endswith("metrics.csv")
-    own = names.of.keys() & {"scale", "scale_after", "skipped"}
+    own = names.keys() & {"scale", "scale_after", "skipped"}
     return "lightning" if lightning and not own else "csv"
 
 

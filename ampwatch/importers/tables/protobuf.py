@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
 Value = int | bytes
@@ -56,10 +55,3 @@ def whole(value: Value) -> int:
     if not isinstance(value, int):
         return 0
     return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def float32(value: Value) -> float:
-    """A protobuf field's value as a float of 32 bits."""
-    if not isinstance(value, bytes) or len(value) != 4:
-        return float("nan")
-    return float(struct.unpack("<f", value)[0])

@@ -1,23 +1,40 @@
-"""Reads W&B's offline `.wandb` files: finds and checks the records of LevelDB's log format."""
+"""Reads W&B's offline `.wandb` files: logged steps and settings, each a protocol buffer.
+
+The file is LevelDB's log: blocks of 32 kB, a record in one piece or in several. Most history
+records, the logged steps, hold the same names, each with a number as JSON: the first of them gives
+a pattern that finds the numbers in all others. Any other record is read field by field.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
+import pyarrow as pa
+import pyarrow.compute as pc
 
-Places = npt.NDArray[np.int64]
+from ampwatch.importers.tables.cells import Block, Cells, of_arrow, of_values
+from ampwatch.importers.tables.protobuf import Value, fields, spans, text, whole
 
 _MAGIC = b":W&B"
-_HEADER_BYTES, _BLOCK_BYTES, _RECORD_HEAD = 7, 32_768, 7
+_HEADER_BYTES, _BLOCK_BYTES = 7, 32_768
+_PIECE = struct.Struct("<IHB")  # checksum, length, kind
 _FULL, _FIRST, _LAST = 1, 2, 4
-_BROKEN = 0  # not a kind of piece: the block is damaged here
-_PART_BLOCKS = 512
 _MAX_RECORD_BYTES = 64 << 20
+HISTORY, CONFIG, RUN = 2, 5, 17
+_CONFIG_OF_RUN = 4
+_BLOCK_ROWS = 65_536
+_MOST_KINDS = 16
+_ITEM, _JSON = 1, 16
+_JSON_KEY = bytes([0x82, 0x01])
+_HISTORY_HEAD = rb"\x12[\x80-\xff]?[\x00-\x7f]"
+_NUMBER = rb'("?[-+.\w]{1,100}"?)'  # holds no byte of a key, so its length need not be read
 
 
 def looks_like_wandb(head: bytes) -> bool:
@@ -25,69 +42,39 @@ def looks_like_wandb(head: bytes) -> bool:
     return head.startswith(_MAGIC)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Records of a W&B file, or messages in them, and the bytes that contain them."""
-
-    data: bytes
-    starts: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, records: Sequence[bytes]) -> Part:
-        """W&B records, concatenated, and where each of them begins and ends."""
-        ends = np.cumsum(np.array([len(record) for record in records], np.int64))
-        return cls(b"".join(records), np.concatenate(([0], ends[:-1])).astype(np.int64), ends)
-
-    def __iter__(self) -> Iterator[bytes]:
-        for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True):
-            yield self.data[start:end]
-
-
 def records(
     read: Callable[[int], bytes], say: Callable[[str], None] = lambda _: None
 ) -> Iterator[bytes]:
-    """Every complete record of a W&B file."""
-    return (record for part in parts(read, say) for record in part)
-
-
-def parts(
-    read: Callable[[int], bytes], say: Callable[[str], None] = lambda _: None
-) -> Iterator[Part]:
-    """The complete records of a W&B file, some MB at a time; a cut-off file ends at its last one.
+    """Every complete record of a W&B file; a cut-off file ends at its last one.
 
     A damaged piece costs its record and the rest of its block, because its length may be the
     damage; `say` is called once.
     """
-    begun: list[bytes] | None = None  # the pieces of a record that goes on in the next block
-    damaged, skipped = 0, _HEADER_BYTES
-    while data := read(_PART_BLOCKS * _BLOCK_BYTES):
-        pieces, broken = _sound_pieces(data, skipped)
-        damaged, skipped = damaged + len(broken), 0
-        is_whole = pieces.kind == _FULL
-        rest = [(at, _BROKEN, 0) for at in broken] + list(
-            zip(
-                *(c[~is_whole].tolist() for c in (pieces.at, pieces.kind, pieces.length)),
-                strict=True,
-            )
-        )
-        starts = pieces.at[is_whole]
-        joined, passed = [], 0
-        for at, kind, length in sorted(rest):
-            before = int(np.searchsorted(starts, at))
-            begun = None if before > passed or kind == _BROKEN else begun
-            passed = before
-            begun = [] if kind == _FIRST else begun
-            if begun is None:
-                continue
-            begun.append(data[at : at + length])
-            if kind == _LAST:
-                joined.append((at, b"".join(begun)))
+    begun: list[bytes] | None = None  # the pieces of a record that goes on
+    damaged, at = 0, _HEADER_BYTES
+    while block := read(_BLOCK_BYTES):
+        while at + _PIECE.size <= len(block):
+            checksum, length, kind = _PIECE.unpack_from(block, at)
+            begin, at = at + _PIECE.size, at + _PIECE.size + length
+            if at > len(block) and len(block) < _BLOCK_BYTES:
+                break  # the file is cut off here
+            if not (checksum or length or kind):
+                break  # zeros fill the block up
+            if at > len(block) or zlib.crc32(block[begin - 1 : at]) != checksum:
+                damaged, begun = damaged + 1, None
+                break
+            piece = block[begin:at]
+            if kind == _FULL:
                 begun = None
-            elif sum(map(len, begun)) > _MAX_RECORD_BYTES:
+                yield piece
+                continue
+            begun = [piece] if kind == _FIRST else None if begun is None else [*begun, piece]
+            if begun is not None and kind == _LAST:
+                yield b"".join(begun)
+                begun = None
+            elif begun is not None and sum(map(len, begun)) > _MAX_RECORD_BYTES:
                 return
-        begun = None if len(starts) > passed else begun
-        yield _in_order(data, starts, starts + pieces.length[is_whole], joined)
+        at = 0
     if damaged:
         say(
             f"{damaged} blocks of the file are damaged; from the damage on their contents are "
@@ -95,71 +82,149 @@ def parts(
         )
 
 
-def _in_order(data: bytes, starts: Places, ends: Places, joined: list[tuple[int, bytes]]) -> Part:
-    """The W&B records in one piece, and the joined ones, which are appended to the file's bytes."""
-    if not joined:
-        return Part(data, starts, ends)
-    more = Part.of([record for _, record in joined])
-    order = np.argsort(np.concatenate((starts, [at for at, _ in joined])), kind="stable")
-    return Part(
-        data + more.data,
-        np.concatenate((starts, more.starts + len(data)))[order],
-        np.concatenate((ends, more.ends + len(data)))[order],
-    )
+# --- settings -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """The start, length, kind and checksum of each piece of a record in a W&B file."""
-
-    at: Places
-    length: Places
-    kind: Places
-    crc: Places
-
-    def where(self, kept: npt.NDArray[np.bool_]) -> _Pieces:
-        return _Pieces(self.at[kept], self.length[kept], self.kind[kept], self.crc[kept])
+def settings_of_run(data: bytes) -> dict[str, Any]:
+    """The settings that W&B's record of a run begins with."""
+    found: dict[str, Any] = {}
+    for number, value in fields(data):
+        if number == _CONFIG_OF_RUN and isinstance(value, bytes):
+            found.update(settings(value))
+    return found
 
 
-def _sound_pieces(data: bytes, skipped: int) -> tuple[_Pieces, list[int]]:
-    """The W&B file's undamaged pieces, up to the first damaged one of each block."""
-    pieces, broken = _pieces(data, skipped)
-    view = memoryview(data)
-    spans = zip(pieces.at.tolist(), pieces.length.tolist(), pieces.crc.tolist(), strict=True)
-    sound = np.array([zlib.crc32(view[at - 1 : at + length]) == crc for at, length, crc in spans])
-    bad = sorted([*broken, *pieces.at[~sound.astype(np.bool_)].tolist()])
-    if not bad:
-        return pieces, []
-    first: dict[int, int] = {}
-    for at in bad:
-        first.setdefault((at - 1) // _BLOCK_BYTES, at)
-    until = np.array(
-        [first.get(block, len(data)) for block in range(len(data) // _BLOCK_BYTES + 1)]
-    )
-    return pieces.where(pieces.at < until[(pieces.at - 1) // _BLOCK_BYTES]), list(first.values())
+def settings(data: bytes) -> dict[str, Any]:
+    """The names and values of W&B's record of settings."""
+    items = [named_value(value) for number, value in fields(data) if number == 1]
+    return {name: item for name, item in items if name and name != "_wandb"}
 
 
-def _pieces(data: bytes, skipped: int) -> tuple[_Pieces, list[int]]:
-    """The pieces of all blocks of a W&B file, and where a block holds one that is too long.
+def _json(value: Value) -> Any:
+    try:
+        return json.loads(text(value))
+    except (ValueError, RecursionError):
+        return None
 
-    Each piece shows where the next one of its block is, so all blocks are read in parallel.
-    """
-    content = np.frombuffer(data, np.uint8)
-    blocks = np.arange(-(-len(data) // _BLOCK_BYTES))
-    at, ends = blocks * _BLOCK_BYTES, np.minimum((blocks + 1) * _BLOCK_BYTES, len(data))
-    at[:1] += skipped
-    found, broken = [np.zeros((0, 4), np.int64)], []
-    while len(blocks := blocks[at[blocks] + _RECORD_HEAD <= ends[blocks]]):
-        heads = sliding_window_view(content, _RECORD_HEAD)[at[blocks]].astype(np.int64)
-        length, begin = heads[:, 4] | heads[:, 5] << 8, at[blocks] + _RECORD_HEAD
-        filled = heads.any(axis=1)  # zeros fill a block up
-        fits = begin + length <= ends[blocks]
-        is_whole = ends[blocks] % _BLOCK_BYTES == 0  # else the file is cut off in it
-        broken += begin[filled & ~fits & is_whole].tolist()
-        good = filled & fits
-        crc = heads[:, :4] @ (1 << 8 * np.arange(4))
-        found.append(np.stack([begin, length, heads[:, 6], crc], axis=1)[good])
-        blocks = blocks[good]
-        at[blocks] = (begin + length)[good]
-    whole = np.concatenate(found)
-    return _Pieces(*whole[np.argsort(whole[:, 0])].T), broken
+
+def _double(value: Value) -> float | None:
+    whole_double = isinstance(value, bytes) and len(value) == 8
+    return float(struct.unpack("<d", value)[0]) if whole_double else None  # type: ignore[arg-type]
+
+
+# Older files hold each value as JSON, newer ones by its kind.
+_PLAIN: dict[int, Callable[[Value], Any]] = {
+    4: bool, 5: whole, 6: _double, 7: text, 8: _json, _JSON: _json,
+}  # fmt: skip
+
+
+def named_value(data: Value) -> tuple[str, Any]:
+    """The name and the value in a W&B item."""
+    names: list[str] = []
+    item: Any = None
+    for number, value in fields(data if isinstance(data, bytes) else b""):
+        if number in (1, 2):
+            names.append(text(value))
+        elif number in _PLAIN:
+            item = _PLAIN[number](value)
+    return "/".join(name for name in names if name), item
+
+
+# --- logged steps ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class HistoryKind:
+    """W&B history records of the same names in the same order, and the values of some of them."""
+
+    pattern: re.Pattern[bytes]
+    names: Sequence[str]
+    rows: list[int] = field(default_factory=list)
+    values: list[tuple[bytes, ...]] = field(default_factory=list)
+
+    def columns(self) -> Iterator[tuple[str, list[int], Cells]]:
+        """The values found since the last call by name, with their rows."""
+        rows, values, self.rows, self.values = self.rows, self.values, [], []
+        for name, texts in zip(self.names, zip(*values, strict=True), strict=False):
+            yield name, rows, of_arrow(pc.utf8_trim(pa.array(texts, pa.string()), '"'))
+
+
+def history_blocks(found: Iterator[bytes], other: Callable[[int, bytes], None]) -> Iterator[Block]:
+    """The rows of W&B history records; the content of other records is passed to `other`."""
+    kinds: list[HistoryKind] = []
+    while part := list(islice(found, _BLOCK_ROWS)):
+        block = history_block(part, kinds, other)
+        if block.count:
+            yield block
+
+
+def history_block(
+    records: Iterable[bytes], kinds: list[HistoryKind], other: Callable[[int, bytes], None]
+) -> Block:
+    """The rows of W&B records; kinds that are met for the first time join `kinds`."""
+    row, rest = 0, dict[int, dict[str, Any]]()
+    for record in records:
+        for kind in kinds:
+            if match := kind.pattern.fullmatch(record):
+                kind.rows.append(row)
+                kind.values.append(match.groups())
+                row += 1
+                break
+        else:
+            for message in _history_messages(record, other):
+                rest[row] = history_row(message)
+                row += 1
+                if len(kinds) < _MOST_KINDS and (learned := history_kind_of(message)):
+                    kinds.append(learned)
+    columns: dict[str, Cells] = {}
+
+    def put(name: str, rows: Sequence[int], cells: Cells) -> None:
+        column = columns.setdefault(name, Cells.absent(row))
+        column.values[rows], column.present[rows] = cells.values, cells.present
+
+    for kind in kinds:
+        for name, rows, cells in kind.columns():
+            put(name, rows, cells)
+    for name in dict.fromkeys(name for found in rest.values() for name in found):
+        held = {at: found[name] for at, found in rest.items() if name in found}
+        put(name, list(held), of_values(list(held.values())))
+    return Block(row, columns)
+
+
+def _history_messages(record: bytes, other: Callable[[int, bytes], None]) -> Iterator[bytes]:
+    """The history in a record that is of no known kind; what else it holds goes to `other`."""
+    for number, value in fields(record):
+        if number == HISTORY and isinstance(value, bytes):
+            yield value
+        elif isinstance(value, bytes):
+            other(number, value)
+
+
+def history_kind_of(message: bytes) -> HistoryKind | None:
+    """The kind of a W&B history record that holds nothing but names and short numbers."""
+    pieces, names = [], []
+    for number, value, _, _ in spans(message, 0, len(message)):
+        inner = list(spans(value, 0, len(value))) if isinstance(value, bytes) else []
+        numbers = [part[0] for part in inner]
+        if number != _ITEM or numbers[-1:] != [_JSON] or not {*numbers[:-1]} <= {1, 2}:
+            return None
+        assert isinstance(value, bytes)
+        key = value[: inner[-1][2] - len(_JSON_KEY) - 1]
+        pieces.append(b"\x0a." + re.escape(key + _JSON_KEY) + b"." + _NUMBER)
+        names.append(named_value(value)[0])
+    if not names or len(set(names)) < len(names):
+        return None
+    kind = HistoryKind(re.compile(_HISTORY_HEAD + b"".join(pieces), re.DOTALL), names)
+    return kind if kind.pattern.fullmatch(b"\x12\0" + message) else None
+
+
+def history_row(data: bytes) -> dict[str, Any]:
+    """The names and values of one step that W&B logged."""
+    row: dict[str, Any] = {}
+    for number, value in fields(data):
+        if number == 1 and isinstance(value, bytes):
+            name, item = named_value(value)
+            row[name] = item
+        elif number == 2 and isinstance(value, bytes):
+            row.setdefault("_step", next((whole(v) for n, v in fields(value) if n == 1), 0))
+    return row

@@ -1,12 +1,4 @@
-"""NVIDIA's inspector of low precision: a line for each statistic of each layer and iteration.
-
-The line is that of `FileLogger.log_scalar` of nvdlfw-inspect 0.2.2; its name is put together by
-`_Buffer.log` of Transformer Engine 2.20.0.dev0 (commit d0067d0): layer, tensor, statistic, each
-joined by `_`. The file is `nvdlfw_inspect_statistics_logs/nvdlfw_inspect_globalrank-N.log`.
-
-A statistic without a recipe is of the recipe in use; one that names another recipe says what that
-would do and is left out, unless only the recipe in use can have it (delayed scaling, NVFP4).
-"""
+"""Formats below 16 bits (fp8, fp4): NVIDIA's inspector of their casts, trainers' options."""
 
 from __future__ import annotations
 
@@ -16,6 +8,17 @@ from collections.abc import Callable, Iterator
 
 from ampwatch.importers.format import NUMBER, Format, number
 from ampwatch.importers.statements import LayerStats, Setup, Statement
+
+# --- NVIDIA's inspector ---------------------------------------------------------------------------
+
+# NVIDIA's inspector of low precision: a line for each statistic of each layer and iteration.
+#
+# The line is that of `FileLogger.log_scalar` of nvdlfw-inspect 0.2.2; its name is put together by
+# `_Buffer.log` of Transformer Engine 2.20.0.dev0 (commit d0067d0): layer, tensor, statistic, each
+# joined by `_`. The file is `nvdlfw_inspect_statistics_logs/nvdlfw_inspect_globalrank-N.log`.
+#
+# A statistic without a recipe is of the recipe in use; one that names another recipe says what that
+# would do and is left out, unless only the recipe in use can have it (delayed scaling, NVFP4).
 
 _LINE = re.compile(rf" - ([^\s]{{1,400}})\s+iteration=(\d{{1,12}})\s+value=({NUMBER})")
 _NAME = re.compile(
@@ -38,7 +41,7 @@ _RECIPES = {
 }  # fmt: skip
 
 
-def read(line: str) -> Iterator[Statement]:
+def read_inspector(line: str) -> Iterator[Statement]:
     """Yield what a line of the inspector states."""
     told = _LINE.search(line)
     name = _NAME.fullmatch(told[1]) if told else None
@@ -90,4 +93,39 @@ _NOTE = (
     "The inspector counts shares of all values, zeros included: of the non-zero values they may be "
     "larger."
 )
-FORMAT = Format(source="nvidia-inspector", anchors=(" iteration=",), read=read, notes=(_NOTE,))
+NVIDIA_INSPECTOR = Format(
+    source="nvidia-inspector", anchors=(" iteration=",), read=read_inspector, notes=(_NOTE,)
+)
+
+
+# --- options --------------------------------------------------------------------------------------
+
+# Options of formats below 16 bits (fp8, fp4) that trainers print at their start, of any framework.
+#
+# Megatron-LM prints `  fp8 ......... hybrid` (`_print_args`, megatron/training/arguments.py, commit
+# d98e8a6; the same in a public log of 2025); NeMo 1 prints its configuration as YAML, `  fp8: true`
+# (`OmegaConf.to_yaml(cfg)`, NVIDIA/NeMo commit 8cfedd7, conf/megatron_gpt_config.yaml).
+
+_OPTIONS = (
+    r"fp8|fp8_(?:format|recipe|margin|interval|amax_history_len|amax_compute_algo|wgrad|param|"
+    r"param_gather|output_proj|dot_product_attention|multi_head_attention|e4m3|hybrid)|"
+    r"fp4|fp4_(?:recipe|param|param_gather)|first_last_layers_bf16|"
+    r"num_layers_at_(?:start|end)_in_bf16"
+)
+_DOTTED = re.compile(rf"(?:^|\s)({_OPTIONS}) \.{{2,60}} (\S{{1,100}})\s*$")
+_YAML = re.compile(rf"^\s*({_OPTIONS}): ([^\s#]{{1,100}})\s*(?:#.{{0,200}})?$")
+
+
+def read_options(line: str) -> Iterator[Statement]:
+    """Yield the low-precision option (fp8, fp4) that a line states."""
+    told = _DOTTED.search(line) or _YAML.search(line)
+    if told is not None:
+        yield Setup(config={told[1]: told[2]})
+
+
+LOW_PRECISION_OPTIONS = Format(
+    source="low-precision-options",
+    anchors=(" fp8", "fp8:", " fp4", "fp4:", "_in_bf16", "first_last_layers_bf16"),
+    read=read_options,
+    is_shared=True,
+)
