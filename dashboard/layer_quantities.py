@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ampwatch.diagnosis.rules.cast_losses import CUT_SHARE, FLUSHED_SHARE, most_flushed
+from ampwatch.diagnosis.rules.precision import CUT_SHARE, FLUSHED_SHARE, most_flushed
 from ampwatch.report.format_losses import FORMAT_NAMES, ROLES, STALENESS, WHAT_IF_COLUMNS
 from ampwatch.report.layer_views import FP8, FP16, WHAT_IF
 from ampwatch.rows import Table, column

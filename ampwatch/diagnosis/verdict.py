@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import numpy as np
 
-from ampwatch.diagnosis import learning_rate
+from ampwatch.diagnosis import learning_rate, thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.causes import RATE, causes_of, excludes_rate, link_causes
 from ampwatch.diagnosis.findings import (
@@ -21,17 +21,11 @@ from ampwatch.diagnosis.findings import (
     State,
     Verdict,
 )
-from ampwatch.diagnosis.learning_rate import Judgement
+from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.outcome import (
-    is_too_short,
-    little_seen,
-    outcome_of,
-    unsure_advice,
-)
-from ampwatch.diagnosis.outcome_remedies import REMEDIES
+from ampwatch.diagnosis.outcome import REMEDIES, outcome_of
 from ampwatch.diagnosis.rules import RULES
-from ampwatch.diagnosis.value_text import rate_text
+from ampwatch.diagnosis.value_text import count_text, rate_text
 
 
 def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Verdict:
@@ -192,7 +186,7 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
         return _explained_by(causes[0], current=seen.base)
     what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
     rows = case.rate.head  # an update that is a large share of all weights may have done harm
-    large = rows.of("step")[rows.accepted & (rows.ratio >= learning_rate.constants.PROOF_RATIO)]
+    large = rows.of("step")[rows.accepted & (rows.ratio >= constants.PROOF_RATIO)]
     if "AMP307" in codes:
         because = (
             "The loss has not returned to its usual range, and the record does not show whether "
@@ -221,6 +215,72 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
 def _explained_by(finding: Finding, current: float | None) -> Advice:
     because = f"{finding.code} {finding.name} explains what happened: {finding.summary}"
     return Advice(Action.NOT_THE_CAUSE, because, current=current, explained_by=finding.code)
+
+
+# --- how little a record holds --------------------------------------------------------------------
+
+# With fewer kinds of signals than this the first sentence names them: a reader of "healthy" should
+# know that only the loss was recorded.
+_SIGNALS_ENOUGH = 3
+FEWEST_LINES = 5  # of a log: fewer losses show neither health nor trouble
+
+
+def _signals(case: Case) -> tuple[str, ...]:
+    """The signals that the record holds, in words, on which a verdict is based."""
+    told, updates = case.numbers.told, case.rate.head.of("update_norm")
+    seen = {
+        "the loss": "loss" in told,
+        "the loss scale": case.scale.has_scaler,
+        "the gradient norm": "grad_norm" in told,
+        "the updates": bool(np.isfinite(updates).any()),
+        "the layers": case.numbers.sees_forward,
+        "the layers' casts": bool(case.casts.operands or case.casts.staleness),
+    }
+    return tuple(words for words, there in seen.items() if there)
+
+
+def is_long_enough(case: Case) -> bool:
+    """Whether at least one signal has enough steps for the shortest test of it."""
+    rows = case.rate.head
+    losses, norms = (int(np.isfinite(rows.of(name)).sum()) for name in ("loss", "grad_norm"))
+    scales = case.rate.accepted if case.scale.has_scaler else 0
+    return (
+        losses >= constants.NO_LEARNING_STEPS
+        or scales >= thresholds.STORM_WINDOW_STEPS
+        or norms >= thresholds.DRIFT_ROWS
+    )
+
+
+def is_too_short(case: Case, outcome: Outcome) -> bool:
+    """Whether a record ended before it had enough steps or lines to judge anything."""
+    if case.observed.loop:
+        return not is_long_enough(case)
+    has_loss, few = "loss" in case.numbers.told, case.scale.entries < FEWEST_LINES
+    little = outcome.state is State.TOO_LITTLE or (few and outcome.severity is Severity.INFO)
+    return has_loss and little and not case.scale.has_scaler
+
+
+def little_seen(case: Case) -> str | None:
+    """The sentence that says how little the record holds to judge by; None if it is enough."""
+    if case.is_searching or case.is_one_line:
+        return None
+    signals = _signals(case)
+    by = " and ".join(signals) or "skipped steps"
+    little = len(signals) < _SIGNALS_ENOUGH
+    if not is_long_enough(case):
+        length = count_text(case.scale.entries, "step" if case.observed.loop else "line")
+        only = f"; {by} only" if little else ""
+        return f"No problems found in {length}, too few to judge the learning rate{only}."
+    return f"No problems found, judged by {by} only." if little else None
+
+
+def unsure_advice(advice: Advice, case: Case) -> Advice:
+    """The advice for a run with too few steps to judge its rate: no evidence is no proof."""
+    if advice.action not in {Action.KEEP, Action.NOT_THE_CAUSE}:
+        return advice
+    steps = count_text(case.scale.entries, "step")
+    because = f"{steps} are too few to judge the rate; they show nothing against it."
+    return Advice(Action.UNKNOWN, because, current=advice.current)
 
 
 def conclude(case: Case) -> Diagnosis:

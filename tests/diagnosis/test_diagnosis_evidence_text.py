@@ -11,7 +11,7 @@ from hand_built import scaled_run
 
 import ampwatch.diagnosis.rules
 from ampwatch.diagnosis import Evidence, diagnose
-from ampwatch.diagnosis.learning_rate.signs import TABLE, SignReading
+from ampwatch.diagnosis.learning_rate.judgement import TABLE, SignReading
 from ampwatch.diagnosis.value_text import _FORMS, evidence_text, label_of
 
 RULES = Path(ampwatch.diagnosis.rules.__file__).parent

@@ -10,20 +10,18 @@ from functools import lru_cache
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.estimate import MARGIN, Estimate, EstimateBounds
+from ampwatch.diagnosis.learning_rate.estimate import MARGIN, Estimate, EstimateBounds, Family
 from ampwatch.diagnosis.learning_rate.judgement import (
     CLEAR_LINE,
     Attribution,
     Cause,
     Judgement,
+    is_born_zero,
     judge_rate,
 )
 from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians
-from ampwatch.diagnosis.learning_rate.onset import OnsetSign
-from ampwatch.diagnosis.learning_rate.optimizer_family import Family
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState, micro_batches
-from ampwatch.diagnosis.learning_rate.signs import is_born_zero
-from ampwatch.diagnosis.learning_rate.trouble import LeapBefore, Trouble, Warmup
+from ampwatch.diagnosis.learning_rate.trouble import LeapBefore, OnsetSign, Trouble, Warmup
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.value_text import count_text
 

@@ -1,4 +1,4 @@
-"""AMP206, AMP303, AMP307: bad batches, spikes that recover, a loss that does not come back."""
+"""AMP206, AMP303, AMP306, AMP307, AMP309 to AMP313: bad batches, spikes, a loss that stays high."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats
-from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.event import Event
+from ampwatch.diagnosis.findings import Evidence, Severity, State
 from ampwatch.diagnosis.learning_rate import RateRows, constants
 from ampwatch.diagnosis.learning_rate.judgement import Cause
 from ampwatch.diagnosis.learning_rate.noise import trailing_medians
-from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign, loss_wanders
-from ampwatch.diagnosis.learning_rate.trouble import rows_around
+from ampwatch.diagnosis.learning_rate.trouble import Onset, OnsetSign, loss_wanders, rows_around
 from ampwatch.diagnosis.loss_rise import (
     GREW,
     OUT_OF_BAND,
@@ -27,9 +27,11 @@ from ampwatch.diagnosis.loss_rise import (
 )
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
 from ampwatch.diagnosis.medians import known_of, median
-from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.outcome import APART, REMEDIES, outcome_of
+from ampwatch.diagnosis.rule import Rule, Seen, rule
+from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.value_text import count_text, share_text
-from ampwatch.rows import LR_LEAP
+from ampwatch.rows import LR_LEAP, EventKind
 
 # Jumps of one step: three are more than chance; two are, if the updates jumped with them.
 LEAPS, GROWN_LEAPS = 3, 2
@@ -370,4 +372,152 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
         else "Look at the batches around the step at which the loss rose: was the data changed "
         "there? If it was not, lower the learning rate and start once more.",
         evidence=Evidence("loss_peak", step, height, level, "before"),
+    )
+
+
+# --- outcomes, in their own words -----------------------------------------------------------------
+
+
+_UNKNOWN = "This record does not show why."
+
+
+def _tells(code: str, name: str, usual: Severity, *states: State, cause: str = _UNKNOWN) -> Rule:
+    """Make the rule that tells of these outcomes."""
+
+    def check(case: Case) -> Iterator[Seen]:
+        outcome = outcome_of(case)
+        # A slow fall has no first step: whatever explains it may come later.
+        is_slow = outcome.state is State.HARDLY_FALLS
+        why, remedy = APART if outcome.grew_apart else (cause, REMEDIES.get(outcome.state))
+        if outcome.state in states:
+            yield Seen(
+                severity=outcome.severity,
+                first_step=None if is_slow else outcome.since_step,
+                last_step=case.scale.last_step,
+                summary=outcome.words,
+                cause=why,
+                action=remedy,
+                evidence=outcome.evidence,
+            )
+
+    return Rule(code, name, usual, check)
+
+
+no_progress = _tells(
+    "AMP309", "no-progress", Severity.ERROR, State.STANDS_STILL, State.HARDLY_FALLS
+)
+overfitting = _tells(
+    "AMP310", "overfitting", Severity.WARNING, State.OVERFITS,
+    cause="The model learns its training data by heart.",
+)  # fmt: skip
+goal_lost = _tells("AMP311", "goal-lost", Severity.ERROR, State.GOAL_LOST, State.GOAL_FALLS)
+discriminator_won = _tells(
+    "AMP312", "discriminator-won", Severity.ERROR, State.ADVERSARY_WON,
+    cause="The discriminator tells every sample apart: it leaves the generator no gradient.",
+)  # fmt: skip
+score_stands_still = _tells(
+    "AMP313", "score-stands-still", Severity.WARNING, State.GOAL_STILL,
+    cause="What is measured is not what is trained, or the data are in an order that teaches one "
+    "thing at a time.",
+)  # fmt: skip
+
+
+# --- trouble that began with a change -------------------------------------------------------------
+
+
+@rule("AMP306", "jump-at-event", Severity.WARNING)
+def jump_at_event(case: Case) -> Iterator[Seen]:
+    """Trouble that began right after something was changed."""
+    onset, rise = case.judgement.onset, rise_that_stands(case)
+    if (lost := harmful_restart(case)) is not None:
+        yield lost
+        return
+    if onset is not None:
+        began, sign = onset.step, onset.sign.value
+    elif rise is not None:
+        began, sign = rise.first_step, "the loss was above its recent band"
+    else:
+        return
+    start = case.scale.first_step or 0
+    near = [
+        (step, what)
+        for step, what in _changes(case)
+        if start < step and 0 <= began - step <= thresholds.JUMP_STEPS
+    ]
+    if near:
+        step, what = max(near)
+        yield Seen(
+            first_step=step,
+            last_step=began,
+            summary=f"The trouble began {count_text(began - step, 'step')} after {what}.",
+            cause=f"From step {began} {sign}; at step {step} {what}.",
+            action=_back(case, step),
+            evidence=Evidence("onset", began, float(began), float(step), "step of the change"),
+        )
+
+
+def _back(case: Case, step: int) -> str | None:
+    """What to do if the change before the trouble was a leap of the rate; else None."""
+    leapt = case.rate_advice.leapt_at_step
+    is_this = leapt is not None and abs(step - leapt) <= 1  # an event may come a step early
+    return how_to_change_rate(case.rate_advice) if is_this else None
+
+
+def _changes(case: Case) -> Iterator[tuple[int, str]]:
+    """When something was changed before the trouble, and what; stairs of a warm-up do not count."""
+    leaps = case.leaps
+    for event in case.events.changes:
+        if event.kind != EventKind.LR_CHANGED.value or not leaps.is_climb(event.step):
+            yield event.step, _said(event)
+    for leap in filter(leaps.is_settled, leaps.leaps):  # of records without events
+        yield leap.step, f"the rate went from {leap.before:.3g} to {leap.after:.3g}"
+
+
+def _said(event: Event) -> str:
+    before, after = (event.detail.get(end) for end in ("from", "to"))
+    known = isinstance(before, (int, float)) and isinstance(after, (int, float))
+    way = f"went from {before:,.6g} to {after:,.6g}" if known else "changed"
+    group = event.detail.get("group")
+    return {
+        "state-loaded": "a state was loaded",
+        "optimizer-replaced": "the optimizer was replaced",
+        "scaler-replaced": "the scaler was replaced",
+        "batch-size-changed": f"the batch size {way}",
+        "lr-changed": f"the rate of group {group} {way}" if group else f"the rate {way}",
+    }[event.kind]
+
+
+_NORMS = {"update": "the updates", "grad_norm": "the gradient norm"}
+
+
+def harmful_restart(case: Case) -> Seen | None:
+    """A loss that jumps right after a restart, together with updates or gradients.
+
+    A warning even if the run recovers: the next restart will do the same.
+    """
+    first, last, jumps = case.restarts.first, case.restarts.last, case.restarts.jumps
+    if first is None or last is None:
+        return None
+    before, after = last.loss
+    norm = f", {_NORMS[last.norm]} {last.times:.1f} times as large" if last.norm else ""
+    times = f"At {count_text(jumps.count, 'restart')}" if jumps.count > 1 else "At the restart"
+    where = f"before step {first.step}" if first.is_seam else f"at step {first.step}"
+    summary = f"{times} {where} the loss jumped from {before:.3g} to {after:.3g}."
+    cause = f"It stayed there for tens of steps{norm}: the run did not continue as it "
+    cause += "was. Usually the optimizer's state was not loaded."
+    action = "Save optimizer.state_dict() with each checkpoint and load it on resume. If that is "
+    action += "not possible, warm the rate up."
+    if last.rates is not None:
+        summary = f"Since the restart {where} the loss went from {before:.3g} to {after:.3g}."
+        cause = f"The rate rose from {last.rates[0]:.3g} to {last.rates[1]:.3g} there, and at the "
+        cause += f"record's end the loss has not come back{norm}: the schedule started over."
+        action = "Load the scheduler's state with that checkpoint."
+    return Seen(
+        severity=Severity.WARNING,
+        first_step=first.step,
+        last_step=last.step,
+        summary=summary,
+        cause=cause,
+        action=action,
+        evidence=Evidence("loss", last.step, after, before, "before"),
     )

@@ -11,8 +11,8 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
-from ampwatch.diagnosis.rules.scale_search_and_growth import no_scale_helps, startup_has_failed
+from ampwatch.diagnosis.rules.scale import no_scale_helps, startup_has_failed
+from ampwatch.diagnosis.rules.training_loop import left_out_ending
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import alone_text, count_text, list_text, steps_text
 

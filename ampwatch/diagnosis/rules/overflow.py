@@ -1,22 +1,30 @@
-"""AMP201 to AMP203: values that leave half precision, and the layer in which they first do."""
+"""AMP201 to AMP203, AMP205, AMP210: values that leave half precision, or soon will, and where."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.layer_history import ROOT
+from ampwatch.diagnosis.layer_history import (
+    LOW_HEADROOM_OCTAVES,
+    ROOT,
+    TREND_SAMPLES,
+    AttentionScore,
+    AttentionScoreHistory,
+    LayerHistory,
+)
 from ampwatch.diagnosis.learning_rate.noise import rounding_unit
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows
 from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
-from ampwatch.diagnosis.rules.scale_search_and_growth import DEFAULT_SCALE, raise_scale_text
+from ampwatch.diagnosis.rules.scale import DEFAULT_SCALE, raise_scale_text
+from ampwatch.diagnosis.rules.training_loop import left_out_ending
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import (
     alone_text,
@@ -264,3 +272,143 @@ def _grown(case: Case) -> str:
 def _is_first(named: LayerOverflows) -> str:
     """How a finding says that a layer is the first to overflow: surely, or as far as recorded."""
     return "is, as far as the record shows, the first" if named.is_bound else "is the first"
+
+
+# --- headroom below the limit of a format ---------------------------------------------------------
+
+
+# Close to the limit: in most samples of a layer, and in at least this many.
+LOW_HEADROOM_SAMPLES = 5
+# Due to overflow within this many steps, if the last samples go on growing: over at least this many
+# steps, by at least an octave in all, and hardly ever falling back.
+HEADROOM_HORIZON_STEPS = 500
+TREND_STEPS, TREND_OCTAVES, TREND_FALLING_SHARE = 100, 1.0, 0.8
+
+
+@rule("AMP205", "low-headroom", Severity.WARNING)
+def low_headroom(case: Case) -> Iterator[Seen]:
+    """A layer with little headroom below the limit of its format, or due to lose it."""
+    layers = case.layers
+    at = _nearest(layers)
+    summary, cause = ".", "Its largest activation stays that close in most samples."
+    if at is None and (due := _due_to_overflow(layers)) is not None:
+        at, left = due
+        summary = f", and will pass it in about {left:.0f} steps."
+        cause = f"Its largest activation has grown in its last {TREND_SAMPLES} samples."
+    if at is None:
+        return
+    name, octaves = layers.names[at], float(layers.trend_values[at, -1])
+    step = int(layers.trend_steps[at, -1])
+    yield Seen(
+        first_step=int(np.nanmin(layers.trend_steps[at])),
+        last_step=step,
+        layer=name,
+        summary=f"Layer {name} has {octaves:.1f} octaves left below the limit of half precision"
+        f"{summary}",
+        cause=cause,
+        evidence=Evidence("log2_headroom", step, octaves, LOW_HEADROOM_OCTAVES, "threshold"),
+    )
+
+
+def _nearest(layers: LayerHistory) -> int | None:
+    """The layer with the least headroom, if it still is close to its format's limit."""
+    close = (layers.headrooms >= LOW_HEADROOM_SAMPLES) & (2 * layers.near > layers.headrooms)
+    last = np.where(close, layers.trend_values[:, -1], np.inf)
+    close &= last <= LOW_HEADROOM_OCTAVES
+    return int(np.argmin(last)) if close.any() else None
+
+
+def _due_to_overflow(layers: LayerHistory) -> tuple[int, float] | None:
+    """The layer whose headroom will be used up first, and in how many steps."""
+    steps, values = layers.trend_steps, layers.trend_values
+    with np.errstate(all="ignore"):  # nan where a layer has fewer samples
+        span, lost = steps[:, -1] - steps[:, 0], values[:, 0] - values[:, -1]
+        falling = (np.diff(values, axis=1) < 0).mean(axis=1) >= TREND_FALLING_SHARE
+        left = np.maximum(values[:, -1], 0.0) * span / lost
+        due = falling & (span >= TREND_STEPS) & (lost >= TREND_OCTAVES)
+        # No further than the samples themselves show: what begins at zero (LoRA) grows fast, far
+        # below.
+        due &= (left <= HEADROOM_HORIZON_STEPS) & (values[:, -1] <= lost)
+    if not due.any():
+        return None
+    first = int(np.argmin(np.where(due, left, np.inf)))
+    return first, float(left[first])
+
+
+# --- attention scores -----------------------------------------------------------------------------
+
+
+# Attention scores that grow: over thousands of steps, in a row of windows each higher than the one
+# before, four times higher in all. The growth after a start slows down before that.
+SCORE_WINDOWS = 4
+SCORE_STEPS = 2000
+SCORE_OCTAVES = 2.0
+
+
+@rule("AMP210", "attention-logit-growth", Severity.WARNING)
+def attention_logit_growth(case: Case) -> Iterator[Seen]:
+    """Attention scores that have grown for long and will exceed the range of half precision."""
+    drift = _due_to_exceed(case.scores)
+    if drift is None:
+        return
+    name, course = drift.score.layer, case.scores
+    first = int(course.first_steps.values[drift.begin])
+    what = "The largest query times the largest key at" if drift.score.product else "The scores at"
+    yield Seen(
+        first_step=first,
+        last_step=course.last_step,
+        layer=name,
+        summary=f"Attention scores at {name} have grown since step {first} and will exceed half "
+        f"precision in about {drift.steps_left:,.0f} steps.",
+        cause=f"{what} {name} have risen by {drift.octaves:.1f} octaves without a break; "
+        f"{max(drift.left, 0.0):.1f} octaves remain below 65504.",
+        action="Normalise queries and keys, or compute their product and its softmax in float32: "
+        "multiply q.float() by k.float() within torch.autocast(device_type, enabled=False).",
+        evidence=Evidence(
+            "log2_headroom", course.last_step, drift.left, drift.left + drift.octaves, "at first"
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Drift:
+    """How far one attention's scores have risen, and when they reach the format's end."""
+
+    score: AttentionScore
+    begin: int  # the window
+    octaves: float  # risen since
+    left: float  # below the format's end
+    steps_left: float
+
+
+def _due_to_exceed(course: AttentionScoreHistory) -> _Drift | None:
+    """The attention whose scores will exceed the format's range first; None if none will."""
+    if not course.scores:
+        return None
+    levels = course.levels()
+    known = ~np.isnan(levels).all(axis=0)
+    if known.sum() < SCORE_WINDOWS:
+        return None
+    last = int(np.flatnonzero(known)[-1])
+    with np.errstate(invalid="ignore"):
+        falls = levels[:, :last] - levels[:, 1 : last + 1] > 0  # nan breaks the drift
+    run = np.cumprod(falls[:, ::-1], axis=1).sum(axis=1).astype(np.int64)
+    each = np.arange(len(levels))
+    begin, middle = last - run, last - run // 2
+    left, octaves = levels[:, last], levels[each, begin] - levels[:, last]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        recent = (levels[each, middle] - left) / ((last - middle) * course.width)
+        steps_left = np.maximum(left, 0.0) / recent
+        lasted = run * course.width
+        due = (run + 1 >= SCORE_WINDOWS) & (lasted >= SCORE_STEPS)
+        due &= (octaves >= SCORE_OCTAVES) & (steps_left <= lasted)
+    if not due.any():
+        return None
+    worst = int(np.argmin(np.where(due, steps_left, np.inf)))
+    return _Drift(
+        course.scores[worst],
+        int(begin[worst]),
+        float(octaves[worst]),
+        float(left[worst]),
+        float(steps_left[worst]),
+    )

@@ -13,7 +13,7 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.finiteness_history import DEAD_RATE
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.learning_rate.onset import Onset
+from ampwatch.diagnosis.learning_rate.trouble import Onset
 from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text, go_back_text
