@@ -20,6 +20,7 @@ from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.findings import Evidence, Outcome, Severity, Sign, State
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation, rounding_unit
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows
+from ampwatch.diagnosis.learning_rate.trouble import OnsetSign
 from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_outcome import (
@@ -197,8 +198,24 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     if course.end is LossEnd.LEARNING and takes_steps and not _is_doubted(case, series, course):
         return Outcome(State.LEARNING, None, ("loss",))
     if course.end in {LossEnd.LEARNING, LossEnd.FLAT}:
-        return Outcome(State.FLAT, None, ("loss",))
+        return _above_its_start(case, series, course) or Outcome(State.FLAT, None, ("loss",))
     return _worse(case, series, course)
+
+
+def _above_its_start(case: Case, series: LossSeries, course: LossCourse) -> Outcome | None:
+    """A loss that left its first values, slowly or within a few steps, and never came back to them.
+
+    The points of a long record may all lie above them.
+    """
+    began, step = median_of_known(case.rate.head.of("loss")[:LEAST]), case.scale.first_step or 0
+    onset = case.judgement.onset
+    stays = series.loss[1:].min(initial=course.last) >= began > NOTHING
+    if not stays or onset is None or onset.sign is not OnsetSign.CLIMB:
+        return None
+    low, high = two_digits(began), two_digits(course.last)
+    words = f"The loss rose from {low} to {high}, from its first steps on, and has stayed there."
+    evidence = Evidence("loss_peak", step, course.last, began, "at first")
+    return Outcome(State.ANOTHER_LEVEL, step, ("loss",), words, evidence=(evidence,))
 
 
 def _latest(case: Case, series: LossSeries, course: LossCourse) -> tuple[LossSeries, LossCourse]:
@@ -281,7 +298,8 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     # themselves grow so.
     early = since <= _MOMENTS * len(series.loss) and course.last <= _MOST * series.loss[0]
     if (slow and (stayed or len(series.loss) >= _LONG)) or early:
-        return Outcome(State.FLAT, None, ("loss", "grad_norm"))  # as an adversary's or a reward's
+        flat = Outcome(State.FLAT, None, ("loss", "grad_norm"))  # as an adversary's or a reward's
+        return _above_its_start(case, series, course) or flat
     step = int(series.step[since])
     # Gradients that grow as the loss does follow it; without any, only a leap far up is sure.
     alone = course.is_abrupt and course.last > course.first

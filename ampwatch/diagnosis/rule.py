@@ -137,9 +137,10 @@ class Rule:
 
     def findings(self, case: Case) -> list[Finding]:
         """What the rule finds in a case."""
-        return [self._finding(seen, case) for seen in self.check(case)]
+        return [self.finding(seen, case) for seen in self.check(case)]
 
-    def _finding(self, seen: Seen, case: Case) -> Finding:
+    def finding(self, seen: Seen, case: Case) -> Finding:
+        """What was seen as a finding of this rule."""
         lasting = self.usual if seen.standing.weighs else Severity.INFO
         steps: Stretch = seen if seen.at is None else seen.at
         told = seen.evidence

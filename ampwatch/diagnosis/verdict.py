@@ -23,8 +23,9 @@ from ampwatch.diagnosis.findings import (
 )
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.outcome import REMEDIES, outcome_of
+from ampwatch.diagnosis.outcome import outcome_of
 from ampwatch.diagnosis.rules import RULES
+from ampwatch.diagnosis.rules.loss import outcome_seen
 from ampwatch.diagnosis.value_text import count_text, rate_text
 
 
@@ -41,6 +42,7 @@ def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Ver
 
 
 # The findings that tell of an outcome: the first is the one that it is told as if none is there.
+# Outcomes of no progress and of metrics are found by rules of their own.
 _TELL_OF = {
     State.WORSE: ("AMP307", "AMP301", "AMP302"),
     State.NOT_BACK: ("AMP307", "AMP301", "AMP302", "AMP303", "AMP206"),
@@ -52,13 +54,6 @@ _TELL_OF = {
     State.NO_STEPS: ("AMP105", "AMP103", "AMP104", "AMP202", "AMP203", "AMP208", "AMP211"),
     State.NOTHING_LEARNS: ("AMP410",),
     State.EXCEPTION: ("AMP902",),
-    State.STANDS_STILL: ("AMP309",),
-    State.HARDLY_FALLS: ("AMP309",),
-    State.OVERFITS: ("AMP310",),
-    State.GOAL_STILL: ("AMP313",),
-    State.GOAL_FALLS: ("AMP311",),
-    State.GOAL_LOST: ("AMP311",),
-    State.ADVERSARY_WON: ("AMP312",),
 }  # fmt: skip
 # What a rule sees in skips, scale and loss is an error only while the training suffers from it.
 _SYMPTOMS = frozenset(
@@ -105,7 +100,8 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
     tells = [f for f in findings if f.code in codes and f.severity.weight >= least.weight]
     if tells:
         return [replace(f, severity=outcome.severity) if f in tells else f for f in findings]
-    return [*(f for f in findings if f.code != codes[0]), _told(case, outcome, codes[0])]
+    told = next(rule for rule in RULES if rule.code == codes[0]).finding(outcome_seen(case), case)
+    return [*(f for f in findings if f.code != told.code), told]
 
 
 def _at_most(most: Severity, codes: Set[str], findings: Sequence[Finding]) -> list[Finding]:
@@ -114,24 +110,6 @@ def _at_most(most: Severity, codes: Set[str], findings: Sequence[Finding]) -> li
         replace(f, severity=most) if f.code in codes and f.severity.weight > most.weight else f
         for f in findings
     ]
-
-
-def _told(case: Case, outcome: Outcome, code: str) -> Finding:
-    """The finding of an outcome that no rule has explained."""
-    known = next(rule for rule in RULES if rule.code == code)
-    return Finding(
-        code=code,
-        name=known.name,
-        severity=outcome.severity,
-        first_step=outcome.since_step,
-        last_step=case.scale.last_step,
-        ranks=case.record.ranks,
-        layer=None,
-        summary=outcome.words,
-        cause="This record does not show why.",
-        action=REMEDIES.get(outcome.state, known.page.do),
-        evidence=outcome.evidence,
-    )
 
 
 def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:

@@ -11,19 +11,11 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity, State
-from ampwatch.diagnosis.learning_rate import RateRows, constants
-from ampwatch.diagnosis.learning_rate.judgement import Cause
-from ampwatch.diagnosis.learning_rate.noise import trailing_medians
-from ampwatch.diagnosis.learning_rate.trouble import Onset, OnsetSign, loss_wanders, rows_around
+from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.loss_rise import (
-    GREW,
-    OUT_OF_BAND,
-    ROUNDED,
     TELLING,
-    WINDOW,
     LossRise,
     RiseKind,
-    has_left_band,
 )
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
 from ampwatch.diagnosis.medians import known_of, median
@@ -31,16 +23,10 @@ from ampwatch.diagnosis.outcome import APART, REMEDIES, outcome_of
 from ampwatch.diagnosis.rule import Rule, Seen, rule
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.value_text import count_text, share_text
-from ampwatch.rows import LR_LEAP, EventKind
+from ampwatch.rows import EventKind
 
 # Jumps of one step: three are more than chance; two are, if the updates jumped with them.
 LEAPS, GROWN_LEAPS = 3, 2
-# Of a loss that stays high: as many rows at either end; and a level that has doubled, further above
-# all before than that was wide.
-_END_ROWS, _DOUBLE, _WIDE = 64, 2.0, 1.0
-# Neither drift nor a change of the data lifts a loss above its past by so many times the width of
-# that past.
-_FAR = 4
 # More rises than one in a hundred steps are normal for such data; in a short record, more than a
 # few.
 _FEW = 8
@@ -221,7 +207,7 @@ def _burst(case: Case) -> Seen:
 def diverging_without_overflow(case: Case) -> Iterator[Seen]:
     """A loss that diverges or does not come back while the loss scale is steady."""
     if case.standing_fall is None:
-        seen = _diverged(case) or _not_back(case) or _never_back(case)
+        seen = _diverged(case) or _not_back(case)
         if seen is not None:
             yield seen
 
@@ -262,104 +248,15 @@ def _not_back(case: Case) -> Seen | None:
     rise = rise_that_stands(case)
     if rise is None:
         return None
-    above = "it has been above every earlier value"
-    return _standing(case, rise.first_step, above, rise.level, rise.peak, grew=bool(rise.grew))
-
-
-def _never_back(case: Case) -> Seen | None:
-    """A loss that climbed slowly or from the start and has not come back by the end.
-
-    `rise_that_stands` compares with the losses just before it; the onset, with the best of the run.
-    """
-    onset, found = case.judgement.onset, case.judgement.attribution
-    if onset is None or found is None or found.cause is Cause.RATE:
-        return None
-    if onset.descending or onset.collapsed or onset.sign not in _TURNED:
-        return None
-    before, after = rows_around(case.rate, onset)
-    grown = {row.group for row in found.table if row.reading.strength > 0}
-    level = _median(before.of("loss"), constants.WINDOW_STEPS)
-    now = _median(case.rate.tail.of("loss"), constants.FINAL_STEPS)
-    above = _above_its_past(case, onset, now)
-    if grown & _NOT_ITS_OWN or (_is_raised(before, after) and not above > 0):
-        return None
-    if _has_been_up(case, onset):
-        return None
-    grew = _norms_grew(before, after) or (bool(grown & {"gradients", "drift"}) or None)
-    # Without gradients a loss may wander; no data make it far worse than all before for good.
-    moves = any(np.isfinite(before.of(name)).any() for name in ("grad_norm", "update_norm"))
-    is_far = above > _FAR or (moves and above > _WIDE and now >= _DOUBLE * level > 0)
-    climbed = onset.sign is OnsetSign.CLIMB and not found.recorded
-    if not grew and (_gradients_stayed(before, after) or not (climbed or is_far)):
-        return None
-    return _standing(case, onset.step, onset.sign.value, level, now, grew=bool(grew))
-
-
-# Other batches, or more of them in a step, change what the loss means.
-_NOT_ITS_OWN = {"input", "batch"}
-_TURNED = {OnsetSign.SHIFT, OnsetSign.CLIMB, OnsetSign.RELAPSE}
-
-
-def _above_its_past(case: Case, onset: Onset, now: float) -> float:
-    """How far the loss stands above all earlier losses, in units of their range."""
-    points, head = case.rate.points, case.rate.head.part(0, onset.row)
-    early = trailing_medians(known_of(head.of("loss")))[constants.MEDIAN_STEPS // 2 :]
-    known = np.concatenate([early, known_of(points.rows.of("loss")[points.start < onset.row])])
-    if not len(known):
-        return 0.0
-    top, low = float(known.max()), float(known.min())
-    return (now - top) / max(top - low, ROUNDED * abs(top), 1e-12)
-
-
-def _has_been_up(case: Case, onset: Onset) -> bool:
-    """Whether the loss has risen as far before and come down, as the order of data can cause."""
-    points = case.rate.points
-    loss = points.rows.of("loss")
-    before, after = (
-        known_of(loss[at]) for at in (points.start < onset.row, points.start >= onset.row)
-    )
-    return bool(len(before) and len(after)) and loss_wanders(before, after)
-
-
-def _left_with_loss(before: RateRows, after: RateRows, name: str) -> Iterator[bool | None]:
-    """Whether a norm left its band with the loss: right after the onset, and at the end."""
-    past, since = (rows.of(name) for rows in (before, after))
-    for now in (since[:_END_ROWS], since[-_END_ROWS:]):
-        least = max(2, len(now) // 2)
-        yield has_left_band(past[-WINDOW:], now, least, times=GREW, deviations=OUT_OF_BAND)
-
-
-def _norms_grew(before: RateRows, after: RateRows) -> bool:
-    """Whether gradients rose with the loss, or updates by more than the rate explains."""
-    raised = _is_raised(before, after)
-    names = ("grad_norm",) if raised else ("grad_norm", "update_norm")
-    return any(one is True for name in names for one in _left_with_loss(before, after, name))
-
-
-def _gradients_stayed(before: RateRows, after: RateRows) -> bool:
-    """Whether gradients are known to have stayed in their band while the loss rose."""
-    return all(one is False for one in _left_with_loss(before, after, "grad_norm"))
-
-
-def _is_raised(before: RateRows, after: RateRows) -> bool:
-    """Whether the rate was raised when the loss rose: after a warm restart both fall again."""
-    low, high = (_median(rows.of("lr"), constants.WINDOW_STEPS) for rows in (before, after))
-    return high >= LR_LEAP * low
-
-
-def _median(values: Floats, last: int) -> float:
-    return median(known_of(values)[-last:])
-
-
-def _standing(case: Case, step: int, what: str, level: float, height: float, *, grew: bool) -> Seen:
+    step, grew = rise.first_step, bool(rise.grew)
     return Seen(
         # A change of the data may raise the loss for good; only gradients could tell.
         severity=Severity.ERROR if grew else Severity.WARNING,
         first_step=step,
         last_step=case.scale.last_step,
         summary="The loss rose out of its band and has not come back: "
-        f"{level:.4g} before, up to {height:.4g} since.",
-        cause=f"From step {step} {what}"
+        f"{rise.level:.4g} before, up to {rise.peak:.4g} since.",
+        cause=f"From step {step} it has been above every earlier value"
         + (
             ", and gradients or updates left their band with it."
             if grew
@@ -371,8 +268,12 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
         if grew
         else "Look at the batches around the step at which the loss rose: was the data changed "
         "there? If it was not, lower the learning rate and start once more.",
-        evidence=Evidence("loss_peak", step, height, level, "before"),
+        evidence=Evidence("loss_peak", step, rise.peak, rise.level, "before"),
     )
+
+
+def _median(values: Floats, last: int) -> float:
+    return median(known_of(values)[-last:])
 
 
 # --- outcomes, in their own words -----------------------------------------------------------------
@@ -385,22 +286,27 @@ def _tells(code: str, name: str, usual: Severity, *states: State, cause: str = _
     """Make the rule that tells of these outcomes."""
 
     def check(case: Case) -> Iterator[Seen]:
-        outcome = outcome_of(case)
-        # A slow fall has no first step: whatever explains it may come later.
-        is_slow = outcome.state is State.HARDLY_FALLS
-        why, remedy = APART if outcome.grew_apart else (cause, REMEDIES.get(outcome.state))
-        if outcome.state in states:
-            yield Seen(
-                severity=outcome.severity,
-                first_step=None if is_slow else outcome.since_step,
-                last_step=case.scale.last_step,
-                summary=outcome.words,
-                cause=why,
-                action=remedy,
-                evidence=outcome.evidence,
-            )
+        if outcome_of(case).state in states:
+            yield outcome_seen(case, cause)
 
     return Rule(code, name, usual, check)
+
+
+def outcome_seen(case: Case, cause: str = _UNKNOWN) -> Seen:
+    """The outcome of a case in its own words, as a rule would tell of it."""
+    outcome = outcome_of(case)
+    # A slow fall has no first step: whatever explains it may come later.
+    is_slow = outcome.state is State.HARDLY_FALLS
+    why, remedy = APART if outcome.grew_apart else (cause, REMEDIES.get(outcome.state))
+    return Seen(
+        severity=outcome.severity,
+        first_step=None if is_slow else outcome.since_step,
+        last_step=case.scale.last_step,
+        summary=outcome.words,
+        cause=why,
+        action=remedy,
+        evidence=outcome.evidence,
+    )
 
 
 no_progress = _tells(

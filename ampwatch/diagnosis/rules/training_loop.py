@@ -6,7 +6,8 @@ code and its numbers. A rule of these is only the wording of the event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
@@ -15,7 +16,7 @@ from ampwatch.diagnosis.event_history import GuardHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.loop_history import STARVED
-from ampwatch.diagnosis.rule import Rule, Seen, rule
+from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.gradients import is_without_gradients
 from ampwatch.diagnosis.rules.run_endings import is_about_dtypes
 from ampwatch.diagnosis.times import Times
@@ -24,55 +25,42 @@ from ampwatch.diagnosis.value_text import count_text, list_text, scale_text, sha
 # --- mistakes in the loop, and in who scales the loss ---------------------------------------------
 
 
-Numbers = Callable[[Event], tuple[str, tuple[Evidence, ...]]]
+def _misuse(case: Case, code: str, summary: str, cause: str, **more: Any) -> Iterator[Seen]:
+    """What a rule says of the mistake that the probe recorded under its code."""
+    event = case.events.misuse.get(code)
+    if event is not None:
+        yield Seen(summary, cause, first_step=event.step, ranks=(event.rank,), **more)
 
 
-def _mistake(
-    code: str,
-    name: str,
-    severity: Severity,
-    *,
-    summary: str,
-    cause: str,
-    numbers: Numbers = lambda _event: ("", ()),
-    harms: Callable[[Case], bool] = lambda _case: True,
-    left: Callable[[Case], str] = lambda _case: "",
-) -> Rule:
-    """Make the rule for a mistake in the loop from its code and the words of its event.
-
-    `left` tells what the mistake has left at the end of the record, as the end of the summary. If
-    the record shows no harm by the mistake, the finding is information.
-    """
-
-    def check(case: Case) -> Iterator[Seen]:
-        event = case.events.misuse.get(code)
-        if event is None:
-            return
-        told, evidence = numbers(event)
-        yield Seen(
-            severity=severity if harms(case) else Severity.INFO,
-            first_step=event.step,
-            summary=f"{summary.removesuffix('.')}{left(case)}.",
-            cause=cause + told,
-            ranks=(event.rank,),
-            evidence=evidence,
-        )
-
-    return Rule(code, name, severity, check)
+@rule("AMP401", "clip-before-unscale", Severity.ERROR)
+def clip_before_unscale(case: Case) -> Iterator[Seen]:
+    """Gradients that are clipped or changed before they are unscaled."""
+    return _misuse(
+        case,
+        "AMP401",
+        "Gradients were clipped or changed before they were unscaled.",
+        "The gradients changed between backward() and unscale_(), where they are still "
+        "multiplied by the loss scale. A limit for clipping is far too small there.",
+    )
 
 
-clip_before_unscale = _mistake(
-    "AMP401",
-    "clip-before-unscale",
-    Severity.ERROR,
-    summary="Gradients were clipped or changed before they were unscaled.",
-    cause="The gradients changed between backward() and unscale_(), where they are still "
-    "multiplied by the loss scale. A limit for clipping is far too small there.",
-)
+@rule("AMP403", "update-inside-accumulation", Severity.ERROR)
+def update_inside_accumulation(case: Case) -> Iterator[Seen]:
+    """A scale that changes while gradients are accumulated."""
+    told, evidence = _mixed_scales(case.events.misuse.get("AMP403"))
+    return _misuse(
+        case,
+        "AMP403",
+        "scaler.update() is called inside a gradient accumulation.",
+        f"It ran while gradients were waiting for their optimizer's step.{told}",
+        evidence=evidence,
+    )
 
 
-def _mixed(event: Event) -> tuple[str, tuple[Evidence, ...]]:
+def _mixed_scales(event: Event | None) -> tuple[str, tuple[Evidence, ...]]:
     """What an update() inside an accumulation mixed up: which scales, as text and evidence."""
+    if event is None:
+        return "", ()
     if event.detail.get("raised"):
         return " torch raised an error, because no optimizer had unscaled or used them.", ()
     seen, updates = event.detail.get("scales"), event.detail.get("updates")
@@ -88,60 +76,52 @@ def _mixed(event: Event) -> tuple[str, tuple[Evidence, ...]]:
     return told, (Evidence("scale", event.step, last, first, "in the first backward pass"),)
 
 
-update_inside_accumulation = _mistake(
-    "AMP403",
-    "update-inside-accumulation",
-    Severity.ERROR,
-    summary="scaler.update() is called inside a gradient accumulation.",
-    cause="It ran while gradients were waiting for their optimizer's step.",
-    numbers=_mixed,
-)
-
-step_bypasses_scaler = _mistake(
-    "AMP404",
-    "step-bypasses-scaler",
-    Severity.ERROR,
-    summary="optimizer.step() was called directly, not through the scaler.",
-    cause="The loss is scaled, so this update used gradients multiplied by the scale, and an "
-    "overflow would not have been skipped.",
-)
+@rule("AMP404", "step-bypasses-scaler", Severity.ERROR)
+def step_bypasses_scaler(case: Case) -> Iterator[Seen]:
+    """Optimizer steps that do not go through the scaler."""
+    return _misuse(
+        case,
+        "AMP404",
+        "optimizer.step() was called directly, not through the scaler.",
+        "The loss is scaled, so this update used gradients multiplied by the scale, and an "
+        "overflow would not have been skipped.",
+    )
 
 
-def _met_mixed_types(case: Case) -> bool:
-    """Whether training ended by the dtype error that backward under autocast can cause."""
-    return any(is_about_dtypes(str(event.detail.get("message", ""))) for event in case.events.fatal)
+@rule("AMP409", "backward-under-autocast", Severity.WARNING)
+def backward_under_autocast(case: Case) -> Iterator[Seen]:
+    """A backward pass under autocast: information, unless its dtype error ended the training."""
+    messages = (str(event.detail.get("message", "")) for event in case.events.fatal)
+    return _misuse(
+        case,
+        "AMP409",
+        "backward() runs inside the autocast block.",
+        "Autocast was still on when the backward pass began.",
+        severity=None if any(map(is_about_dtypes, messages)) else Severity.INFO,
+    )
 
 
-backward_under_autocast = _mistake(
-    "AMP409",
-    "backward-under-autocast",
-    Severity.WARNING,
-    summary="backward() runs inside the autocast block.",
-    cause="Autocast was still on when the backward pass began.",
-    harms=_met_mixed_types,
-)
+@rule("AMP412", "grads-not-cleared", Severity.ERROR)
+def grads_not_cleared(case: Case) -> Iterator[Seen]:
+    """Gradients that are not cleared between steps."""
+    return _misuse(
+        case,
+        "AMP412",
+        f"The gradients are not cleared between steps{_inf_in_grad(case)}.",
+        "The gradients of the previous step were still in .grad when the next backward pass "
+        "began, and were used again; an overflow stays there for ever.",
+    )
 
 
 def _inf_in_grad(case: Case) -> str:
     """Since when an inf has stayed in gradients that are not cleared: every step is skipped."""
     scale, ending = case.scale, case.scale.ending
+    since = None
     if case.is_searching and scale.search.skips >= thresholds.SPIKE_SKIPS:
-        return f": an inf has been left in .grad since step {scale.first_step or 0:,}"
-    if ending is None or ending.last != scale.steps - 1 or ending.streak < thresholds.SPIKE_SKIPS:
-        return ""
-    since = ending.last_step - ending.streak + 1
-    return f": an inf has been left in .grad since step {since:,}"
-
-
-grads_not_cleared = _mistake(
-    "AMP412",
-    "grads-not-cleared",
-    Severity.ERROR,
-    summary="The gradients are not cleared between steps.",
-    cause="The gradients of the previous step were still in .grad when the next backward pass "
-    "began, and were used again; an overflow stays there for ever.",
-    left=_inf_in_grad,
-)
+        since = scale.first_step or 0
+    elif ending and ending.last == scale.steps - 1 and ending.streak >= thresholds.SPIKE_SKIPS:
+        since = ending.last_step - ending.streak + 1
+    return "" if since is None else f": an inf has been left in .grad since step {since:,}"
 
 
 # One step without an update may be the end of the loop; two are a mistake.
