@@ -95,8 +95,8 @@ def _stands_still(
 ) -> Iterator[Outcome]:
     """A score that is 0 or has not moved, or errors alone, while the training loss fell."""
     learnt = course.first > 0 and course.last <= _LEARNT * course.first
-    if learnt and len(metric.value) >= _FEW_SCORES and (said := stands(metric.name, metric.value)):
-        yield _stood(metric, State.GOAL_STILL, f"{said} while the training loss falls.")
+    if learnt and len(metric.value) >= _FEW_SCORES and (where := stands(metric.name, metric.value)):
+        yield _stood(metric, State.GOAL_STILL, f"{where} while the training loss falls.")
 
 
 def _stood(metric: MetricCourse, state: State, words: str) -> Outcome:

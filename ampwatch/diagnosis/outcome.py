@@ -60,9 +60,9 @@ _FORGOTTEN = Sign("the loss went back to where it had begun, and learns nothing 
 def outcome_of(case: Case) -> Outcome:
     """The outcome of a finished case, computed once: the worst state that its rows show."""
     if case.outcome is None:
-        found = next(_bad_states(case), None) or _of_loss(case)
-        calm = found.severity is Severity.INFO
-        case.outcome = (_ended_by_exception(case) or found) if calm else found
+        outcome = next(_bad_states(case), None) or _of_loss(case)
+        calm = outcome.severity is Severity.INFO
+        case.outcome = (_ended_by_exception(case) or outcome) if calm else outcome
     return case.outcome
 
 
@@ -80,11 +80,11 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
     """A loss that ended inf or NaN."""
     tail = case.rate.tail
     loss, bad = tail.of("loss"), tail.of("loss_bad") > 0
-    told = np.flatnonzero(bad | np.isfinite(loss))
-    lost = bad[told[-_LAST:]]
+    entries = np.flatnonzero(bad | np.isfinite(loss))
+    lost = bad[entries[-_LAST:]]
     streak = int(np.argmin(lost[::-1])) if not lost.all() else len(lost)
     # Of a log's few lines two are no chance; of single steps a batch or two may be bad.
-    least = _LINES if len(told) < _LAST or not case.observed.every_step else _LAST // 4
+    least = _LINES if len(entries) < _LAST or not case.observed.every_step else _LAST // 4
     if streak and (
         case.loop_stopped
         or case.events.is_over_by(case.scale.last_step or 0)
@@ -92,8 +92,8 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
         or streak >= least
         or (len(lost) == _LAST and lost.mean() >= _MOST)
     ):
-        good = np.flatnonzero(~bad[told])
-        since = told[good[-1] + 1] if len(good) else told[0]
+        good = np.flatnonzero(~bad[entries])
+        since = entries[good[-1] + 1] if len(good) else entries[0]
         step = int(tail.of("step")[since])
         sign, at_once = _before(case, step)
         words = f"The loss is inf or NaN from step {step:,} on."
@@ -160,19 +160,21 @@ def _of_loss(case: Case) -> Outcome:
     if course.end is LossEnd.TOO_FEW:
         return Outcome(State.TOO_LITTLE)
     by_loss = _by_loss(case, series, course)
-    shown = metric_outcome(case, course)
-    if shown is None or shown.state is State.ADVERSARY_WON:
-        return shown or by_loss
+    by_metrics = metric_outcome(case, course)
+    if by_metrics is None or by_metrics.state is State.ADVERSARY_WON:
+        return by_metrics or by_loss
     if by_loss.state is State.RATE_LEAPT:
         return by_loss  # it says why
-    if shown.severity.weight <= by_loss.severity.weight:
+    if by_metrics.severity.weight <= by_loss.severity.weight:
         return by_loss
-    if shown.state is State.GOAL_LOST and len(shown.rests_on) == 1:  # no proxy was reached
-        told = sign_of_lost_goal(case, shown.since_step or 0)
-        if told is not None:
-            name, sign = told
-            return replace(shown, sign=sign, rests_on=(*shown.rests_on, name))
-    return replace(shown, sign=by_loss.sign)  # what the loss did as well
+    if (
+        by_metrics.state is State.GOAL_LOST and len(by_metrics.rests_on) == 1
+    ):  # no proxy was reached
+        explanation = sign_of_lost_goal(case, by_metrics.since_step or 0)
+        if explanation is not None:
+            name, sign = explanation
+            return replace(by_metrics, sign=sign, rests_on=(*by_metrics.rests_on, name))
+    return replace(by_metrics, sign=by_loss.sign)  # what the loss did as well
 
 
 def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
@@ -274,11 +276,11 @@ def _is_announced(series: LossSeries, since: int) -> bool:
         early, late = median_of_known(column[:third]), median_of_known(column[-third:])
         if late >= times * early > 0:
             return True
-    known = lr[np.isfinite(lr)][-2 * LEAST :]
+    rates = lr[np.isfinite(lr)][-2 * LEAST :]
     # A leap within one entry is a change by hand, and has a finding of its own.
-    rises = len(known) > LEAST and bool((np.diff(known) >= 0).all())
-    leapt = rises and known[-1] >= _LEAP * known[-2]
-    return bool(rises and not leapt and known[-1] >= _RISING * known[0] > 0)
+    rises = len(rates) > LEAST and bool((np.diff(rates) >= 0).all())
+    leapt = rises and rates[-1] >= _LEAP * rates[-2]
+    return bool(rises and not leapt and rates[-1] >= _RISING * rates[0] > 0)
 
 
 def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
@@ -416,10 +418,10 @@ def series_of_case(case: Case) -> LossSeries:
 
 def series_of(rows: RateRows) -> LossSeries:
     """The losses of these rows that are finite."""
-    known = np.isfinite(rows.of("loss"))
+    is_known = np.isfinite(rows.of("loss"))
     names = ("loss", "grad_norm", "lr", "param_norm", "act_amax")
-    columns = (rows.of(name)[known] for name in names)
-    return LossSeries(rows.of("step")[known].astype(np.int64), *columns)
+    columns = (rows.of(name)[is_known] for name in names)
+    return LossSeries(rows.of("step")[is_known].astype(np.int64), *columns)
 
 
 def no_progress(case: Case, series: LossSeries, course: LossCourse) -> Outcome | None:
@@ -490,9 +492,9 @@ def _is_long(case: Case) -> bool:
 
 def _has_gradients(case: Case, series: LossSeries) -> bool:
     """Whether gradients, or updates, are recorded, and are not zero."""
-    known = series.norm[np.isfinite(series.norm)]
-    if len(known) > _MOST * len(series.norm):
-        return median(known) > 0
+    norms = series.norm[np.isfinite(series.norm)]
+    if len(norms) > _MOST * len(series.norm):
+        return median(norms) > 0
     return median_of_known(case.rate.tail.of("update_norm")) > 0
 
 
@@ -509,8 +511,8 @@ def rate_leapt(case: Case, series: LossSeries) -> Outcome | None:
     Restarts that are meant come again, or come down again: one that does neither is a schedule that
     was lost, as by a resume.
     """
-    known = np.isfinite(series.lr) & (series.lr > 0)
-    lr, loss, step = series.lr[known], series.loss[known], series.step[known]
+    is_known = np.isfinite(series.lr) & (series.lr > 0)
+    lr, loss, step = series.lr[is_known], series.loss[is_known], series.step[is_known]
     wide = max(1, len(lr) // _LEAP_PARTS)
     if len(lr) < _LONG or loss.min() <= 0:
         return None
@@ -572,7 +574,7 @@ def _wider(series: LossSeries) -> Outcome | None:
     parts = np.array_split(series.loss, _FIFTHS)
     wide = [robust_deviation(part) for part in parts]
     early = max(wide[:3])
-    about_zero = all(abs(median(part)) <= one for part, one in zip(parts, wide, strict=True))
+    about_zero = all(abs(median(part)) <= width for part, width in zip(parts, wide, strict=True))
     if not (about_zero and wide[-1] >= max(_WIDER * early, wide[-2]) and wide[-2] >= early):
         return None
     first, last = _ends(series.norm)

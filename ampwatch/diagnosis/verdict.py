@@ -25,7 +25,7 @@ from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.outcome import outcome_of
 from ampwatch.diagnosis.rules import RULES
-from ampwatch.diagnosis.rules.loss import outcome_seen
+from ampwatch.diagnosis.rules.loss import outcome_hit
 from ampwatch.diagnosis.value_text import count_text, rate_text
 
 
@@ -100,8 +100,8 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
     tells = [f for f in findings if f.code in codes and f.severity.weight >= least.weight]
     if tells:
         return [replace(f, severity=outcome.severity) if f in tells else f for f in findings]
-    told = next(rule for rule in RULES if rule.code == codes[0]).finding(outcome_seen(case), case)
-    return [*(f for f in findings if f.code != told.code), told]
+    finding = next(rule for rule in RULES if rule.code == codes[0]).finding(outcome_hit(case), case)
+    return [*(f for f in findings if f.code != finding.code), finding]
 
 
 def _at_most(most: Severity, codes: Set[str], findings: Sequence[Finding]) -> list[Finding]:
@@ -117,7 +117,7 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
     if verdict is Verdict.INCOMPLETE and (case.is_searching or case.is_one_line):
         judged = "any step was accepted" if case.is_searching else "the rate can be judged"
         return Advice(Action.UNKNOWN, f"The record ends before {judged}.")
-    seen = case.judgement
+    judgement = case.judgement
     advice = case.rate_advice
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
     low = next((f for f in causes if f.code == _TOO_LOW and not case.has_adversary), None)
@@ -125,20 +125,22 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
         return raised
     named = next((f for f in causes if excludes_rate(case, f)), None)
     if named is not None and not any(f.code in RATE for f in causes):
-        return _explained_by(named, current=seen.base)
+        return _explained_by(named, current=judgement.base)
     if verdict is Verdict.INCOMPLETE:
         return unsure_advice(advice, case)
-    calm = verdict is Verdict.HEALTHY and seen.onset is not None
+    calm = verdict is Verdict.HEALTHY and judgement.onset is not None
     if calm and advice.action is Action.NOT_THE_CAUSE:
         # Rows of a sparse log look close together although its steps are not: no trouble, no cause.
-        return Advice(Action.KEEP, "No finding points to the rate.", current=seen.base)
+        return Advice(Action.KEEP, "No finding points to the rate.", current=judgement.base)
     doubted = advice.action is Action.KEEP and any(f.code in _OFTEN_THE_RATE for f in causes)
-    if verdict is Verdict.HEALTHY or (seen.onset is not None and not doubted):
+    if verdict is Verdict.HEALTHY or (judgement.onset is not None and not doubted):
         return advice
-    shown = seen.onset is not None and not any(f.code in _STANDS_AFTERWARDS for f in causes)
-    if doubted and shown:
+    has_onset = judgement.onset is not None and not any(
+        f.code in _STANDS_AFTERWARDS for f in causes
+    )
+    if doubted and has_onset:
         return _doubtful(advice)
-    return _calm_beside_trouble(case, seen, causes)
+    return _calm_beside_trouble(case, judgement, causes)
 
 
 def _doubtful(advice: Advice) -> Advice:
@@ -157,11 +159,11 @@ _STANDS_AFTERWARDS = frozenset(("AMP307", "AMP410"))
 _OFTEN_THE_RATE = _STANDS_AFTERWARDS | {"AMP103", "AMP104", "AMP203", "AMP204", "AMP207", "AMP211"}
 
 
-def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:
+def _calm_beside_trouble(case: Case, judgement: Judgement, causes: Sequence[Finding]) -> Advice:
     """The advice beside the verdict if a finding stands although loss and updates look normal."""
     codes, action = {finding.code for finding in causes}, Action.UNKNOWN
     if causes and "AMP307" not in codes and causes[0].code in {"AMP206", "AMP306"}:
-        return _explained_by(causes[0], current=seen.base)
+        return _explained_by(causes[0], current=judgement.base)
     what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
     rows = case.rate.head  # an update that is a large share of all weights may have done harm
     large = rows.of("step")[rows.accepted & (rows.ratio >= constants.PROOF_RATIO)]
@@ -177,7 +179,7 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
         return case.rate_advice
     elif "AMP304" in codes:
         because = f"{what} was found: too high a learning rate may show so before its loss does."
-    elif not seen.sees_mechanism:
+    elif not judgement.sees_mechanism:
         because = f"{what} was found; without updates or gradients the rate cannot be judged."
     elif len(large):
         because = (
@@ -187,7 +189,7 @@ def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding])
     else:
         action = Action.NOT_THE_CAUSE
         because = f"{what} was found, and nothing that is recorded points to the learning rate."
-    return Advice(action, because, current=seen.base)
+    return Advice(action, because, current=judgement.base)
 
 
 def _explained_by(finding: Finding, current: float | None) -> Advice:
@@ -205,16 +207,16 @@ FEWEST_LINES = 5  # of a log: fewer losses show neither health nor trouble
 
 def _signals(case: Case) -> tuple[str, ...]:
     """The signals that the record holds, in words, on which a verdict is based."""
-    told, updates = case.numbers.told, case.rate.head.of("update_norm")
-    seen = {
-        "the loss": "loss" in told,
+    columns, updates = case.numbers.told, case.rate.head.of("update_norm")
+    signals = {
+        "the loss": "loss" in columns,
         "the loss scale": case.scale.has_scaler,
-        "the gradient norm": "grad_norm" in told,
+        "the gradient norm": "grad_norm" in columns,
         "the updates": bool(np.isfinite(updates).any()),
         "the layers": case.numbers.sees_forward,
         "the layers' casts": bool(case.casts.operands or case.casts.staleness),
     }
-    return tuple(words for words, there in seen.items() if there)
+    return tuple(words for words, there in signals.items() if there)
 
 
 def is_long_enough(case: Case) -> bool:
@@ -264,14 +266,14 @@ def unsure_advice(advice: Advice, case: Case) -> Advice:
 def conclude(case: Case) -> Diagnosis:
     """The diagnosis of a case: its findings, linked; the verdict; the advice."""
     outcome = outcome_of(case)
-    found = [finding for rule in RULES for finding in rule.findings(case)]
-    findings = link_causes(weighed_by_outcome(case, found, outcome))
+    by_rules = [finding for rule in RULES for finding in rule.findings(case)]
+    findings = link_causes(weighed_by_outcome(case, by_rules, outcome))
     verdict = verdict_of(case, findings, outcome)
     advice = _beside_outcome(case, advice_beside_findings(case, verdict, findings), outcome)
     causes = causes_of(case, findings, outcome, advice)
     return Diagnosis(
         _facts(case), verdict, findings, advice, outcome, causes, little_seen(case),
-        fails_by_rules=any(f.severity is Severity.ERROR for f in link_causes(found)),
+        fails_by_rules=any(f.severity is Severity.ERROR for f in link_causes(by_rules)),
         rate_by_rules=case.rate_advice,
     )  # fmt: skip
 
@@ -378,8 +380,8 @@ def _if_nothing_moves(case: Case, outcome: Outcome, advice: Advice) -> Advice:
 
 def _raised_again(finding: Finding) -> Advice | None:
     """The advice beside a learning rate that fell to nothing or never rose: what was meant."""
-    meant = next((one.against for one in finding.evidence if one.against_is in _MEANT), None)
-    now = next((one.value for one in finding.evidence), None)
+    meant = next((piece.against for piece in finding.evidence if piece.against_is in _MEANT), None)
+    now = next((piece.value for piece in finding.evidence), None)
     if not isinstance(meant, float) or not isinstance(now, float):
         return None
     return Advice(

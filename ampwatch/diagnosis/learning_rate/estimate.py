@@ -42,15 +42,15 @@ def family_of(rows: RateRows, setup: Setup) -> Family:
     """The family of the optimizer that these accepted steps show."""
     move = _log2(rows.of("update_norm")) - _log2(rows.of("lr"))
     gradient = _log2(_felt(rows))
-    known = np.isfinite(move) & np.isfinite(gradient)
-    if known.any() and not setup.resumed:
-        seen = _by_first_step(float(move[known][0]), float(gradient[known][0]), setup)
-        if seen is not None:
-            return seen
-    seen, said = _by_slope(move[known], gradient[known]), _by_settings(setup)
-    if seen is Family.ADAPTIVE and said is Family.PLAIN:
-        return said  # momentum averages the gradient's changes away
-    return said if seen is None else seen
+    is_known = np.isfinite(move) & np.isfinite(gradient)
+    if is_known.any() and not setup.resumed:
+        observed = _by_first_step(float(move[is_known][0]), float(gradient[is_known][0]), setup)
+        if observed is not None:
+            return observed
+    observed, by_settings = _by_slope(move[is_known], gradient[is_known]), _by_settings(setup)
+    if observed is Family.ADAPTIVE and by_settings is Family.PLAIN:
+        return by_settings  # momentum averages the gradient's changes away
+    return by_settings if observed is None else observed
 
 
 def _felt(rows: RateRows) -> Floats:
@@ -176,10 +176,10 @@ def estimate(rows: RateRows, base: float, setup: Setup, *, broke: bool) -> Estim
     if broke and rows.moved.sum() == 1 and family is Family.PLAIN:
         fitted += BROKE_AT_ONCE
     octaves = max(fitted, LEAST_OCTAVES)  # a rate that failed is over the limit
-    told = _arithmetic(update, family, octaves, is_least=octaves > fitted)
+    text = _arithmetic(update, family, octaves, is_least=octaves > fitted)
     doubt = DOUBT if family is Family.UNKNOWN else 0.0
     doubt = BLIND_DOUBT if update is None else doubt
-    return Estimate(octaves, doubt, family, update, len(rows), told, fitted)
+    return Estimate(octaves, doubt, family, update, len(rows), text, fitted)
 
 
 def _arithmetic(update: float | None, family: Family, octaves: float, *, is_least: bool) -> str:

@@ -92,8 +92,8 @@ class SignRow(NamedTuple):
         """What the sign's evidence shows: the value, what it is compared with, and what that is."""
         if not self.held:
             return "yes", None, ""
-        told = {TOO_MUCH: "too much above", LITTLE: "small below"}.get(self.held)
-        return reading.value, reading.against, told or self.held.replace("{} ", "")
+        relation = {TOO_MUCH: "too much above", LITTLE: "small below"}.get(self.held)
+        return reading.value, reading.against, relation or self.held.replace("{} ", "")
 
     def told(self, reading: SignReading) -> str:
         """The sign's reading in words."""
@@ -144,10 +144,10 @@ def _turned(trouble: Trouble) -> bool | None:
 
 def _updates(trouble: Trouble) -> SignReading | None:
     values = [trouble.accepted.ratio[-constants.WINDOW_STEPS :], trouble.around.ratio]
-    known = known_of(np.concatenate(values))
-    if not len(known) or _learnt_to_the_end(trouble):
+    ratios = known_of(np.concatenate(values))
+    if not len(ratios) or _learnt_to_the_end(trouble):
         return None
-    now = float(np.percentile(known, UPDATE_PERCENTILE))
+    now = float(np.percentile(ratios, UPDATE_PERCENTILE))
     return SignReading(_octaves(now, LARGE_UPDATE), now, LARGE_UPDATE, trouble.onset.step)
 
 
@@ -163,12 +163,12 @@ def _layer(trouble: Trouble) -> SignReading | None:
 
 def _first(trouble: Trouble) -> SignReading | None:
     """The sign of first updates so small that the rate is far below its limit."""
-    found = trouble.estimate
-    if found is None or found.update is None or not trouble.onset.early:
+    estimate = trouble.estimate
+    if estimate is None or estimate.update is None or not trouble.onset.early:
         return None
-    octaves = min(max(found.fitted + CLEARED, -MOST), 0.0)
-    line = found.update * 2.0 ** (-octaves / SLOPE)
-    return SignReading(octaves, found.update, line, trouble.onset.step)
+    octaves = min(max(estimate.fitted + CLEARED, -MOST), 0.0)
+    line = estimate.update * 2.0 ** (-octaves / SLOPE)
+    return SignReading(octaves, estimate.update, line, trouble.onset.step)
 
 
 def _drift(signal: str) -> Measure:
@@ -179,15 +179,15 @@ def _drift(signal: str) -> Measure:
             rows.ratio if signal == "ratio" else rows.of(signal)
             for rows in (trouble.accepted, trouble.around)
         )
-        known = np.flatnonzero(np.isfinite(past))
+        entries = np.flatnonzero(np.isfinite(past))
         # The last steps before the onset belong to it; half of a short record is its past.
-        cut = max(len(known) // 2, len(known) - constants.PROOF_STEPS)
+        cut = max(len(entries) // 2, len(entries) - constants.PROOF_STEPS)
         if cut < FEWEST:
             return None
-        usual = past[known[:cut]][-constants.WINDOW_STEPS :]
-        now = float(np.nanpercentile(np.concatenate([past[known[cut:]], since]), 75))
+        usual = past[entries[:cut]][-constants.WINDOW_STEPS :]
+        now = float(np.nanpercentile(np.concatenate([past[entries[cut:]], since]), 75))
         level, edge = median(usual), upper_edge(usual)
-        step = _step(trouble.accepted, int(known[min(cut, len(known) - 1)]))
+        step = _step(trouble.accepted, int(entries[min(cut, len(entries) - 1)]))
         octaves = _octaves(now, edge / 2, 1.0) if now > edge else -1.0
         return SignReading(octaves, now, level, step)
 
@@ -247,12 +247,12 @@ def _left(trouble: Trouble) -> SignReading | None:
 
 def _at_best(trouble: Trouble) -> SignReading | None:
     """The sign of a loss that stood at its best when numbers left their format."""
-    known = known_of(trouble.accepted.of("loss"))
-    if not trouble.onset.hard or len(known) < constants.POINT_STEPS:
+    losses = known_of(trouble.accepted.of("loss"))
+    if not trouble.onset.hard or len(losses) < constants.POINT_STEPS:
         return None
-    smooth = trailing_medians(known)
-    best, now = float(smooth.min()), median(known[-3:])
-    near = max(constants.NEAR_BEST * (float(smooth[0]) - best), loss_noise(known))
+    smooth = trailing_medians(losses)
+    best, now = float(smooth.min()), median(losses[-3:])
+    near = max(constants.NEAR_BEST * (float(smooth[0]) - best), loss_noise(losses))
     return SignReading(1.0 if now <= best + near else -1.0, now, best, trouble.onset.step)
 
 
@@ -338,8 +338,8 @@ TABLE = (
 
 def sign_readings(trouble: Trouble) -> dict[SignRow, SignReading]:
     """The reading of every sign that the record of this trouble can show."""
-    found = {entry: entry.measure(trouble) for entry in TABLE}
-    return {entry: reading for entry, reading in found.items() if reading is not None}
+    readings = {entry: entry.measure(trouble) for entry in TABLE}
+    return {entry: reading for entry, reading in readings.items() if reading is not None}
 
 
 # --- the judgement --------------------------------------------------------------------------------
@@ -425,8 +425,10 @@ class Attribution:
         """The signs that speak for the attributed cause, the strongest first."""
         if self.cause not in WEIGHED:
             return ()
-        told = [(row.speaks_for(self.cause), row) for row in self._rows if row.reading.strength > 0]
-        return tuple(row for says, row in sorted(told, key=lambda one: -one[0]) if says > 0)
+        ranked = [
+            (row.speaks_for(self.cause), row) for row in self._rows if row.reading.strength > 0
+        ]
+        return tuple(row for says, row in sorted(ranked, key=lambda pair: -pair[0]) if says > 0)
 
     @property
     def calm(self) -> tuple[AttributionRow, ...]:
@@ -479,10 +481,10 @@ def attribute(trouble: Trouble) -> Attribution:
     return Attribution(cause, chances[0], table, recorded)
 
 
-def weigh_signs(found: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]:
+def weigh_signs(readings: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]:
     """Weigh the readings of signs: one row for each group, its strongest sign."""
     strongest: dict[str, AttributionRow] = {}
-    for row in (AttributionRow(entry, reading) for entry, reading in found.items()):
+    for row in (AttributionRow(entry, reading) for entry, reading in readings.items()):
         most = strongest.get(row.group)
         if row.says >= _SAYS_NOTHING and (most is None or row.says > most.says):
             strongest[row.group] = row
@@ -511,8 +513,8 @@ def _static(state: RateState, after: RateRows) -> Attribution:
     first, scale = state.head.of("scale"), state.tail.of("scale")
     low = np.isfinite(scale).any() and np.nanmin(scale) < constants.STATIC_SCALE
     if low and not first[0] < constants.STATIC_SCALE:  # else it begins long after the run
-        step, told = state.tail.of("step")[-1], f"{np.nanmin(scale):.3g}"
-        return Attribution(Cause.STATIC, fact=f"scale of {told} at step {step:.0f}")
+        step, lowest = state.tail.of("step")[-1], f"{np.nanmin(scale):.3g}"
+        return Attribution(Cause.STATIC, fact=f"scale of {lowest} at step {step:.0f}")
     return Attribution(Cause.UNDECIDED)
 
 
@@ -551,8 +553,8 @@ def alignment_at_the_end(state: RateState) -> float | None:
         return None
     values = alignment_after(rows, setup.groups[setup.lead_group])
     warm = rows.accepted & ~(rows.of("lr") < PEAK_SHARE * rows.of("lr_base"))
-    known = known_of(values[warm])[-constants.RAISE_STEPS :]
-    return median(known) if len(known) == constants.RAISE_STEPS else None
+    recent = known_of(values[warm])[-constants.RAISE_STEPS :]
+    return median(recent) if len(recent) == constants.RAISE_STEPS else None
 
 
 def alignment_after(rows: RateRows, group: Group) -> Floats:
@@ -576,10 +578,10 @@ def alignment_after(rows: RateRows, group: Group) -> Floats:
 
 def _learns(rows: RateRows) -> bool:
     """Whether the loss still falls, so that the alignment of updates means nothing."""
-    known, part = known_of(rows.of("loss")), constants.FINAL_STEPS
-    if len(known) < constants.NO_LEARNING_STEPS:
+    losses, part = known_of(rows.of("loss")), constants.FINAL_STEPS
+    if len(losses) < constants.NO_LEARNING_STEPS:
         return False
-    begin, end = median(known[:part]), median(known[-part:])
+    begin, end = median(losses[:part]), median(losses[-part:])
     return begin - end > (1 - constants.NO_LEARNING) * abs(begin)
 
 
@@ -622,9 +624,9 @@ def judge_rate(state: RateState) -> Judgement:
     trouble = lasting_trouble(state)
     if trouble is not None and trouble.onset.sign is OnsetSign.IDLE and state.setup.inner_updates:
         trouble = None  # its first row comes after many updates
-    found = None if trouble is None else attribute(trouble)
+    attribution = None if trouble is None else attribute(trouble)
     is_idle = trouble is not None and trouble.onset.sign is OnsetSign.IDLE
-    if is_idle and found is not None and found.cause is not Cause.RATE:
+    if is_idle and attribution is not None and attribution.cause is not Cause.RATE:
         trouble = None  # a flat loss alone is no trouble
     steps = known_of(state.tail.of("step"))[-1:]
     head = state.head
@@ -638,5 +640,5 @@ def judge_rate(state: RateState) -> Judgement:
         sees_course=bool(sees),
         sees_mechanism=bool(recorded_mechanism(head, state.tail)),
         trouble=trouble,
-        attribution=found,
+        attribution=attribution,
     )

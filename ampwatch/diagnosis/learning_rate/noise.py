@@ -55,5 +55,5 @@ def trailing_medians(loss: Floats, size: int = MEDIAN_STEPS) -> Floats:
         return loss
     padded = np.concatenate([np.full(size - 1, np.nan), loss])
     ordered = np.sort(np.lib.stride_tricks.sliding_window_view(padded, size), axis=1)
-    known, rows = np.minimum(np.arange(len(loss)) + 1, size), np.arange(len(loss))
-    return np.asarray((ordered[rows, (known - 1) // 2] + ordered[rows, known // 2]) / 2)
+    counts, rows = np.minimum(np.arange(len(loss)) + 1, size), np.arange(len(loss))
+    return np.asarray((ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2]) / 2)

@@ -48,10 +48,10 @@ MEDIAN_POINTS = 3  # whose median is no single high or low point
 def find_shift(course: RatePoints) -> tuple[int, bool] | None:
     """The first point from which the loss stays above its band, and whether it is falling."""
     loss = course.rows.of("loss")
-    known = np.flatnonzero(np.isfinite(loss))
-    if len(known) < 6:
+    entries = np.flatnonzero(np.isfinite(loss))
+    if len(entries) < 6:
         return None
-    value, start = loss[known], course.start[known]
+    value, start = loss[entries], course.start[entries]
     lowest_ahead = np.minimum.accumulate(value[::-1])[::-1]
     highest_ahead = np.maximum.accumulate(value[::-1])[::-1]
     at, begin = _trailing_windows(start)
@@ -66,14 +66,14 @@ def find_shift(course: RatePoints) -> tuple[int, bool] | None:
     left &= lowest_ahead[at] > level + band / 2
     final = median(value[-3:])
     left &= final - level > constants.RECOVERED_SHARE * (highest_ahead[at] - level)
-    found = np.flatnonzero(left)
-    if len(found):
-        first, was = int(at[found[0]]), float(level[found[0]])
+    starts = np.flatnonzero(left)
+    if len(starts):
+        first, was = int(at[starts[0]]), float(level[starts[0]])
     elif (crept := _crept(value, begin[may], level, band)) is not None:
         first, was = crept
     else:
         return None
-    return int(known[first]), loss_falls_back(value[first:], was)
+    return int(entries[first]), loss_falls_back(value[first:], was)
 
 
 def _crept(value: Floats, begin: Integers, level: Floats, band: Floats) -> tuple[int, float] | None:
@@ -351,26 +351,26 @@ def _soft_signs(
     A run that continues from a checkpoint may stay level; it may not climb from where it began.
     """
     first, final, smooth, loss = start.first, start.final, start.smooth, start.everything
-    found = []
+    signs = []
     climbed = np.flatnonzero(smooth > start.line)
     if len(climbed) and final > first + start.wide:
-        found.append((climbed[0], OnsetSign.CLIMB))
+        signs.append((climbed[0], OnsetSign.CLIMB))
     best = np.minimum.accumulate(smooth)
     progress, back = first - best, smooth - best
     gone = back > np.maximum(RELAPSE_SHARE * progress, start.wide)
     relapsed = np.flatnonzero(gone & (progress > RELAPSE_PROGRESS * first))[:1]
     lost = np.maximum(constants.RECOVERED_SHARE * progress[relapsed], start.wide)
-    found += [(at, OnsetSign.RELAPSE) for at in relapsed[final > best[relapsed] + lost]]
-    if not (found or collapsed or state.setup.resumed):
+    signs += [(at, OnsetSign.RELAPSE) for at in relapsed[final > best[relapsed] + lost]]
+    if not (signs or collapsed or state.setup.resumed):
         steps, ends = len(loss), median(loss[-constants.MEDIAN_STEPS :])
         left = (LITTLE_LEARNT if steps >= LITTLE_STEPS else constants.NO_LEARNING) * first
         octaves = math.log2(max(ends / first, 1.0))  # the higher the jump, the fewer steps it takes
         enough = steps * octaves >= constants.SUSTAINED_STEPS and steps >= constants.MEDIAN_STEPS
         if enough and steps < LITTLE_STEPS and ends >= DOUBLED * first:
-            found.append((int(np.argmax(smooth > CLIMB * first)), OnsetSign.DOUBLED))
+            signs.append((int(np.argmax(smooth > CLIMB * first)), OnsetSign.DOUBLED))
         elif steps >= constants.NO_LEARNING_STEPS and final >= left:
-            found.append((1, OnsetSign.IDLE))
-    for at, sign in found:
+            signs.append((1, OnsetSign.IDLE))
+    for at, sign in signs:
         yield int(start.at[at]), sign
 
 
@@ -495,8 +495,8 @@ class Trouble:
     @cached_property
     def first_loss(self) -> float | None:
         """The first loss of the run; None if it is unknown or losses may be negative."""
-        known = known_of(self.state.head.of("loss"))
-        return float(known[0]) if has_a_first(known) else None
+        losses = known_of(self.state.head.of("loss"))
+        return float(losses[0]) if has_a_first(losses) else None
 
     @cached_property
     def estimate(self) -> Estimate | None:
@@ -505,8 +505,8 @@ class Trouble:
         if base is None:
             return None
         recorded = base / self.state.lead_share  # rows hold the rate of the first group
-        found = estimate(self.learnt, recorded, self.state.setup, broke=self.onset.hard)
-        return found.of_one_that_learns if self.onset.is_slow else found
+        estimated = estimate(self.learnt, recorded, self.state.setup, broke=self.onset.hard)
+        return estimated.of_one_that_learns if self.onset.is_slow else estimated
 
     @cached_property
     def bounds(self) -> EstimateBounds | None:
@@ -514,13 +514,13 @@ class Trouble:
         base, failed, state = self.state.base_rate, self.failed_rate, self.state
         if base is None or failed is None:
             return None
-        known = known_of(self.accepted.of("lr") * state.lead_share)
-        known = known[known > 0]
-        if self.onset.sign is OnsetSign.IDLE or not len(known):
+        rates = known_of(self.accepted.of("lr") * state.lead_share)
+        rates = rates[rates > 0]
+        if self.onset.sign is OnsetSign.IDLE or not len(rates):
             return EstimateBounds(failed)
         # After a decay it failed at less than it had begun with: what it failed at has not worked.
-        below = np.sort(known[known <= min(failed, known[-1]) * 2.0**-constants.LEAST_OCTAVES])
-        enough = max(constants.WINDOW_STEPS, math.ceil(WORKED_SHARE * len(known)))
+        below = np.sort(rates[rates <= min(failed, rates[-1]) * 2.0**-constants.LEAST_OCTAVES])
+        enough = max(constants.WINDOW_STEPS, math.ceil(WORKED_SHARE * len(rates)))
         in_rows = self.onset.row < len(state.head) or self.onset.row >= state.rows - len(state.tail)
         worked = float(below[-enough]) if in_rows and len(below) >= enough else None
         return EstimateBounds(failed, worked)
@@ -542,14 +542,14 @@ class Trouble:
     def warmup(self) -> Warmup | None:
         """The warm-up in which the trouble began; None if the leading rate was not rising."""
         base, rate, share = self.state.base_rate, self.before.of("lr"), self.state.lead_share
-        known = np.flatnonzero(np.isfinite(rate) & (rate > 0))
-        if base is None or not is_rising(rate[known]):
+        entries = np.flatnonzero(np.isfinite(rate) & (rate > 0))
+        if base is None or not is_rising(rate[entries]):
             return None
-        now = float(rate[known[-1]])
-        slope = (now - float(rate[known[0]])) / max(1, known[-1] - known[0])
+        now = float(rate[entries[-1]])
+        slope = (now - float(rate[entries[0]])) / max(1, entries[-1] - entries[0])
         if now * share >= PEAK_SHARE * base or slope <= 0:
             return None
-        return Warmup(now * share, math.ceil(known[-1] + 1 + (base / share - now) / slope))
+        return Warmup(now * share, math.ceil(entries[-1] + 1 + (base / share - now) / slope))
 
     @cached_property
     def leap(self) -> LeapBefore | None:
@@ -559,10 +559,10 @@ class Trouble:
         proven, not estimated.
         """
         rates = np.concatenate([self.before.of("lr"), self.after.of("lr")[:1]])
-        known = np.flatnonzero(np.isfinite(rates) & (rates > 0))
-        values = rates[known]
+        entries = np.flatnonzero(np.isfinite(rates) & (rates > 0))
+        values = rates[entries]
         leaps = 1 + np.flatnonzero(values[1:] >= LR_LEAP * values[:-1])
-        if not len(leaps) or len(rates) - known[leaps[-1]] > thresholds.JUMP_STEPS:
+        if not len(leaps) or len(rates) - entries[leaps[-1]] > thresholds.JUMP_STEPS:
             return None
         past = np.sort(values[: leaps[-1]])
         enough = max(thresholds.JUMP_STEPS, math.ceil(WORKED_SHARE * len(past)))
@@ -570,7 +570,7 @@ class Trouble:
         if len(past) < enough or values[leaps[-1] :].min() < LR_LEAP * past[-enough]:
             return None
         steps = np.concatenate([self.before.of("step"), self.after.of("step")[:1]])
-        share, at = self.state.lead_share, known[leaps[-1]]
+        share, at = self.state.lead_share, entries[leaps[-1]]
         step = int(steps[at]) if np.isfinite(steps[at]) else None
         return LeapBefore(float(past[-enough]) * share, float(rates[at]) * share, step)
 
@@ -578,11 +578,11 @@ class Trouble:
     def binding_clip(self) -> float | None:
         """The norm to which clipping cut nearly every gradient before the trouble; else None."""
         before, after = self.learnt.of("grad_norm"), self.learnt.of("applied_norm")
-        known = np.isfinite(before) & np.isfinite(after) & (before > 0)
-        if known.sum() < constants.FEW_STEPS:
+        is_known = np.isfinite(before) & np.isfinite(after) & (before > 0)
+        if is_known.sum() < constants.FEW_STEPS:
             return None
-        clipped = after[known] < 0.99 * before[known]
-        return median(after[known]) if clipped.mean() >= BINDING_SHARE else None
+        clipped = after[is_known] < 0.99 * before[is_known]
+        return median(after[is_known]) if clipped.mean() >= BINDING_SHARE else None
 
     @cached_property
     def restart_step(self) -> int | None:
@@ -626,27 +626,27 @@ def is_rising(rates: Floats) -> bool:
 
 def _best_end(loss: Floats) -> int:
     """The last position before the trouble at which the loss was about as good as ever."""
-    known = np.flatnonzero(np.isfinite(loss))
-    if len(known) < constants.POINT_STEPS:
+    entries = np.flatnonzero(np.isfinite(loss))
+    if len(entries) < constants.POINT_STEPS:
         return len(loss) - 1
-    smooth = trailing_medians(loss[known])
+    smooth = trailing_medians(loss[entries])
     best = float(smooth.min())
-    near = best + max(constants.NEAR_BEST * (float(smooth[0]) - best), loss_noise(loss[known]))
+    near = best + max(constants.NEAR_BEST * (float(smooth[0]) - best), loss_noise(loss[entries]))
     last = int(np.flatnonzero(smooth <= near)[-1])
-    if last == len(known) - 1:
+    if last == len(entries) - 1:
         return len(loss) - 1
-    return int(known[max(0, last - constants.MEDIAN_STEPS // 2)])  # a median of the past lags
+    return int(entries[max(0, last - constants.MEDIAN_STEPS // 2)])  # a median of the past lags
 
 
 def _calm_end(values: Floats) -> int:
     """The last position before the trouble at which values lay within their earlier band."""
-    known = np.flatnonzero(np.isfinite(values))
-    if len(known) < constants.POINT_STEPS:
+    entries = np.flatnonzero(np.isfinite(values))
+    if len(entries) < constants.POINT_STEPS:
         return len(values) - 1
-    past = values[known[: max(5, len(known) - 2 * constants.POINT_STEPS)]]
-    inside = np.flatnonzero(values[known] <= upper_edge(past[-constants.WINDOW_STEPS :]))
-    is_left = len(inside) and inside[-1] < len(known) - 1
-    return int(known[inside[-1]]) if is_left else len(values) - 1
+    past = values[entries[: max(5, len(entries) - 2 * constants.POINT_STEPS)]]
+    inside = np.flatnonzero(values[entries] <= upper_edge(past[-constants.WINDOW_STEPS :]))
+    is_left = len(inside) and inside[-1] < len(entries) - 1
+    return int(entries[inside[-1]]) if is_left else len(values) - 1
 
 
 def lasting_trouble(state: RateState) -> Trouble | None:

@@ -18,7 +18,7 @@ from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import RateRows
 from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.rules.scale import raise_scale_text
 from ampwatch.diagnosis.value_text import count_text, scale_text
 
@@ -31,13 +31,13 @@ ZERO_STEPS, ZERO_LINES = thresholds.NO_ACCIDENT_STEPS, 5
 
 
 @rule("AMP410", "no-gradients", Severity.ERROR)
-def no_gradients(case: Case) -> Iterator[Seen]:
+def no_gradients(case: Case) -> Iterator[RuleHit]:
     """Parameters without gradients, a loss without a graph, or gradients that are all zero."""
     raised = next((text for text in _REFUSALS if text in case.events.raised), None)
     if raised is not None:
         yield _refused(case, raised)
     elif _are_frozen(case):
-        yield Seen(
+        yield RuleHit(
             at=case.scale,
             summary="No parameter has a gradient: every observed layer is frozen.",
             cause="No step has a gradient norm, no update moved a weight, and no layer's weights "
@@ -53,14 +53,14 @@ def no_gradients(case: Case) -> Iterator[Seen]:
 
 def is_without_gradients(case: Case) -> bool:
     """Whether the optimizer's parameters never had a gradient, so that no step moved a weight."""
-    loop, told = case.loop, case.numbers.told
-    steps_on_nothing = case.numbers.any_rate and "grad_norm" not in told and not loop.updates
+    loop, columns = case.loop, case.numbers.told
+    steps_on_nothing = case.numbers.any_rate and "grad_norm" not in columns and not loop.updates
     return case.observed.loop and steps_on_nothing and loop.unmoved >= ZERO_STEPS
 
 
-def _without_gradients(case: Case) -> Seen:
+def _without_gradients(case: Case) -> RuleHit:
     count = count_text(case.loop.unmoved, "step")
-    return Seen(
+    return RuleHit(
         at=case.scale,
         summary="Steps are taken and the weights do not move: the optimizer's parameters have no "
         "gradients.",
@@ -85,9 +85,9 @@ _REFUSALS = {
 }
 
 
-def _refused(case: Case, text: str) -> Seen:
+def _refused(case: Case, text: str) -> RuleHit:
     event, (summary, action) = case.events.raised[text], _REFUSALS[text]
-    return Seen(
+    return RuleHit(
         first_step=event.step,
         last_step=event.step,
         ranks=(event.rank,),
@@ -106,17 +106,17 @@ def _are_zero(case: Case) -> bool:
     return zeros.run.times.count >= ZERO_LINES and zeros.is_constant
 
 
-def _zeros(case: Case) -> Seen:
+def _zeros(case: Case) -> RuleHit:
     zeros, run = case.zeros, case.zeros.run
     began_so = not (zeros.gave or zeros.earlier)
     since = "from the first step on" if began_so else f"since step {run.times.first_step:,}"
-    told = f"Every gradient is exactly zero {since}:"
+    beginning = f"Every gradient is exactly zero {since}:"
     evidence = [Evidence("grad_norm", run.times.last_step, 0.0)]
     if zeros.is_learnt:
-        return Seen(
+        return RuleHit(
             severity=Severity.INFO,
             at=run.times,
-            summary=f"{told} nothing is left to learn.",
+            summary=f"{beginning} nothing is left to learn.",
             cause=f"The loss has come down to {run.highest_loss:.3g} or less, and these batches "
             "give no gradient any more.",
             action="Nothing to do, if that is the loss you wanted.",
@@ -125,10 +125,10 @@ def _zeros(case: Case) -> Seen:
     cause, action = _reason(case)
     evidence.append(Evidence("loss_peak", run.times.first_step, run.highest_loss))
     evidence.append(Evidence("scale", run.times.last_step, case.final_scale))
-    return Seen(
+    return RuleHit(
         severity=Severity.WARNING if zeros.is_lossless or not case.observed.loop else None,
         at=run.times,
-        summary=f"{told} nothing is learnt.",
+        summary=f"{beginning} nothing is learnt.",
         cause=cause,
         action=action,
         evidence=tuple(evidence),
@@ -204,14 +204,14 @@ BEYOND_BEFORE = 2.0
 
 
 @rule("AMP304", "gradient-norm-drift", Severity.WARNING)
-def gradient_norm_drift(case: Case) -> Iterator[Seen]:
+def gradient_norm_drift(case: Case) -> Iterator[RuleHit]:
     """A gradient norm that keeps rising."""
     endings = ENDINGS if case.rate.rows >= thresholds.DRIFT_ROWS else ()
-    drift = next((found for part in endings if (found := _drift(case, part))), None)
+    drift = next((rise for part in endings if (rise := _drift(case, part))), None)
     if drift is None:
         return
     began, first, last = drift
-    yield Seen(
+    yield RuleHit(
         first_step=began,
         last_step=case.scale.last_step,
         summary=f"The gradient norm has grown {last / first:.0f}-fold.",
@@ -254,8 +254,8 @@ def _is_beyond(case: Case, part: float, last: float) -> bool:
     since = (1.0 - 3 * part) * total
     before = np.flatnonzero((points.start >= since) & (points.start < (1.0 - part) * total))
     parts = np.array_split(before, 2 * thresholds.DRIFT_WINDOWS)
-    known = [value for at in parts if np.isfinite(value := _median(points.rows, at))]
-    return bool(known) and last >= BEYOND_BEFORE * max(known)
+    medians = [value for at in parts if np.isfinite(value := _median(points.rows, at))]
+    return bool(medians) and last >= BEYOND_BEFORE * max(medians)
 
 
 def _is_early_learning(case: Case, windows: list[Integers]) -> bool:
@@ -264,8 +264,8 @@ def _is_early_learning(case: Case, windows: list[Integers]) -> bool:
         return False
     loss = case.rate.points.rows.of("loss")
     medians = [median_of_known(loss[at]) for at in windows]
-    known = [value for value in medians if np.isfinite(value)]
-    return len(known) > 1 and known[-1] <= thresholds.DRIFT_LOSS * min(known[:-1])
+    finite = [value for value in medians if np.isfinite(value)]
+    return len(finite) > 1 and finite[-1] <= thresholds.DRIFT_LOSS * min(finite[:-1])
 
 
 def _steps_a_row(case: Case) -> float:

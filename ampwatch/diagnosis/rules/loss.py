@@ -20,7 +20,7 @@ from ampwatch.diagnosis.loss_rise import (
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.outcome import APART, REMEDIES, outcome_of
-from ampwatch.diagnosis.rule import Rule, Seen, rule
+from ampwatch.diagnosis.rule import Rule, RuleHit, rule
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.value_text import count_text, share_text
 from ampwatch.rows import EventKind
@@ -50,7 +50,7 @@ _LEFT_OUT = (
 
 
 @rule("AMP206", "bad-batch", Severity.WARNING)
-def bad_batch(case: Case) -> Iterator[Seen]:
+def bad_batch(case: Case) -> Iterator[RuleHit]:
     """Isolated batches that stand out by their input or by a jump of the loss."""
     if case.judgement.is_the_rate:
         return
@@ -61,7 +61,7 @@ def bad_batch(case: Case) -> Iterator[Seen]:
     elif first is not None:
         harmless = inputs.are_crowded or inputs.are_left_out
         what = ", several close together" if inputs.are_crowded else ""
-        yield Seen(
+        yield RuleHit(
             severity=Severity.INFO if harmless else Severity.WARNING,
             at=inputs.times,
             summary=f"{_batches(inputs.times.count)} stood out from those before{what}.",
@@ -75,7 +75,7 @@ def bad_batch(case: Case) -> Iterator[Seen]:
         )
 
 
-def _leaps(case: Case) -> Seen | None:
+def _leaps(case: Case) -> RuleHit | None:
     """Single steps whose loss jumped and was back at the next one: bad batches."""
     leaps = case.rises.of(RiseKind.LEAP).apart
     grown, first = 2 * leaps.grown > leaps.count, leaps.first
@@ -86,7 +86,7 @@ def _leaps(case: Case) -> Seen | None:
     are_left_out = leaps.left_out == leaps.count
     repeated &= 2 * leaps.idle_steps <= leaps.count and not are_left_out
     also = ", and gradients or updates rose with it" if first.grew else ""
-    return Seen(
+    return RuleHit(
         severity=Severity.WARNING if repeated else Severity.INFO,
         first_step=first.first_step,
         last_step=leaps.last[-1].last_step,
@@ -110,7 +110,7 @@ def _most(case: Case) -> float:
 
 
 @rule("AMP303", "recoverable-spike", Severity.INFO)
-def recoverable_spike(case: Case) -> Iterator[Seen]:
+def recoverable_spike(case: Case) -> Iterator[RuleHit]:
     """Spikes of the loss, or bursts of skips, from which the run recovered."""
     if case.standing_fall is not None or case.judgement.onset is not None:
         return
@@ -125,7 +125,7 @@ def recoverable_spike(case: Case) -> Iterator[Seen]:
         yield _burst(case)
 
 
-def _spikes(case: Case) -> Seen | None:
+def _spikes(case: Case) -> RuleHit | None:
     """Spikes of the loss that came back by themselves."""
     leaps = case.rises.of(RiseKind.LEAP)
     spikes, met = (
@@ -137,7 +137,7 @@ def _spikes(case: Case) -> Seen | None:
     last, steps, record = both.last[-1], both.steps, case.scale.steps
     which = "The last time it" if both.count > 1 else "It"
     grown = f"; gradients or updates left their band in {both.grown:,} of {both.count:,}"
-    return Seen(
+    return RuleHit(
         severity=Severity.WARNING if _is_habit(case, spikes) else Severity.INFO,
         first_step=both.first.first_step,
         last_step=last.last_step,
@@ -166,11 +166,11 @@ def _is_habit(case: Case, spikes: SpikeOctave) -> bool:
     lost = spikes.steps - spikes.idle_steps
     enough = spikes.count >= LOST_SPIKES or spikes.grown >= GROWN_SPIKES
     # A loss that drifts may stay above its band for long while its gradients stay as they were.
-    kept = [spike for spike in (spikes.first, *spikes.last) if spike]
+    rises = [spike for spike in (spikes.first, *spikes.last) if spike]
     # One line of a sparse log is one outlying batch, however many steps lie between two lines.
-    enough |= lost >= LONG_STEPS and any(spike.out > 1 for spike in kept)
-    enough &= any(spike.strength >= TELLING or spike.entries >= LONG_STEPS for spike in kept)
-    return enough and lost > LOST_SHARE * record and not _cost_nothing(case, kept)
+    enough |= lost >= LONG_STEPS and any(spike.out > 1 for spike in rises)
+    enough &= any(spike.strength >= TELLING or spike.entries >= LONG_STEPS for spike in rises)
+    return enough and lost > LOST_SHARE * record and not _cost_nothing(case, rises)
 
 
 def _cost_nothing(case: Case, spikes: list[LossRise]) -> bool:
@@ -183,12 +183,12 @@ def _cost_nothing(case: Case, spikes: list[LossRise]) -> bool:
     return soon and not grow and spikes[-1].band.height(now) <= -LEARNT_ON
 
 
-def _burst(case: Case) -> Seen:
+def _burst(case: Case) -> RuleHit:
     """Bursts of skips from which the run recovered, reported like a spike of the loss."""
     scale, bursts = case.scale, case.scale.spikes
     octaves = bursts.deepest_octaves
     depth = f", by {octaves:.0f} octaves at most," if octaves else ""
-    return Seen(
+    return RuleHit(
         severity=Severity.INFO,
         first_step=bursts.first_step,
         last_step=bursts.last_step,
@@ -204,26 +204,26 @@ def _burst(case: Case) -> Seen:
 
 
 @rule("AMP307", "diverging-without-overflow", Severity.ERROR)
-def diverging_without_overflow(case: Case) -> Iterator[Seen]:
+def diverging_without_overflow(case: Case) -> Iterator[RuleHit]:
     """A loss that diverges or does not come back while the loss scale is steady."""
     if case.standing_fall is None:
-        seen = _diverged(case) or _not_back(case)
-        if seen is not None:
-            yield seen
+        divergence = _diverged(case) or _not_back(case)
+        if divergence is not None:
+            yield divergence
 
 
-def _diverged(case: Case) -> Seen | None:
+def _diverged(case: Case) -> RuleHit | None:
     """A loss far above its first value because of the learning rate."""
     judged = case.judgement
     onset = judged.onset
     if onset is None or not judged.is_the_rate or onset.collapsed or onset.descending:
         return None
     head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
-    known, last = head[np.isfinite(head)], _median(tail, thresholds.ESTABLISHED_STEPS)
-    if not len(known) or not last >= thresholds.DIVERGED_LOSS * known[0] > 0:
+    losses, last = head[np.isfinite(head)], _median(tail, thresholds.ESTABLISHED_STEPS)
+    if not len(losses) or not last >= thresholds.DIVERGED_LOSS * losses[0] > 0:
         return None
-    first = float(known[0])
-    return Seen(
+    first = float(losses[0])
+    return RuleHit(
         first_step=onset.step,
         last_step=case.scale.last_step,
         summary=f"The loss diverges without an overflow: {first:.4g} at first, {last:.4g} now.",
@@ -243,13 +243,13 @@ def rise_that_stands(case: Case) -> LossRise | None:
     return None if is_summed else rise
 
 
-def _not_back(case: Case) -> Seen | None:
+def _not_back(case: Case) -> RuleHit | None:
     """A loss that rose out of its recent band and has not come back by the end."""
     rise = rise_that_stands(case)
     if rise is None:
         return None
     step, grew = rise.first_step, bool(rise.grew)
-    return Seen(
+    return RuleHit(
         # A change of the data may raise the loss for good; only gradients could tell.
         severity=Severity.ERROR if grew else Severity.WARNING,
         first_step=step,
@@ -285,20 +285,20 @@ _UNKNOWN = "This record does not show why."
 def _tells(code: str, name: str, usual: Severity, *states: State, cause: str = _UNKNOWN) -> Rule:
     """Make the rule that tells of these outcomes."""
 
-    def check(case: Case) -> Iterator[Seen]:
+    def check(case: Case) -> Iterator[RuleHit]:
         if outcome_of(case).state in states:
-            yield outcome_seen(case, cause)
+            yield outcome_hit(case, cause)
 
     return Rule(code, name, usual, check)
 
 
-def outcome_seen(case: Case, cause: str = _UNKNOWN) -> Seen:
+def outcome_hit(case: Case, cause: str = _UNKNOWN) -> RuleHit:
     """The outcome of a case in its own words, as a rule would tell of it."""
     outcome = outcome_of(case)
     # A slow fall has no first step: whatever explains it may come later.
     is_slow = outcome.state is State.HARDLY_FALLS
     why, remedy = APART if outcome.grew_apart else (cause, REMEDIES.get(outcome.state))
-    return Seen(
+    return RuleHit(
         severity=outcome.severity,
         first_step=None if is_slow else outcome.since_step,
         last_step=case.scale.last_step,
@@ -332,7 +332,7 @@ score_stands_still = _tells(
 
 
 @rule("AMP306", "jump-at-event", Severity.WARNING)
-def jump_at_event(case: Case) -> Iterator[Seen]:
+def jump_at_event(case: Case) -> Iterator[RuleHit]:
     """Trouble that began right after something was changed."""
     onset, rise = case.judgement.onset, rise_that_stands(case)
     if (lost := harmful_restart(case)) is not None:
@@ -352,7 +352,7 @@ def jump_at_event(case: Case) -> Iterator[Seen]:
     ]
     if near:
         step, what = max(near)
-        yield Seen(
+        yield RuleHit(
             first_step=step,
             last_step=began,
             summary=f"The trouble began {count_text(began - step, 'step')} after {what}.",
@@ -381,8 +381,8 @@ def _changes(case: Case) -> Iterator[tuple[int, str]]:
 
 def _said(event: Event) -> str:
     before, after = (event.detail.get(end) for end in ("from", "to"))
-    known = isinstance(before, (int, float)) and isinstance(after, (int, float))
-    way = f"went from {before:,.6g} to {after:,.6g}" if known else "changed"
+    are_numbers = isinstance(before, (int, float)) and isinstance(after, (int, float))
+    way = f"went from {before:,.6g} to {after:,.6g}" if are_numbers else "changed"
     group = event.detail.get("group")
     return {
         "state-loaded": "a state was loaded",
@@ -396,7 +396,7 @@ def _said(event: Event) -> str:
 _NORMS = {"update": "the updates", "grad_norm": "the gradient norm"}
 
 
-def harmful_restart(case: Case) -> Seen | None:
+def harmful_restart(case: Case) -> RuleHit | None:
     """A loss that jumps right after a restart, together with updates or gradients.
 
     A warning even if the run recovers: the next restart will do the same.
@@ -418,7 +418,7 @@ def harmful_restart(case: Case) -> Seen | None:
         cause = f"The rate rose from {last.rates[0]:.3g} to {last.rates[1]:.3g} there, and at the "
         cause += f"record's end the loss has not come back{norm}: the schedule started over."
         action = "Load the scheduler's state with that checkpoint."
-    return Seen(
+    return RuleHit(
         severity=Severity.WARNING,
         first_step=first.step,
         last_step=last.step,

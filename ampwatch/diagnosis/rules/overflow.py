@@ -22,7 +22,7 @@ from ampwatch.diagnosis.layer_history import (
 from ampwatch.diagnosis.learning_rate.noise import rounding_unit
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows
-from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.rules.scale import DEFAULT_SCALE, raise_scale_text
 from ampwatch.diagnosis.rules.training_loop import left_out_ending
 from ampwatch.diagnosis.times import Times
@@ -51,7 +51,7 @@ _OUTPUTS = {
 
 
 @rule("AMP201", "gradient-underflow", Severity.WARNING)
-def gradient_underflow(case: Case) -> Iterator[Seen]:
+def gradient_underflow(case: Case) -> Iterator[RuleHit]:
     """A layer that loses its small gradients to underflow in most of its samples."""
     layers = case.layers
     lost = layers.losing_layers()
@@ -65,13 +65,13 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
     name, last = layers.names[worst], int(layers.last_step[worst])
     total = int((layers.samples > 0).sum())
     are_all = "" if total == len(layers.names) else " with gradients other than 0"
-    told = "all of them" if share == 1.0 else percent_text(share)
-    yield Seen(
+    how_much = "all of them" if share == 1.0 else percent_text(share)
+    yield RuleHit(
         first_step=int(layers.first_step[worst]),
         last_step=last,
         layer=name,
         summary=f"{len(lost)} of {count_text(total, 'layer')}{are_all} lose most of their "
-        f"gradients to underflow; layer {name} loses {told}.",
+        f"gradients to underflow; layer {name} loses {how_much}.",
         cause="Their gradients are smaller than the smallest normal fp16 number, 2^-14"
         f"{'' if case.observed.scale else ', and nothing scales the loss'}.",
         action=_keep_gradients(case),
@@ -79,7 +79,7 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
     )
 
 
-def _flushed_norms(case: Case) -> Iterator[Seen]:
+def _flushed_norms(case: Case) -> Iterator[RuleHit]:
     """Gradient norms of exactly 0 among others that fp16 hardly holds, where a loss is left."""
     tail, final = case.rate.tail, case.final_scale
     rows = tail.where(tail.accepted & np.isfinite(tail.of("grad_norm"))).part(-FLUSHED_STEPS)
@@ -96,7 +96,7 @@ def _flushed_norms(case: Case) -> Iterator[Seen]:
     scaled = "nothing in this record scales the loss"
     if final is not None:
         scaled = f"the loss scale is {scale_text(final)}"
-    yield Seen(
+    yield RuleHit(
         first_step=begin,
         last_step=end,
         summary=f"The gradient norm is exactly 0 in {len(zeros)} of the last "
@@ -120,20 +120,20 @@ def _keep_gradients(case: Case) -> str | None:
 
 
 @rule("AMP202", "backward-overflow", Severity.WARNING)
-def backward_overflow(case: Case) -> Iterator[Seen]:
+def backward_overflow(case: Case) -> Iterator[RuleHit]:
     """A layer that overflows again and again in the backward pass."""
     named = case.scale.culprits.layers
     if not named:
         return
-    most = max(named.values(), key=lambda one: one.times.count)
+    most = max(named.values(), key=lambda layer: layer.times.count)
     times = most.times
     if times.count < thresholds.BACKWARD_OVERFLOWS:
         return
-    total, standing = sum(one.times.count for one in named.values()), case.standing(times)
+    total, standing = sum(layer.times.count for layer in named.values()), case.standing(times)
     since = (times.last_step or 0) - (case.scale.first_accepted_step or 0)
     if total <= case.scale.scaler.skips_by_growth(since):
         return  # heavy-tailed gradients overflow anywhere below the scale that growth tries
-    yield Seen(
+    yield RuleHit(
         standing=standing,
         at=times,
         layer=most.layer,
@@ -152,24 +152,24 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP203", "forward-overflow", Severity.ERROR)
-def forward_overflow(case: Case) -> Iterator[Seen]:
+def forward_overflow(case: Case) -> Iterator[RuleHit]:
     """A layer whose activations overflow in the forward pass."""
     named, unnamed = list(case.events.forward.values()), case.events.unnamed_forward
     if not named:
         if unnamed.count:
             yield _somewhere(case, unnamed)
         return
-    first = min(named, key=lambda one: one.times.first_step or 0)
-    times = functools.reduce(Times.joined, (one.times for one in named)).joined(unnamed)
+    first = min(named, key=lambda layer: layer.times.first_step or 0)
+    times = functools.reduce(Times.joined, (layer.times for layer in named)).joined(unnamed)
     standing = case.standing(times)
     is_nan = 2 * first.nans > first.times.count
     what, why = _OUTPUTS["nan" if is_nan else "inf"]
-    yield Seen(
+    yield RuleHit(
         standing=standing,
         first_step=_began(case, times),
         last_step=times.last_step,
         layer=first.layer,
-        ranks=tuple(sorted(frozenset().union(*(one.ranks for one in named)))),
+        ranks=tuple(sorted(frozenset().union(*(layer.ranks for layer in named)))),
         summary=f"{_who(first)} {_is_first(first)} whose output {what}"
         f"{alone_text(case.lone_rank)}{standing.ending}.",
         cause=f"Its inputs and weights are finite, its output is not: {why}, and the loss scale "
@@ -190,16 +190,16 @@ def _began(case: Case, times: Times) -> int | None:
 
     Layers are looked at from the step after the one that overflowed.
     """
-    lost, seen = case.numbers.bad_loss_no_forward.first_step, times.first_step
-    if lost is None or seen is None:
-        return seen
-    return lost if 0 < seen - lost <= thresholds.DELAY_STEPS else seen
+    lost, layer_step = case.numbers.bad_loss_no_forward.first_step, times.first_step
+    if lost is None or layer_step is None:
+        return layer_step
+    return lost if 0 < layer_step - lost <= thresholds.DELAY_STEPS else layer_step
 
 
-def _somewhere(case: Case, times: Times) -> Seen:
+def _somewhere(case: Case, times: Times) -> RuleHit:
     """A forward overflow that the loop caught, in a layer that no sample names."""
     standing = case.standing(times)
-    return Seen(
+    return RuleHit(
         standing=standing,
         at=times,
         summary="The model's output is not finite"
@@ -236,7 +236,7 @@ def _float32_call(case: Case, layer: str) -> str:
     started = case.events.started
     given = None if started is None else started.detail.get("models")
     models = given if isinstance(given, list) else []
-    named = any(isinstance(one, dict) and one.get("prefix") for one in models)
+    named = any(isinstance(model, dict) and model.get("prefix") for model in models)
     return f'ampwatch.run_in_float32({"models" if named else "model"}, "{layer}")'
 
 
@@ -286,7 +286,7 @@ TREND_STEPS, TREND_OCTAVES, TREND_FALLING_SHARE = 100, 1.0, 0.8
 
 
 @rule("AMP205", "low-headroom", Severity.WARNING)
-def low_headroom(case: Case) -> Iterator[Seen]:
+def low_headroom(case: Case) -> Iterator[RuleHit]:
     """A layer with little headroom below the limit of its format, or due to lose it."""
     layers = case.layers
     at = _nearest(layers)
@@ -299,7 +299,7 @@ def low_headroom(case: Case) -> Iterator[Seen]:
         return
     name, octaves = layers.names[at], float(layers.trend_values[at, -1])
     step = int(layers.trend_steps[at, -1])
-    yield Seen(
+    yield RuleHit(
         first_step=int(np.nanmin(layers.trend_steps[at])),
         last_step=step,
         layer=name,
@@ -346,7 +346,7 @@ SCORE_OCTAVES = 2.0
 
 
 @rule("AMP210", "attention-logit-growth", Severity.WARNING)
-def attention_logit_growth(case: Case) -> Iterator[Seen]:
+def attention_logit_growth(case: Case) -> Iterator[RuleHit]:
     """Attention scores that have grown for long and will exceed the range of half precision."""
     drift = _due_to_exceed(case.scores)
     if drift is None:
@@ -354,7 +354,7 @@ def attention_logit_growth(case: Case) -> Iterator[Seen]:
     name, course = drift.score.layer, case.scores
     first = int(course.first_steps.values[drift.begin])
     what = "The largest query times the largest key at" if drift.score.product else "The scores at"
-    yield Seen(
+    yield RuleHit(
         first_step=first,
         last_step=course.last_step,
         layer=name,
@@ -386,10 +386,10 @@ def _due_to_exceed(course: AttentionScoreHistory) -> _Drift | None:
     if not course.scores:
         return None
     levels = course.levels()
-    known = ~np.isnan(levels).all(axis=0)
-    if known.sum() < SCORE_WINDOWS:
+    has_level = ~np.isnan(levels).all(axis=0)
+    if has_level.sum() < SCORE_WINDOWS:
         return None
-    last = int(np.flatnonzero(known)[-1])
+    last = int(np.flatnonzero(has_level)[-1])
     with np.errstate(invalid="ignore"):
         falls = levels[:, :last] - levels[:, 1 : last + 1] > 0  # nan breaks the drift
     run = np.cumprod(falls[:, ::-1], axis=1).sum(axis=1).astype(np.int64)

@@ -19,7 +19,7 @@ from ampwatch.diagnosis.precision_history import (
     LayerPrecision,
     RoundingSample,
 )
-from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.value_text import count_text, list_text
 
 # --- half precision -------------------------------------------------------------------------------
@@ -35,15 +35,15 @@ _FLOAT16 = "float16"
 
 
 @rule("AMP405", "autocast-not-active", Severity.WARNING)
-def autocast_not_active(case: Case) -> Iterator[Seen]:
+def autocast_not_active(case: Case) -> Iterator[RuleHit]:
     """A loss scale although no layer runs in half precision."""
     products = case.precision.products
     if not case.scale.has_scaler or not products or _seen_too_seldom(case):
         return
-    if any(one.runs_half for one in case.precision.layers.values()):
+    if any(layer.runs_half for layer in case.precision.layers.values()):
         return
-    dtypes = " or ".join(sorted({one.output_dtype for one in products.values()}))
-    yield Seen(
+    dtypes = " or ".join(sorted({layer.output_dtype for layer in products.values()}))
+    yield RuleHit(
         at=case.scale,
         summary="The loss is scaled, and no layer runs in half precision.",
         cause=f"The output of {count_text(len(products), 'matrix product')} is {dtypes}.",
@@ -52,13 +52,13 @@ def autocast_not_active(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP406", "fp16-parameters", Severity.ERROR)
-def fp16_parameters(case: Case) -> Iterator[Seen]:
+def fp16_parameters(case: Case) -> Iterator[RuleHit]:
     """Weights kept in float16, whose gradients the scaler cannot unscale."""
     event = case.events.raised.get(FLOAT16_PARAMETERS)
     if event is None:
         return
-    named = [name for name, one in case.precision.layers.items() if one.keeps_float16]
-    yield Seen(
+    named = [name for name, layer in case.precision.layers.items() if layer.keeps_float16]
+    yield RuleHit(
         first_step=event.step,
         last_step=event.step,
         layer=named[0] if len(named) == 1 else None,
@@ -71,19 +71,20 @@ def fp16_parameters(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP414", "eps-underflow", Severity.ERROR)
-def eps_underflow(case: Case) -> Iterator[Seen]:
+def eps_underflow(case: Case) -> Iterator[RuleHit]:
     """An optimizer's eps that is zero in the half precision of the weights."""
-    kept = [name for name, one in case.precision.layers.items() if one.keeps_float16]
+    float16_layers = [name for name, layer in case.precision.layers.items() if layer.keeps_float16]
     for event in case.events.optimizers:
         tiny = [eps for eps in _each_eps_in_float16(event.detail) if 0 < eps < FLOAT16_TINY]
-        if kept and tiny:
-            yield Seen(
+        if float16_layers and tiny:
+            yield RuleHit(
                 first_step=event.step,
                 last_step=case.scale.last_step,
-                layer=kept[0] if len(kept) == 1 else None,
+                layer=float16_layers[0] if len(float16_layers) == 1 else None,
                 summary=f"The optimizer's eps of {tiny[0]:g} is zero in float16.",
-                cause=f"{count_text(len(kept), 'layer')} of float16 weights are trained, among "
-                f"them {list_text(kept)}; float16 rounds what is below 2^-25 to zero.",
+                cause=f"{count_text(len(float16_layers), 'layer')} of float16 weights are trained, "
+                f"among them {list_text(float16_layers)}; float16 rounds what is below 2^-25 to "
+                "zero.",
                 evidence=Evidence(
                     "eps", event.step, tiny[0], FLOAT16_TINY, "half of float16's smallest"
                 ),
@@ -92,17 +93,17 @@ def eps_underflow(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP502", "autocast-not-helping", Severity.INFO)
-def autocast_not_helping(case: Case) -> Iterator[Seen]:
+def autocast_not_helping(case: Case) -> Iterator[RuleHit]:
     """Less than half of the arithmetic in half precision, although autocast is on."""
     products = case.precision.products
-    half = sum(one.flops or 0.0 for one in products.values() if one.runs_half)
-    total = sum(one.flops or 0.0 for one in products.values())
+    half = sum(layer.flops or 0.0 for layer in products.values() if layer.runs_half)
+    total = sum(layer.flops or 0.0 for layer in products.values())
     if not 0 < half < HALF_WORK_SHARE * total or _seen_too_seldom(case):
         return
     wide = sorted((n for n, o in products.items() if not o.runs_half),
                   key=lambda name: -(products[name].flops or 0.0))  # fmt: skip
     share = 100 * half / total
-    yield Seen(
+    yield RuleHit(
         at=case.scale,
         layer=wide[0],
         summary=f"Only {share:.0f} % of the arithmetic runs in half precision.",
@@ -140,34 +141,37 @@ _ERRORS = 2.0
 
 
 @rule("AMP418", "updates-rounded-away", Severity.WARNING)
-def updates_rounded_away(case: Case) -> Iterator[Seen]:
+def updates_rounded_away(case: Case) -> Iterator[RuleHit]:
     """Half-precision weights that lose most of each update to rounding."""
-    known = case.rounding.samples
-    later = known[-max(_LEAST_SAMPLES, len(known) // _LATER_PART) :]
-    asked = case.rounding.every * sum(one.asked_share for one in later)
+    samples = case.rounding.samples
+    later = samples[-max(_LEAST_SAMPLES, len(samples) // _LATER_PART) :]
+    asked = case.rounding.every * sum(sample.asked_share for sample in later)
     if len(later) < _LEAST_SAMPLES or asked < _ASKED_SHARES:
         return
-    unmoved, kept = statistics.median(one.unmoved_share for one in later), KeptUpdates.of(later)
-    if unmoved <= _UNMOVED_SHARE or kept.share + _ERRORS * kept.error >= _KEPT_SHARE:
+    unmoved, updates = (
+        statistics.median(sample.unmoved_share for sample in later),
+        KeptUpdates.of(later),
+    )
+    if unmoved <= _UNMOVED_SHARE or updates.share + _ERRORS * updates.error >= _KEPT_SHARE:
         return
     last = later[-1]
-    yield Seen(
-        first_step=_first_step(known),
+    yield RuleHit(
+        first_step=_first_step(samples),
         last_step=last.step,
         summary=f"A step leaves {100 * unmoved:.3g} % of the half-precision weights unmoved.",
         cause=f"Over {count_text(len(later), 'sampled step')} the weights moved "
-        f"{max(0.0, 100 * kept.share):.2g} % of what the rate and the optimizer's state ask "
+        f"{max(0.0, 100 * updates.share):.2g} % of what the rate and the optimizer's state ask "
         "for: the rest is too small for their format and is rounded away.",
         evidence=(
             Evidence("unmoved_share", last.step, unmoved, _UNMOVED_SHARE, "threshold"),
-            Evidence("update_kept_share", last.step, kept.share, _KEPT_SHARE, "threshold"),
+            Evidence("update_kept_share", last.step, updates.share, _KEPT_SHARE, "threshold"),
         ),
     )
 
 
 def _first_step(samples: tuple[RoundingSample, ...]) -> int:
     """The first sampled step in which rounding left most weights unmoved."""
-    return next(one.step for one in samples if one.unmoved_share > _UNMOVED_SHARE)
+    return next(sample.step for sample in samples if sample.unmoved_share > _UNMOVED_SHARE)
 
 
 # --- layers below sixteen bits --------------------------------------------------------------------
@@ -192,23 +196,24 @@ _NARROW = re.compile(r"fp8|float8|fp4|float4")
 
 
 @rule("AMP704", "sensitive-layer-quantised", Severity.WARNING)
-def sensitive_layer_quantised(case: Case) -> Iterator[Seen]:
+def sensitive_layer_quantised(case: Case) -> Iterator[RuleHit]:
     """A head, first layer, router or embedding that runs below 16 bits."""
     layers = case.precision.layers
-    found = {name: why for name, why in _sensitive(layers).items() if layers[name].is_quantised}
-    if not found:
+    sensitive = {name: why for name, why in _sensitive(layers).items() if layers[name].is_quantised}
+    if not sensitive:
         return
-    first = next(iter(found))
-    kept = [name for name, one in layers.items() if one.is_quantised]
-    told = "; ".join(f"{name} is {why}" for name, why in list(found.items())[:_MOST_TOLD])
+    first = next(iter(sensitive))
+    quantised = [name for name, layer in layers.items() if layer.is_quantised]
+    reasons = "; ".join(f"{name} is {why}" for name, why in list(sensitive.items())[:_MOST_TOLD])
     form = _format_of(layers[first])
-    yield Seen(
+    yield RuleHit(
         at=case.scale,
         layer=first,
-        summary=f"{first} is {found[first]}, and multiplies in {form}.",
-        cause=f"Of {count_text(len(kept), 'quantised layer')} "
-        f"{count_text(len(found), 'is one', 'are some')} that is usually kept in bf16: {told}.",
-        action=leave_out(layers, list(found)),
+        summary=f"{first} is {sensitive[first]}, and multiplies in {form}.",
+        cause=f"Of {count_text(len(quantised), 'quantised layer')} "
+        f"{count_text(len(sensitive), 'is one', 'are some')} that is usually kept in bf16: "
+        f"{reasons}.",
+        action=leave_out(layers, list(sensitive)),
         evidence=Evidence("input_format", case.scale.last_step, form, "bfloat16", "usual"),
     )
 
@@ -219,22 +224,27 @@ _MOST_LEFT_OUT = 10  # layers that an action names
 
 def _sensitive(layers: Mapping[str, LayerPrecision]) -> dict[str, str]:
     """The layers that should not be quantised, and what each is; the head first."""
-    ran = sorted((n for n, one in layers.items() if one.order >= 0), key=lambda n: layers[n].order)
+    ran = sorted(
+        (n for n, layer in layers.items() if layer.order >= 0), key=lambda n: layers[n].order
+    )
     products = [name for name in ran if layers[name].flops or layers[name].is_quantised]
-    found: dict[str, str] = {}
+    sensitive: dict[str, str] = {}
     if products and not _ends_block(products[-1], products, layers):
-        found[products[-1]] = "the last matrix product of the model, its head"
+        sensitive[products[-1]] = "the last matrix product of the model, its head"
     # A foreign log has no order of layers, and only the quantised ones.
-    named = [*products, *(n for n, one in layers.items() if one.order < 0 and one.is_quantised)]
-    found |= {n: "a head by its name" for n in named if _is_head(n) and n not in found}
-    found |= {n: "a router by its name" for n in products if _is_router(n, layers)}
+    named = [
+        *products,
+        *(n for n, layer in layers.items() if layer.order < 0 and layer.is_quantised),
+    ]
+    sensitive |= {n: "a head by its name" for n in named if _is_head(n) and n not in sensitive}
+    sensitive |= {n: "a router by its name" for n in products if _is_router(n, layers)}
     embeds = [name for name in ran if "Embedding" in layers[name].kind]
-    found |= {name: "an embedding" for name in embeds if name not in found}
-    if products and products[0] not in found and not _is_in_row(products[0], products):
+    sensitive |= {name: "an embedding" for name in embeds if name not in sensitive}
+    if products and products[0] not in sensitive and not _is_in_row(products[0], products):
         early = any(layers[name].order < layers[products[0]].order for name in embeds)
         if not early:
-            found[products[0]] = "the first layer of the model"
-    return found
+            sensitive[products[0]] = "the first layer of the model"
+    return sensitive
 
 
 def _is_in_row(name: str, products: list[str]) -> bool:
@@ -244,7 +254,7 @@ def _is_in_row(name: str, products: list[str]) -> bool:
         if part.isdigit():
             before, after = ".".join(parts[:at]), ".".join(parts[at + 1 :])
             like = re.compile(rf"{re.escape(before)}\.?\d+\.{re.escape(after)}")
-            if any(one != name and like.fullmatch(one) for one in products):
+            if any(other != name and like.fullmatch(other) for other in products):
                 return True
     return False
 
@@ -265,9 +275,9 @@ def _is_of_numbered(name: str, products: list[str]) -> bool:
     """Whether a layer is in a numbered module (`layers.3.down`) and so fit to be quantised."""
     parts = name.split(".")
     for at, part in enumerate(parts[:-1]):
-        before = "".join(f"{one}." for one in parts[:at])
+        before = "".join(f"{path}." for path in parts[:at])
         other = re.compile(rf"{re.escape(before)}(?!{part}\.)\d+\.")
-        if part.isdigit() and any(other.match(one) for one in products):
+        if part.isdigit() and any(other.match(path) for path in products):
             return True
     return False
 
@@ -285,47 +295,47 @@ def _is_router(name: str, layers: Mapping[str, LayerPrecision]) -> bool:
     experts = ".".join([*parents, "experts"])
     is_narrow = _ROUTER_NARROWS * outputs <= inputs
     return last in _ROUTERS and (
-        is_narrow or any(f"{one}.".startswith(f"{experts}.") for one in layers)
+        is_narrow or any(f"{layer}.".startswith(f"{experts}.") for layer in layers)
     )
 
 
-def _format_of(one: LayerPrecision) -> str:
-    return next(text for text in one.formats if text)
+def _format_of(layer: LayerPrecision) -> str:
+    return next(text for text in layer.formats if text)
 
 
 def leave_out(layers: Mapping[str, LayerPrecision], names: list[str]) -> str:
     """The action that leaves layers out of a quantisation, in the words of their library."""
     kinds = {layers[name].kind for name in names}
-    kept = list_text(names, _MOST_LEFT_OUT)
+    excluded = list_text(names, _MOST_LEFT_OUT)
     if any("Float8Linear" in kind for kind in kinds):
         return (
-            f"Leave {kept} in bf16: have the module_filter_fn of convert_to_float8_training return "
-            "False for them, by their full names."
+            f"Leave {excluded} in bf16: have the module_filter_fn of convert_to_float8_training "
+            "return False for them, by their full names."
         )
     if any("Linear" in kind and "TE" not in kind for kind in kinds):
         return (
-            f"Leave {kept} in bf16: have the filter_fn of quantize_ return False for them, by "
+            f"Leave {excluded} in bf16: have the filter_fn of quantize_ return False for them, by "
             "their full names."
         )
     return (
-        f"Run {kept} outside the low-precision autocast, or exclude them from the recipe by their "
-        "full names."
+        f"Run {excluded} outside the low-precision autocast, or exclude them from the recipe by "
+        "their full names."
     )
 
 
 @rule("AMP705", "quantisation-matched-nothing", Severity.WARNING)
-def quantisation_matched_nothing(case: Case) -> Iterator[Seen]:
+def quantisation_matched_nothing(case: Case) -> Iterator[RuleHit]:
     """A format below 16 bits was asked for, and no layer is quantised."""
     products = case.precision.products
-    if not products or any(one.is_quantised for one in case.precision.layers.values()):
+    if not products or any(layer.is_quantised for layer in case.precision.layers.values()):
         return
     if case.precision.sampled_steps < PRECISION_SAMPLES:
         return
     asked = _asked(case)
     if asked is None:
         return
-    dtypes = " or ".join(sorted({one.output_dtype for one in products.values()}))
-    yield Seen(
+    dtypes = " or ".join(sorted({layer.output_dtype for layer in products.values()}))
+    yield RuleHit(
         at=case.scale,
         summary=f"{asked}, and no layer runs below 16 bits.",
         cause=f"{count_text(len(products), 'matrix product')} were seen, and none of their "
@@ -378,13 +388,13 @@ _ROLE_NAMES = {"input": "input", "weight": "weight", "grad": "output gradient"}
 
 
 @rule("AMP701", "fp8-saturation", Severity.WARNING)
-def fp8_saturation(case: Case) -> Iterator[Seen]:
+def fp8_saturation(case: Case) -> Iterator[RuleHit]:
     """Operands whose cast below 16 bits cuts off their largest values."""
-    worst = _worst(case, lambda one: one.cut, most_cut)
+    worst = _worst(case, lambda samples: samples.cut, most_cut)
     if worst is None:
         return
     share = f"{100 * worst.share:.2g} %"
-    yield Seen(
+    yield RuleHit(
         first_step=worst.first_step,
         last_step=worst.last_step,
         layer=worst.layer,
@@ -396,12 +406,12 @@ def fp8_saturation(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP702", "fp8-underflow", Severity.WARNING)
-def fp8_underflow(case: Case) -> Iterator[Seen]:
+def fp8_underflow(case: Case) -> Iterator[RuleHit]:
     """Operands whose cast below 16 bits flushes a large share to zero."""
-    worst = _worst(case, lambda one: one.flushed, most_flushed)
+    worst = _worst(case, lambda samples: samples.flushed, most_flushed)
     if worst is None:
         return
-    yield Seen(
+    yield RuleHit(
         first_step=worst.first_step,
         last_step=worst.last_step,
         layer=worst.layer,
@@ -467,8 +477,8 @@ def is_lasting(over: Sequence[bool]) -> bool:
 
 def _cast_format(case: Case, layer: str, role: str) -> str:
     """The format to which casts bring a layer's operand, by its latest sample."""
-    known = case.precision.layers.get(layer)
-    return (None if known is None else known.formats[ROLES.index(role)]) or "its format"
+    precision = case.precision.layers.get(layer)
+    return (None if precision is None else precision.formats[ROLES.index(role)]) or "its format"
 
 
 # Maxima of healthy runs vary by a factor of two from batch to batch.
@@ -480,26 +490,26 @@ FIRST_SCALE = 1.0
 
 
 @rule("AMP703", "stale-scale", Severity.WARNING)
-def stale_scale(case: Case) -> Iterator[Seen]:
+def stale_scale(case: Case) -> Iterator[RuleHit]:
     """Delayed scales that are too small, that a resume lost, or that differ between ranks."""
     yield from _outgrown(case)
     yield from _lost_at_resume(case)
     yield from _apart(case)
 
 
-def _outgrown(case: Case) -> Iterator[Seen]:
+def _outgrown(case: Case) -> Iterator[RuleHit]:
     """Delayed scales that the newest maximum has outgrown."""
-    found = {
+    outgrown = {
         name: values
         for name, (_, values) in case.casts.staleness.items()
         if is_lasting([STALE_FACTOR < value < math.inf for value in values])
     }
-    if not found:
+    if not outgrown:
         return
-    worst = max(found, key=lambda name: statistics.median(found[name]))
+    worst = max(outgrown, key=lambda name: statistics.median(outgrown[name]))
     steps, values = case.casts.staleness[worst]
     over = [step for step, value in zip(steps, values, strict=True) if value > STALE_FACTOR]
-    yield Seen(
+    yield RuleHit(
         first_step=over[0],
         last_step=steps[-1],
         layer=worst,
@@ -511,26 +521,26 @@ def _outgrown(case: Case) -> Iterator[Seen]:
     )
 
 
-def _lost_at_resume(case: Case) -> Iterator[Seen]:
+def _lost_at_resume(case: Case) -> Iterator[RuleHit]:
     """Delayed scales that began anew when the training was resumed."""
-    found = {
+    renewed = {
         name: (first, case.casts.scales[name][-1])
         for name, first in case.casts.after_resume.items()
         if _is_new(first) and name in case.casts.scales and not _is_new(case.casts.scales[name][-1])
     }
-    if not found:
+    if not renewed:
         return
-    layer, (first, last) = next(iter(found.items()))
+    layer, (first, last) = next(iter(renewed.items()))
     of_all = len(case.casts.after_resume)
-    yield Seen(
+    yield RuleHit(
         first_step=first.step,
         last_step=first.step,
         layer=layer,
-        summary=f"The delayed scales of {count_text(len(found), 'layer')} of {of_all} began anew "
+        summary=f"The delayed scales of {count_text(len(renewed), 'layer')} of {of_all} began anew "
         f"when the run was resumed at step {first.step}.",
-        cause=f"There every scale of {list_text(list(found))} is {FIRST_SCALE:.0f}, as before the "
-        "first maximum: the checkpoint's scales and maxima were not loaded. Small values, mostly "
-        "gradients, became zero in that step, and large ones were cut off.",
+        cause=f"There every scale of {list_text(list(renewed))} is {FIRST_SCALE:.0f}, as before "
+        "the first maximum: the checkpoint's scales and maxima were not loaded. Small values, "
+        "mostly gradients, became zero in that step, and large ones were cut off.",
         action="Save the whole `model.state_dict()` and load all of it: the scales and maxima "
         "stand under keys that end in `_extra_state`, which `strict=False` or a filter may drop.",
         evidence=tuple(
@@ -543,29 +553,29 @@ def _lost_at_resume(case: Case) -> Iterator[Seen]:
 
 def _is_new(scales: CastScales) -> bool:
     """Whether these delayed scales are those of a layer that has seen no maximum yet."""
-    told = [one for one in (*scales.least, *scales.largest) if not math.isnan(one)]
-    return bool(told) and all(one == FIRST_SCALE for one in told)
+    recorded = [scale for scale in (*scales.least, *scales.largest) if not math.isnan(scale)]
+    return bool(recorded) and all(scale == FIRST_SCALE for scale in recorded)
 
 
-def _apart(case: Case) -> Iterator[Seen]:
+def _apart(case: Case) -> Iterator[RuleHit]:
     """Delayed scales that differ between ranks for one layer."""
-    found = {
-        name: max(map(_times_apart, known))
-        for name, known in case.casts.scales.items()
-        if is_lasting([_times_apart(one) > APART for one in known])
+    apart = {
+        name: max(map(_times_apart, samples))
+        for name, samples in case.casts.scales.items()
+        if is_lasting([_times_apart(scales) > APART for scales in samples])
     }
-    if not found:
+    if not apart:
         return
-    worst = max(found, key=lambda name: found[name])
-    known = [one for one in case.casts.scales[worst] if _times_apart(one) > APART]
-    last = known[-1]
+    worst = max(apart, key=lambda name: apart[name])
+    samples = [scales for scales in case.casts.scales[worst] if _times_apart(scales) > APART]
+    last = samples[-1]
     at = max(range(len(ROLES)), key=lambda at: _ratio(last, at))
-    yield Seen(
-        first_step=known[0].step,
+    yield RuleHit(
+        first_step=samples[0].step,
         last_step=last.step,
         layer=worst,
         severity=Severity.INFO,
-        summary=f"The ranks use different delayed scales in {count_text(len(found), 'layer')}.",
+        summary=f"The ranks use different delayed scales in {count_text(len(apart), 'layer')}.",
         cause=f"Those of {worst} lie {_times_apart(last):.3g} times apart: the maxima are not "
         "reduced over these ranks.",
         action="Nothing, if each rank casts for itself. If a tensor is cast and then gathered "
@@ -589,22 +599,22 @@ def _ratio(scales: CastScales, at: int) -> float:
 
 
 @rule("AMP706", "scale-frozen", Severity.ERROR)
-def scale_frozen(case: Case) -> Iterator[Seen]:
+def scale_frozen(case: Case) -> Iterator[RuleHit]:
     """Delayed scales that stay as they are because the newest maximum is not finite."""
-    found = [
+    frozen = [
         name
         for name, (_, values) in case.casts.staleness.items()
         if is_lasting([math.isinf(value) for value in values])
     ]
-    if not found:
+    if not frozen:
         return
-    steps, values = case.casts.staleness[found[0]]
+    steps, values = case.casts.staleness[frozen[0]]
     bad = [step for step, value in zip(steps, values, strict=True) if math.isinf(value)]
-    yield Seen(
+    yield RuleHit(
         first_step=bad[0],
         last_step=steps[-1],
-        layer=found[0],
-        summary=f"The scale of {list_text(found)} is frozen: its newest maximum is not finite.",
+        layer=frozen[0],
+        summary=f"The scale of {list_text(frozen)} is frozen: its newest maximum is not finite.",
         cause=f"So it is in {len(bad)} of its last {count_text(len(steps), 'sample')}; a maximum "
         "that is nan or inf keeps the scale that was there.",
         evidence=Evidence("amax_staleness", steps[-1], "not finite"),

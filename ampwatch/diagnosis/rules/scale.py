@@ -16,7 +16,7 @@ from ampwatch.diagnosis.established_levels import RecordEnding, SlowFall
 from ampwatch.diagnosis.event_history import AT_FLOOR
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, scale_text, share_text
 from ampwatch.rows import EventKind
@@ -36,13 +36,13 @@ STARTUP_FORWARD_STEPS = 5
 
 
 @rule("AMP101", "startup-search", Severity.INFO)
-def startup_search(case: Case) -> Iterator[Seen]:
+def startup_search(case: Case) -> Iterator[RuleHit]:
     """Overflows before the first accepted step, as long as they can be a search for a scale."""
     scale, search = case.scale, case.scale.search
     if not search.skips or (case.is_searching and startup_has_failed(case)):
         return
     slow = case.is_searching and search.skips >= STARTUP_WARNING_SKIPS
-    yield Seen(
+    yield RuleHit(
         severity=Severity.WARNING if slow else Severity.INFO,
         first_step=scale.first_step,
         last_step=search.last_step,
@@ -82,13 +82,13 @@ def no_scale_helps(case: Case) -> str:
 
 
 @rule("AMP108", "scale-reset", Severity.WARNING)
-def scale_reset(case: Case) -> Iterator[Seen]:
+def scale_reset(case: Case) -> Iterator[RuleHit]:
     """A loss scale that jumped back to its initial value for no recorded reason."""
     resets, reset = case.scale.resets, case.scale.reset
     if reset is None:
         return
     times = "once" if resets.count == 1 else f"{resets.count} times"
-    yield Seen(
+    yield RuleHit(
         at=resets,
         summary=f"The loss scale was reset to its initial {scale_text(reset.scale_to)} during "
         f"the run, {times}.",
@@ -112,14 +112,14 @@ REPLACED_SCALERS = 2
 
 
 @rule("AMP416", "scaler-recreated", Severity.ERROR)
-def scaler_recreated(case: Case) -> Iterator[Seen]:
+def scaler_recreated(case: Case) -> Iterator[RuleHit]:
     """A loss scale that starts over again and again, mostly because scalers are created anew."""
-    made = case.events.of(EventKind.SCALER_REPLACED)
+    new_scalers = case.events.of(EventKind.SCALER_REPLACED)
     scale = case.scale
-    if made.count >= REPLACED_SCALERS:
-        yield _made_anew(made, case.loop.searched)
+    if new_scalers.count >= REPLACED_SCALERS:
+        yield _made_anew(new_scalers, case.loop.searched)
     elif scale.resets.count >= RECREATED_RESETS and scale.reset is not None:
-        yield Seen(
+        yield RuleHit(
             at=scale.resets,
             summary=f"The loss scale started over {scale.resets.count} times.",
             cause=f"Each time it jumped back to its initial {scale_text(scale.reset.scale_to)} "
@@ -134,21 +134,21 @@ def scaler_recreated(case: Case) -> Iterator[Seen]:
         )
 
 
-def _made_anew(made: Times, searched: int) -> Seen:
+def _made_anew(new_scalers: Times, searched: int) -> RuleHit:
     """Scales that started over in new scalers; two that cost no steps may be phases of training."""
-    harmless = made.count < RECREATED_RESETS and not searched
+    harmless = new_scalers.count < RECREATED_RESETS and not searched
     cost = (
         f"their searches skipped {count_text(searched, 'step')} that are not in the record."
         if searched
         else "each starts at its initial scale, and never grows beyond it."
     )
-    return Seen(
+    return RuleHit(
         severity=Severity.INFO if harmless else Severity.ERROR,
-        at=made,
-        summary=f"The optimizer stepped through {count_text(made.count, 'new GradScaler')}.",
+        at=new_scalers,
+        summary=f"The optimizer stepped through {count_text(new_scalers.count, 'new GradScaler')}.",
         cause="The loop creates them during training, and the scale that was found is lost: "
         f"{cost}",
-        evidence=Evidence("scaler-replaced", made.last_step, float(made.count)),
+        evidence=Evidence("scaler-replaced", new_scalers.last_step, float(new_scalers.count)),
     )
 
 
@@ -193,7 +193,7 @@ RUNAWAY_LATE_SCALE, RUNAWAY_LATE_OCTAVES = 2.0**40, 16.0
 
 
 @rule("AMP106", "scale-runaway", Severity.WARNING)
-def scale_runaway(case: Case) -> Iterator[Seen]:
+def scale_runaway(case: Case) -> Iterator[RuleHit]:
     """A loss scale that grows without limit because nothing overflows."""
     final, scale = case.final_scale, case.scale
     if final is None:
@@ -204,7 +204,7 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
         return
     norms = case.rate.tail.of("grad_norm")
     gone = bool(len(norms) and (norms == 0).all())
-    yield Seen(
+    yield RuleHit(
         first_step=scale.level_step if scale.level_step is not None else scale.first_step,
         last_step=scale.last_step,
         summary=f"The loss scale has grown to {scale_text(final)} and nothing overflows.",
@@ -216,7 +216,7 @@ def scale_runaway(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP107", "scale-never-grows", Severity.INFO)
-def scale_never_grows(case: Case) -> Iterator[Seen]:
+def scale_never_grows(case: Case) -> Iterator[RuleHit]:
     """A loss scale that never grows, if that costs gradients or resets prevent growth."""
     scale = case.scale
     if not scale.has_scaler or scale.growths or scale.first_accepted is None:
@@ -226,7 +226,7 @@ def scale_never_grows(case: Case) -> Iterator[Seen]:
     if len(lost) == 0 and scale.resets.count < LOST_GROWTH_RESETS:
         return
     steps = count_text(case.numbers.steps, "step")
-    yield Seen(
+    yield RuleHit(
         severity=Severity.WARNING if len(lost) else Severity.INFO,
         at=scale,
         summary=f"The loss scale has not grown in {steps}"
@@ -258,7 +258,7 @@ SAWTOOTH_WASTE = 1 / 4
 
 
 @rule("AMP102", "growth-sawtooth", Severity.INFO)
-def growth_sawtooth(case: Case) -> Iterator[Seen]:
+def growth_sawtooth(case: Case) -> Iterator[RuleHit]:
     """Isolated overflows just after the loss scale grew."""
     teeth, scale = case.teeth, case.scale
     if not teeth.episodes:
@@ -266,7 +266,7 @@ def growth_sawtooth(case: Case) -> Iterator[Seen]:
     enough = scale.steps >= thresholds.STORM_WINDOW_STEPS
     costly = enough and teeth.skips > SAWTOOTH_WASTE * scale.steps
     cost = f", and {share_text(teeth.skips, scale.steps)} of the steps are lost to it"
-    yield Seen(
+    yield RuleHit(
         severity=Severity.WARNING if costly else Severity.INFO,
         first_step=teeth.first_step,
         last_step=teeth.last_step,
@@ -295,7 +295,7 @@ ENDING_OCTAVES = thresholds.COLLAPSE_OCTAVES / 2
 
 
 @rule("AMP103", "scale-collapse", Severity.ERROR)
-def scale_collapse(case: Case) -> Iterator[Seen]:
+def scale_collapse(case: Case) -> Iterator[RuleHit]:
     """A loss scale that falls far below its established level and does not recover."""
     if case.is_searching:
         if startup_has_failed(case):
@@ -310,12 +310,12 @@ def scale_collapse(case: Case) -> Iterator[Seen]:
         yield _fall(case, case.falls[0], healed=True)
 
 
-def _failed_search(case: Case) -> Seen:
+def _failed_search(case: Case) -> RuleHit:
     scale, final = case.scale, case.final_scale
-    seen, watched = case.numbers.sees_forward, case.observed.loop
-    blind = "" if seen else " Whether the forward pass was finite is not recorded."
+    sees_forward, watched = case.numbers.sees_forward, case.observed.loop
+    blind = "" if sees_forward else " Whether the forward pass was finite is not recorded."
     accepted = no_scale_helps(case) if watched else "The record shows no accepted step"
-    return Seen(
+    return RuleHit(
         first_step=scale.first_step,
         last_step=scale.last_step,
         summary=f"{accepted}: {count_text(scale.search.skips, 'skip')} took the scale from "
@@ -339,7 +339,7 @@ def unknown_cause_text(case: Case) -> str:
     return ""
 
 
-def _fall(case: Case, fall: ScaleFall, *, healed: bool) -> Seen:
+def _fall(case: Case, fall: ScaleFall, *, healed: bool) -> RuleHit:
     scale, last, final = case.scale, case.scale.last_step, case.final_scale
     skips = scale.skips - fall.skips_before
     ending = "and did not recover"
@@ -350,7 +350,7 @@ def _fall(case: Case, fall: ScaleFall, *, healed: bool) -> Seen:
         ending = "and the loss kept falling at that scale" if stays else "and recovered"
         last, final, skips = fall.end_step, fall.end_scale, fall.skips
         action = "Nothing to do unless it returns: the run recovered by itself."
-    return Seen(
+    return RuleHit(
         severity=Severity.INFO if healed else None,
         first_step=fall.first_step,
         last_step=last,
@@ -376,21 +376,21 @@ def slow_fall(case: Case) -> SlowFall | None:
     window = max(SINK_INTERVALS * scale.scaler.growth_interval, int(SINK_SHARE * scale.steps))
     if final is None:
         return None
-    found = scale.recent_levels.slow_fall(final, thresholds.COLLAPSE_OCTAVES, window, scale.skips)
-    if found is None or found.skips < thresholds.COLLAPSE_SKIPS:
+    fall = scale.recent_levels.slow_fall(final, thresholds.COLLAPSE_OCTAVES, window, scale.skips)
+    if fall is None or fall.skips < thresholds.COLLAPSE_SKIPS:
         return None
-    down_step = (scale.last_step or 0) - (scale.steps - 1 - found.down_position)
-    return None if case.learnt_on(found.first_step, down_step) else found
+    down_step = (scale.last_step or 0) - (scale.steps - 1 - fall.down_position)
+    return None if case.learnt_on(fall.first_step, down_step) else fall
 
 
-def _sunk(case: Case, sunk: SlowFall) -> Seen:
+def _sunk(case: Case, sunk: SlowFall) -> RuleHit:
     scale, final = case.scale, case.final_scale
     # At one pace the last two of eight octaves take a quarter of the way.
     way = (sunk.down_position - sunk.left_position) / 2
     held = scale.steps - sunk.down_position
     holds = held > max(2 * scale.scaler.growth_interval, way, thresholds.RECENT_SHARE * scale.steps)
     ending = "and has stayed there since" if holds else "and is still falling"
-    return Seen(
+    return RuleHit(
         severity=Severity.WARNING if holds else Severity.ERROR,
         first_step=sunk.first_step,
         last_step=scale.last_step,
@@ -421,9 +421,9 @@ def _falling(case: Case) -> SkipEpisode | None:
     return ending if at_end and ending.streak_octaves >= ENDING_OCTAVES else None
 
 
-def _ends_falling(case: Case, ending: SkipEpisode) -> Seen:
+def _ends_falling(case: Case, ending: SkipEpisode) -> RuleHit:
     last = case.scale.last_step
-    return Seen(
+    return RuleHit(
         severity=Severity.WARNING,
         first_step=None if last is None else last - ending.streak + 1,
         last_step=last,
@@ -441,7 +441,7 @@ def _ends_falling(case: Case, ending: SkipEpisode) -> Seen:
 
 
 @rule("AMP104", "scale-at-floor", Severity.ERROR)
-def scale_at_floor(case: Case) -> Iterator[Seen]:
+def scale_at_floor(case: Case) -> Iterator[RuleHit]:
     """A loss scale at the lowest value possible, or too low for any step to work."""
     scale, final, times = case.scale, case.final_scale, case.scale.floored
     if not times.count:
@@ -449,7 +449,7 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
         return
     healed = final is not None and final > max(thresholds.FLOOR_SCALE, scale.floor or 0.0)
     standing = FindingStatus.HEALED if healed else FindingStatus.STANDS
-    yield Seen(
+    yield RuleHit(
         standing=standing,
         at=times,
         summary=f"The loss scale reached its floor, {scale_text(scale.lowest)}"
@@ -463,24 +463,26 @@ def scale_at_floor(case: Case) -> Iterator[Seen]:
     )
 
 
-def _gave_up(case: Case) -> Iterator[Seen]:
+def _gave_up(case: Case) -> Iterator[RuleHit]:
     """A scale too low to go on: the framework gave up at it, or no search goes so low."""
     final, last = case.final_scale, case.events.fatal[-1:]
-    told = next((e for e in last if any(w in str(e.detail.get("message")) for w in AT_FLOOR)), None)
-    if told is not None and told.step >= (case.scale.last_step or 0):
+    event = next(
+        (e for e in last if any(w in str(e.detail.get("message")) for w in AT_FLOOR)), None
+    )
+    if event is not None and event.step >= (case.scale.last_step or 0):
         summary = (
             f"The framework gave up: the loss scale, {scale_text(final)}, could not fall any "
             "further."
         )
         cause = "Steps overflowed at the lowest scale that the framework allows."
-        step: int | None = told.step
+        step: int | None = event.step
     elif _is_lost(case):
         summary = f"The loss scale is {scale_text(final)}: no gradient survives at this scale."
         cause = "No summed loss needs so low a scale: it fell there step by step."
         step = case.scale.last_step
     else:
         return
-    yield Seen(
+    yield RuleHit(
         first_step=step,
         last_step=step,
         summary=summary,
@@ -497,7 +499,7 @@ def _is_lost(case: Case) -> bool:
 
 
 @rule("AMP109", "low-scale-by-design", Severity.INFO)
-def low_scale_by_design(case: Case) -> Iterator[Seen]:
+def low_scale_by_design(case: Case) -> Iterator[RuleHit]:
     """A low loss scale, below 1, at which the run learns."""
     scale, final = case.scale, case.final_scale
     if final is None or final >= 1.0 or scale.low_scale_steps < thresholds.ESTABLISHED_STEPS:
@@ -506,7 +508,7 @@ def low_scale_by_design(case: Case) -> Iterator[Seen]:
         return
     if scale.floored.count or not _loss_falls(case):
         return
-    yield Seen(
+    yield RuleHit(
         first_step=scale.level_step,
         last_step=scale.last_step,
         summary=f"The loss scale is {scale_text(final)}, and the run is healthy.",
@@ -539,7 +541,7 @@ STORM_ERROR_SHARE = 0.5
 
 
 @rule("AMP105", "overflow-storm", Severity.WARNING)
-def overflow_storm(case: Case) -> Iterator[Seen]:
+def overflow_storm(case: Case) -> Iterator[RuleHit]:
     """Steps skipped more often than the growth of the loss scale explains: a storm."""
     scale, loose = case.scale, case.loose
     if scale.first_accepted is None or not loose.skips or case.loop_tells_skips:
@@ -556,7 +558,7 @@ def overflow_storm(case: Case) -> Iterator[Seen]:
     is_late = loose.first_position < scale.steps - crowd.steps
     late = f" in the last {crowd.steps:,} steps" if is_late else ""
     began = (scale.last_step or 0) - crowd.steps + 1 if is_late else loose.first_step
-    yield Seen(
+    yield RuleHit(
         severity=Severity.ERROR if most else Severity.INFO if calm else Severity.WARNING,
         first_step=began,
         last_step=loose.last_step,
@@ -586,13 +588,15 @@ def _storm_part(case: Case, *, most: bool) -> RecordEnding | None:
         least = STORM_INTERVALS * scale.scaler.growth_interval
         endings += scale.recent_levels.endings(scale.steps, least)
     crowded = [
-        one
-        for one in endings
-        if one.loose_skips > _skips_allowed(case, one.steps)
-        and (2 * one.lone_skips > one.loose_skips or most)
+        ending
+        for ending in endings
+        if ending.loose_skips > _skips_allowed(case, ending.steps)
+        and (2 * ending.lone_skips > ending.loose_skips or most)
     ]
     return max(
-        crowded, key=lambda one: one.loose_skips / _skips_allowed(case, one.steps), default=None
+        crowded,
+        key=lambda ending: ending.loose_skips / _skips_allowed(case, ending.steps),
+        default=None,
     )
 
 
@@ -610,7 +614,7 @@ CONFLICT_SAMPLES = 5
 
 
 @rule("AMP208", "no-scale-fits", Severity.WARNING)
-def no_scale_fits(case: Case) -> Iterator[Seen]:
+def no_scale_fits(case: Case) -> Iterator[RuleHit]:
     """Layers whose loss scales conflict: one scale that suits them all does not exist."""
     layers = case.layers
     first, last = layers.first_conflict, layers.last_conflict
@@ -619,7 +623,7 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
         yield from _lost_at_the_ceiling(case)
         return
     pair = last.needs_layer != last.tolerates_layer
-    yield Seen(
+    yield RuleHit(
         first_step=first.step,
         last_step=last.step,
         layer=last.needs_layer,
@@ -638,7 +642,7 @@ def no_scale_fits(case: Case) -> Iterator[Seen]:
     )
 
 
-def _lost_at_the_ceiling(case: Case) -> Iterator[Seen]:
+def _lost_at_the_ceiling(case: Case) -> Iterator[RuleHit]:
     """A layer in conflict with the rest: it loses gradients at the highest usable scale."""
     layers, scale = case.layers, case.scale
     lost = layers.losing_layers()
@@ -648,7 +652,7 @@ def _lost_at_the_ceiling(case: Case) -> Iterator[Seen]:
     worst, share = layers.loses_most(lost)
     name, final = layers.names[worst], scale_text(case.final_scale)
     last = int(layers.last_step[worst])
-    yield Seen(
+    yield RuleHit(
         first_step=int(layers.first_step[worst]),
         last_step=last,
         layer=name,

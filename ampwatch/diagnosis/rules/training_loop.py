@@ -16,7 +16,7 @@ from ampwatch.diagnosis.event_history import GuardHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.loop_history import STARVED
-from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.rules.gradients import is_without_gradients
 from ampwatch.diagnosis.rules.run_endings import is_about_dtypes
 from ampwatch.diagnosis.times import Times
@@ -25,15 +25,15 @@ from ampwatch.diagnosis.value_text import count_text, list_text, scale_text, sha
 # --- mistakes in the loop, and in who scales the loss ---------------------------------------------
 
 
-def _misuse(case: Case, code: str, summary: str, cause: str, **more: Any) -> Iterator[Seen]:
+def _misuse(case: Case, code: str, summary: str, cause: str, **more: Any) -> Iterator[RuleHit]:
     """What a rule says of the mistake that the probe recorded under its code."""
     event = case.events.misuse.get(code)
     if event is not None:
-        yield Seen(summary, cause, first_step=event.step, ranks=(event.rank,), **more)
+        yield RuleHit(summary, cause, first_step=event.step, ranks=(event.rank,), **more)
 
 
 @rule("AMP401", "clip-before-unscale", Severity.ERROR)
-def clip_before_unscale(case: Case) -> Iterator[Seen]:
+def clip_before_unscale(case: Case) -> Iterator[RuleHit]:
     """Gradients that are clipped or changed before they are unscaled."""
     return _misuse(
         case,
@@ -45,14 +45,14 @@ def clip_before_unscale(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP403", "update-inside-accumulation", Severity.ERROR)
-def update_inside_accumulation(case: Case) -> Iterator[Seen]:
+def update_inside_accumulation(case: Case) -> Iterator[RuleHit]:
     """A scale that changes while gradients are accumulated."""
-    told, evidence = _mixed_scales(case.events.misuse.get("AMP403"))
+    numbers, evidence = _mixed_scales(case.events.misuse.get("AMP403"))
     return _misuse(
         case,
         "AMP403",
         "scaler.update() is called inside a gradient accumulation.",
-        f"It ran while gradients were waiting for their optimizer's step.{told}",
+        f"It ran while gradients were waiting for their optimizer's step.{numbers}",
         evidence=evidence,
     )
 
@@ -63,21 +63,21 @@ def _mixed_scales(event: Event | None) -> tuple[str, tuple[Evidence, ...]]:
         return "", ()
     if event.detail.get("raised"):
         return " torch raised an error, because no optimizer had unscaled or used them.", ()
-    seen, updates = event.detail.get("scales"), event.detail.get("updates")
-    if not isinstance(updates, int) or not isinstance(seen, list):
+    recorded, updates = event.detail.get("scales"), event.detail.get("updates")
+    if not isinstance(updates, int) or not isinstance(recorded, list):
         return "", ()
-    scales = [float(scale) for scale in seen if isinstance(scale, (int, float))]
+    scales = [float(scale) for scale in recorded if isinstance(scale, (int, float))]
     different = [scale_text(scale) for scale in dict.fromkeys(scales)]
-    told = f" In step {event.step} it had been called {count_text(updates, 'time')} before the "
-    told += f"optimizer's step; the backward passes ran at a scale of {list_text(different)}."
+    text = f" In step {event.step} it had been called {count_text(updates, 'time')} before the "
+    text += f"optimizer's step; the backward passes ran at a scale of {list_text(different)}."
     if event.detail.get("unscaled"):
-        told += " unscale_ ran each time, so the first gradients were divided more than once."
+        text += " unscale_ ran each time, so the first gradients were divided more than once."
     last, first = (scales[-1], scales[0]) if scales else (None, None)
-    return told, (Evidence("scale", event.step, last, first, "in the first backward pass"),)
+    return text, (Evidence("scale", event.step, last, first, "in the first backward pass"),)
 
 
 @rule("AMP404", "step-bypasses-scaler", Severity.ERROR)
-def step_bypasses_scaler(case: Case) -> Iterator[Seen]:
+def step_bypasses_scaler(case: Case) -> Iterator[RuleHit]:
     """Optimizer steps that do not go through the scaler."""
     return _misuse(
         case,
@@ -89,7 +89,7 @@ def step_bypasses_scaler(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP409", "backward-under-autocast", Severity.WARNING)
-def backward_under_autocast(case: Case) -> Iterator[Seen]:
+def backward_under_autocast(case: Case) -> Iterator[RuleHit]:
     """A backward pass under autocast: information, unless its dtype error ended the training."""
     messages = (str(event.detail.get("message", "")) for event in case.events.fatal)
     return _misuse(
@@ -102,7 +102,7 @@ def backward_under_autocast(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP412", "grads-not-cleared", Severity.ERROR)
-def grads_not_cleared(case: Case) -> Iterator[Seen]:
+def grads_not_cleared(case: Case) -> Iterator[RuleHit]:
     """Gradients that are not cleared between steps."""
     return _misuse(
         case,
@@ -129,7 +129,7 @@ MISSING_UPDATES = 2
 
 
 @rule("AMP402", "update-missing", Severity.ERROR)
-def update_missing(case: Case) -> Iterator[Seen]:
+def update_missing(case: Case) -> Iterator[RuleHit]:
     """Steps of a scaler without scaler.update()."""
     numbers = case.numbers
     raised = numbers.second_steps.joined(numbers.second_unscales)
@@ -137,7 +137,7 @@ def update_missing(case: Case) -> Iterator[Seen]:
     if times.count < MISSING_UPDATES and not raised.count:
         return
     unscaled = times.count == numbers.second_unscales.count
-    yield Seen(
+    yield RuleHit(
         at=times,
         summary="scaler.update() is missing.",
         cause="unscale_() ran again after another backward pass, with no update in between."
@@ -149,12 +149,12 @@ def update_missing(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP408", "fp16-without-scaler", Severity.WARNING)
-def fp16_without_scaler(case: Case) -> Iterator[Seen]:
+def fp16_without_scaler(case: Case) -> Iterator[RuleHit]:
     """Half precision without a scaler."""
     scale = case.scale
     if scale.has_scaler or "float16" not in case.numbers.autocast_dtypes:
         return
-    yield Seen(
+    yield RuleHit(
         at=scale,
         summary="The model runs in fp16 and nothing scales the loss.",
         cause="Autocast is on with float16, and no step of the record has a loss scale.",
@@ -163,11 +163,11 @@ def fp16_without_scaler(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP407", "scaler-with-bf16", Severity.INFO)
-def scaler_with_bf16(case: Case) -> Iterator[Seen]:
+def scaler_with_bf16(case: Case) -> Iterator[RuleHit]:
     """A scaler in a run in bf16, which needs none."""
     if not case.scale.has_scaler or case.numbers.autocast_dtypes != {"bfloat16"}:
         return
-    yield Seen(
+    yield RuleHit(
         at=case.scale,
         summary="The model runs in bf16, which needs no loss scale.",
         cause="Autocast is on with bfloat16, whose range is float32's.",
@@ -186,21 +186,21 @@ _PAUSES_SHARE = 1 / 3
 
 
 @rule("AMP212", "loop-skips-steps", Severity.INFO)
-def loop_skips_steps(case: Case) -> Iterator[Seen]:
+def loop_skips_steps(case: Case) -> Iterator[RuleHit]:
     """Steps that the loop itself leaves out."""
-    seen, steps = case.unskipped.left_out, case.numbers.steps
+    left_out, steps = case.unskipped.left_out, case.numbers.steps
     unmoved = _unmoved(case)
-    told = case.unskipped.skipped if case.loop_tells_skips else Times()
-    times = seen.joined(unmoved).joined(told)
+    marked = case.unskipped.skipped if case.loop_tells_skips else Times()
+    times = left_out.joined(unmoved).joined(marked)
     if not times.count:
         return
     often = times.count > max(_ALONE, _OFTEN_SHARE * steps)
-    yield Seen(
+    yield RuleHit(
         severity=Severity.WARNING if often else Severity.INFO,
         at=times,
         summary=_summary(case, times),
         cause=f"In {count_text(times.count, 'step')} ({share_text(times.count, steps)}) "
-        + " and ".join(_how(case, seen, unmoved, told))
+        + " and ".join(_how(case, left_out, unmoved, marked))
         + ".",
         evidence=Evidence(
             "left_out", times.last_step, float(times.count), float(steps), "steps in all"
@@ -222,10 +222,10 @@ def _unmoved(case: Case) -> Times:
     return course.unmoved if own and not case.has_live_scaler else Times()
 
 
-def _how(case: Case, seen: Times, unmoved: Times, told: Times) -> list[str]:
+def _how(case: Case, left_out: Times, unmoved: Times, marked: Times) -> list[str]:
     """How it shows that the loop left steps out, as parts of a sentence."""
     how = []
-    if seen.count:
+    if left_out.count:
         how.append("the values were not finite and the loop made no optimizer step")
     if unmoved.count:
         bad = case.unskipped.unmoved_bad.count
@@ -234,7 +234,7 @@ def _how(case: Case, seen: Times, unmoved: Times, told: Times) -> list[str]:
             f"the update was exactly 0 with a learning rate above 0{why}, after steps that moved "
             "the weights"
         )
-    if told.count:
+    if marked.count:
         how.append("the record marks the step as skipped and has no loss scale")
     return how
 
@@ -267,21 +267,21 @@ def left_out_ending(case: Case, times: Times, what: str = "the forward pass") ->
 
 
 @rule("AMP904", "guard-acts", Severity.INFO)
-def guard_acts(case: Case) -> Iterator[Seen]:
+def guard_acts(case: Case) -> Iterator[RuleHit]:
     """Actions of a guard, or those that a dry run would have taken."""
-    seen = case.guard
-    acted = seen.left_out.joined(seen.lowered).joined(seen.stopped)
-    times = acted.joined(seen.would).joined(seen.capped)
+    guard = case.guard
+    acted = guard.left_out.joined(guard.lowered).joined(guard.stopped)
+    times = acted.joined(guard.would).joined(guard.capped)
     if not times.count:
         return
     steps = case.numbers.steps
-    yield Seen(
-        severity=_guard_severity(seen, steps),
+    yield RuleHit(
+        severity=_guard_severity(guard, steps),
         at=times,
-        summary=_guard_summary(seen),
-        cause=_guard_cause(seen, steps),
+        summary=_guard_summary(guard),
+        cause=_guard_cause(guard, steps),
         action="Look at the batches of these steps: a rare bad one needs nothing else."
-        if _guard_severity(seen, steps) is Severity.INFO
+        if _guard_severity(guard, steps) is Severity.INFO
         else None,
         evidence=Evidence(
             "guard_actions", times.last_step, float(acted.count), float(steps), "steps in all"
@@ -289,50 +289,57 @@ def guard_acts(case: Case) -> Iterator[Seen]:
     )
 
 
-def _guard_severity(seen: GuardHistory, steps: int) -> Severity:
-    if seen.stopped.count or (seen.standing and seen.left_out.count):
+def _guard_severity(guard: GuardHistory, steps: int) -> Severity:
+    if guard.stopped.count or (guard.standing and guard.left_out.count):
         return Severity.ERROR
-    often = seen.left_out.count > max(_ALONE, _OFTEN_SHARE * steps)
-    hides = seen.capped.count or seen.lowered.count or often
-    return Severity.WARNING if hides and not seen.would.count else Severity.INFO
+    often = guard.left_out.count > max(_ALONE, _OFTEN_SHARE * steps)
+    hides = guard.capped.count or guard.lowered.count or often
+    return Severity.WARNING if hides and not guard.would.count else Severity.INFO
 
 
-def _guard_summary(seen: GuardHistory) -> str:
-    if seen.stopped.count:
-        return f"The guard stopped the training at step {seen.stopped.last_step:,}."
-    if seen.would.count:
-        return f"A guard would have acted {count_text(seen.would.count, 'time')} (dry run)."
-    parts = [f"left out {count_text(seen.left_out.count, 'step')}"] * bool(seen.left_out.count)
-    parts += ["lowered the learning rate"] * bool(seen.lowered.count)
+def _guard_summary(guard: GuardHistory) -> str:
+    if guard.stopped.count:
+        return f"The guard stopped the training at step {guard.stopped.last_step:,}."
+    if guard.would.count:
+        return f"A guard would have acted {count_text(guard.would.count, 'time')} (dry run)."
+    parts = [f"left out {count_text(guard.left_out.count, 'step')}"] * bool(guard.left_out.count)
+    parts += ["lowered the learning rate"] * bool(guard.lowered.count)
     parts = parts or ["was at its cap"]
     return f"The guard {' and '.join(parts)}."
 
 
-def _guard_cause(seen: GuardHistory, steps: int) -> str:
-    told = []
-    if seen.left_out.count:
-        share = share_text(seen.left_out.count, steps)
-        told.append(
-            f"In {count_text(seen.left_out.count, 'step')} ({share}) gradients were not finite, or "
-            "gradients, loss, inputs or rate far above what is usual here; no weight moved in them."
+def _guard_cause(guard: GuardHistory, steps: int) -> str:
+    sentences = []
+    if guard.left_out.count:
+        share = share_text(guard.left_out.count, steps)
+        sentences.append(
+            f"In {count_text(guard.left_out.count, 'step')} ({share}) gradients were not finite, "
+            "or gradients, loss, inputs or rate far above what is usual here; no weight moved in "
+            "them."
         )
-    if seen.would.count:
-        told.append(
+    if guard.would.count:
+        sentences.append(
             "Gradients were not finite, or gradients, loss, inputs or rate far above what is usual "
             "here; the steps were taken."
         )
-    if seen.standing:
-        told.append("Steps that are not finite have become the rule: the training stands still.")
-    if seen.capped.count:
-        which = count_text(seen.capped.count, "more outlying step")
-        what = "would have been" if seen.would.count else "were"
-        told.append(f"At least {which} {what} taken, since the guard had acted as often as it may.")
-    if seen.lowered.count:
-        when = f"at step {seen.lowered.last_step:,}"
-        told.append(f"A second one followed soon, and the rate was lowered for a while {when}.")
-    if seen.out_of_work:
-        told.append(seen.out_of_work)
-    return " ".join(told) or "Outlying steps went on when it had acted as often as it may."
+    if guard.standing:
+        sentences.append(
+            "Steps that are not finite have become the rule: the training stands still."
+        )
+    if guard.capped.count:
+        which = count_text(guard.capped.count, "more outlying step")
+        what = "would have been" if guard.would.count else "were"
+        sentences.append(
+            f"At least {which} {what} taken, since the guard had acted as often as it may."
+        )
+    if guard.lowered.count:
+        when = f"at step {guard.lowered.last_step:,}"
+        sentences.append(
+            f"A second one followed soon, and the rate was lowered for a while {when}."
+        )
+    if guard.out_of_work:
+        sentences.append(guard.out_of_work)
+    return " ".join(sentences) or "Outlying steps went on when it had acted as often as it may."
 
 
 # --- schedules, and updates that do not follow the gradients --------------------------------------
@@ -353,13 +360,13 @@ SILENT_SHARE = 0.5
 
 
 @rule("AMP411", "scheduler-on-skipped-step", Severity.INFO)
-def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
+def scheduler_on_skipped_step(case: Case) -> Iterator[RuleHit]:
     """A schedule that advances on skipped steps too."""
     loop = case.loop
     moved = loop.moved_on_skips
     if moved.count < DRIFT_SKIPS or moved.count < DRIFT_SHARE * loop.skips:
         return
-    yield Seen(
+    yield RuleHit(
         at=moved,
         summary=f"The scheduler advanced on {count_text(moved.count, 'skipped step')}.",
         cause=f"Of {count_text(loop.skips, 'skip')} whose rate is recorded, {moved.count:,} "
@@ -371,7 +378,7 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP413", "shared-scaler", Severity.WARNING)
-def shared_scaler(case: Case) -> Iterator[Seen]:
+def shared_scaler(case: Case) -> Iterator[RuleHit]:
     """A scaler shared by several optimizers, of which one's overflows lower the scale for all."""
     part = case.loop.skipped_in_part
     if case.is_searching or part.count < SHARED_SKIPS:
@@ -380,7 +387,7 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
     allowed = case.scale.startup_skips + thresholds.STORM_FREE_SKIPS + grown
     if part.count <= allowed:
         return
-    yield Seen(
+    yield RuleHit(
         standing=case.standing(part),
         at=part,
         summary="One optimizer's overflows lower the loss scale of the others.",
@@ -393,7 +400,7 @@ def shared_scaler(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP417", "silent-skip", Severity.ERROR)
-def silent_skip(case: Case) -> Iterator[Seen]:
+def silent_skip(case: Case) -> Iterator[RuleHit]:
     """Accepted steps whose updates do not move the weights."""
     if _stands_still(case):
         yield _without_a_rate(case)
@@ -403,14 +410,14 @@ def silent_skip(case: Case) -> Iterator[Seen]:
     if _is_most(case, case.loop.starved):
         yield _starved(case)
         return
-    seen = _without_optimizer(case) or _most_without_gradient(case)
-    if seen is not None:
-        yield seen
+    cut_off = _without_optimizer(case) or _most_without_gradient(case)
+    if cut_off is not None:
+        yield cut_off
         return
     still = case.loop.still
     if not _is_most(case, still) or case.has_converged:
         return
-    yield Seen(
+    yield RuleHit(
         at=still,
         summary="Steps are taken and the weights do not move.",
         cause=f"In {share_text(still.count, case.loop.pushed)} of the accepted steps with a "
@@ -419,21 +426,21 @@ def silent_skip(case: Case) -> Iterator[Seen]:
     )
 
 
-def _without_optimizer(case: Case) -> Seen | None:
+def _without_optimizer(case: Case) -> RuleHit | None:
     """Layers that have gradients, and whose weights no optimizer was given."""
     names = case.without_optimizer.names
     if not names:
         return None
     # Who trains a head alone may well leave the gradients of all other layers on.
     few = len(names) <= len(case.without_optimizer.trained)
-    one = len(names) == 1
-    return Seen(
+    is_single = len(names) == 1
+    return RuleHit(
         severity=Severity.WARNING if few else Severity.INFO,
         at=case.scale,
-        layer=names[0] if one else None,
-        summary=f"No optimizer has the weights of {'layer' if one else 'layers'} "
-        f"{list_text(names)}: {'it has' if one else 'they have'} gradients and never "
-        f"{'moves' if one else 'move'}.",
+        layer=names[0] if is_single else None,
+        summary=f"No optimizer has the weights of {'layer' if is_single else 'layers'} "
+        f"{list_text(names)}: {'it has' if is_single else 'they have'} gradients and never "
+        f"{'moves' if is_single else 'move'}.",
         cause="These weights have gradients, and belong to no parameter group of an optimizer.",
         action="Make the optimizer after the last change to the model, or give it these parameters "
         "with add_param_group(). If they are to stay as they are, set requires_grad to False.",
@@ -441,12 +448,12 @@ def _without_optimizer(case: Case) -> Seen | None:
     )
 
 
-def _most_without_gradient(case: Case) -> Seen | None:
+def _most_without_gradient(case: Case) -> RuleHit | None:
     """More layers that no gradient reaches than layers that learn: a part of it is cut off."""
     names, learning = case.without_optimizer.without_gradient, case.without_optimizer.trained
     if len(names) <= len(innermost_layers(list(learning))):  # a few may be for another task
         return None
-    return Seen(
+    return RuleHit(
         severity=Severity.WARNING,
         at=case.scale,
         summary=f"No gradient reaches {count_text(len(names), 'layer')} of "
@@ -466,7 +473,7 @@ def _is_most(case: Case, times: Times) -> bool:
     return times.count >= least and case.stands(times)
 
 
-def _starved(case: Case) -> Seen:
+def _starved(case: Case) -> RuleHit:
     loop = case.loop
     starved = loop.starved
     if 2 * loop.divided_twice > starved.count:
@@ -478,7 +485,7 @@ def _starved(case: Case) -> Seen:
             "Check what changes the gradients between scaler.unscale_ and the optimizer's step: "
             "a max_norm far too small, or a division."
         )
-    return Seen(
+    return RuleHit(
         at=starved,
         summary="Steps are taken and the weights hardly move: the gradients are lost before the "
         "optimizer.",
@@ -499,9 +506,9 @@ def _stands_still(case: Case) -> bool:
     return min(case.numbers.rates, case.loop.unmoved) > STILL_STEPS
 
 
-def _without_a_rate(case: Case) -> Seen:
+def _without_a_rate(case: Case) -> RuleHit:
     scale, long = case.scale, case.loop.unmoved > STILL_LONG_STEPS
-    return Seen(
+    return RuleHit(
         severity=Severity.WARNING if long else Severity.INFO,
         at=scale,
         summary="The learning rate is zero in every step, and the weights do not move.",
