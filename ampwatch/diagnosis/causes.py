@@ -191,7 +191,7 @@ def causes_of(
     if roots and not sure:
         attribution = case.judgement.attribution
         # What announced a bad outcome decides where the table of evidence does not.
-        by_outcome = is_rate and advice.probability is None and outcome.blames_rate
+        by_outcome = is_rate and advice.probability is None and not outcome.grew_apart
         if outcome.sign is not None and (by_outcome or (outcome.grew_apart and not is_rate)):
             sign = outcome.sign
             causes.append(WeighedCause(sign.cause, None, sign.probability, (sign.words,)))

@@ -110,11 +110,6 @@ class Outcome:
         return self.sign is not None and self.sign.cause != Cause.RATE.value
 
     @property
-    def blames_rate(self) -> bool:
-        """Whether too high a learning rate showed itself in it."""
-        return self.sign is not None and self.sign.cause == Cause.RATE.value
-
-    @property
     def is_good(self) -> bool:
         """Whether the training is shown to learn, with its steps taken and its numbers finite."""
         return self.state is State.LEARNING

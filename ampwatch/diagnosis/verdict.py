@@ -161,34 +161,32 @@ _OFTEN_THE_RATE = _STANDS_AFTERWARDS | {"AMP103", "AMP104", "AMP203", "AMP204", 
 
 def _calm_beside_trouble(case: Case, judgement: Judgement, causes: Sequence[Finding]) -> Advice:
     """The advice beside the verdict if a finding stands although loss and updates look normal."""
-    codes, action = {finding.code for finding in causes}, Action.UNKNOWN
+    codes = {finding.code for finding in causes}
     if causes and "AMP307" not in codes and causes[0].code in {"AMP206", "AMP306"}:
         return _explained_by(causes[0], current=judgement.base)
+    if codes == {"AMP902"} and case.rate_advice.action is Action.KEEP:
+        return case.rate_advice
     what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
     rows = case.rate.head  # an update that is a large share of all weights may have done harm
     large = rows.of("step")[rows.accepted & (rows.ratio >= constants.PROOF_RATIO)]
-    if "AMP307" in codes:
-        because = (
-            "The loss has not returned to its usual range, and the record does not show whether "
-            "the rate is the cause: restart before that at the same rate, without those batches."
-        )
-    elif codes == {"AMP303"}:
-        action = Action.KEEP
-        because = "The loss spiked and recovered by itself each time, at this same rate."
-    elif codes == {"AMP902"} and case.rate_advice.action is Action.KEEP:
-        return case.rate_advice
-    elif "AMP304" in codes:
-        because = f"{what} was found: too high a learning rate may show so before its loss does."
-    elif not judgement.sees_mechanism:
-        because = f"{what} was found; without updates or gradients the rate cannot be judged."
-    elif len(large):
-        because = (
-            f"{what} was found, and the update of step {int(large[0])} was large compared with the "
-            "weights: a new run at a quarter of the rate would show whether the rate is the cause."
-        )
-    else:
-        action = Action.NOT_THE_CAUSE
-        because = f"{what} was found, and nothing that is recorded points to the learning rate."
+    step = int(large[0]) if len(large) else None
+    lines = (
+        ("AMP307" in codes, Action.UNKNOWN,
+         ("The loss has not returned to its usual range, and the record does not show whether the "
+          "rate is the cause: restart before that at the same rate, without those batches.")),
+        (codes == {"AMP303"}, Action.KEEP,
+         "The loss spiked and recovered by itself each time, at this same rate."),
+        ("AMP304" in codes, Action.UNKNOWN,
+         f"{what} was found: too high a learning rate may show so before its loss does."),
+        (not judgement.sees_mechanism, Action.UNKNOWN,
+         f"{what} was found; without updates or gradients the rate cannot be judged."),
+        (step is not None, Action.UNKNOWN,
+         (f"{what} was found, and the update of step {step} was large compared with the weights: "
+          "a new run at a quarter of the rate would show whether the rate is the cause.")),
+        (True, Action.NOT_THE_CAUSE,
+         f"{what} was found, and nothing that is recorded points to the learning rate."),
+    )  # fmt: skip
+    action, because = next((action, because) for fits, action, because in lines if fits)
     return Advice(action, because, current=judgement.base)
 
 

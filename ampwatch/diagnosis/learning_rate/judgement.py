@@ -423,8 +423,6 @@ class Attribution:
     @property
     def proofs(self) -> tuple[AttributionRow, ...]:
         """The signs that speak for the attributed cause, the strongest first."""
-        if self.cause not in WEIGHED:
-            return ()
         ranked = [
             (row.speaks_for(self.cause), row) for row in self._rows if row.reading.strength > 0
         ]

@@ -12,13 +12,7 @@ from ampwatch.diagnosis.medians import median
 def robust_deviation(values: Floats) -> float:
     """The robust standard deviation of these values, never quite zero."""
     middle = median(values)
-    spread = 1.4826 * median(np.abs(values - middle))
-    return float(nonzero_deviation(np.asarray(spread), np.asarray(middle)))
-
-
-def nonzero_deviation(spread: Floats, middle: Floats) -> Floats:
-    """The deviation of noise, raised to the least that is allowed for values of this size."""
-    return np.maximum(spread, np.maximum(1e-3 * np.abs(middle), 1e-12))
+    return max(1.4826 * median(np.abs(values - middle)), 1e-3 * abs(middle), 1e-12)
 
 
 def rounding_unit(values: Floats) -> float:

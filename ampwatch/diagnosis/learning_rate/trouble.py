@@ -25,7 +25,7 @@ from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds, 
 from ampwatch.diagnosis.learning_rate.noise import (
     calmest_noise,
     loss_noise,
-    nonzero_deviation,
+    robust_deviation,
     trailing_medians,
     upper_edge,
 )
@@ -126,20 +126,9 @@ def _trailing_windows(start: Integers) -> tuple[Integers, Integers]:
 
 def _levels(value: Floats, begin: Integers, end: Integers) -> tuple[Floats, Floats]:
     """The band of the loss in each window, for a shift out of it: its median and deviation."""
-    size = end - begin
-    columns = np.arange(size.max(initial=1))
-    at = np.minimum(begin[:, None] + columns, len(value) - 1)
-    windows = np.where(columns < size[:, None], value[at], np.inf)
-    level = _medians_of(windows, size)
-    return level, nonzero_deviation(
-        1.4826 * _medians_of(np.abs(windows - level[:, None]), size), level
-    )
-
-
-def _medians_of(windows: Floats, size: Integers) -> Floats:
-    """For a shift of the loss, the median of each window's first `size` values."""
-    ordered, row = np.sort(windows, axis=1), np.arange(len(size))
-    return np.asarray((ordered[row, (size - 1) // 2] + ordered[row, size // 2]) / 2)
+    windows = [value[first:last] for first, last in zip(begin, end, strict=True)]
+    levels = [median(window) for window in windows]
+    return np.asarray(levels), np.asarray([robust_deviation(window) for window in windows])
 
 
 def loss_falls_back(after: Floats, level: float) -> bool:

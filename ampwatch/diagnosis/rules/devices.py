@@ -189,7 +189,7 @@ def misaligned_shapes(case: Case) -> Iterator[RuleHit]:
         f"whose sides are no multiple of {ALIGNED_SIDE}.",
         cause=f"{list_text([f'{name}: {_sides_text(products[name].sides)}' for name in names])}.",
         action=f"Round up to a multiple of {ALIGNED_SIDE}: {_rounded(products, names)}.",
-        evidence=Evidence("odd_flops", case.scale.last_step, sum(odd.values()), total, "in all"),
+        evidence=_now(case, "odd_flops", sum(odd.values()), total, "in all"),
     )
 
 
@@ -218,7 +218,7 @@ def _slow(devices: Sequence[OneDeviceHistory], dtype: str, case: Case) -> RuleHi
     device, needed = devices[0], TENSOR_CORES[dtype]
     return RuleHit(
         at=case.scale,
-        ranks=tuple(sorted({device.rank for device in devices})),
+        ranks=_ranks(devices),
         summary=f"The {device.name or 'GPU'} gains no speed from {dtype}.",
         cause=f"Its compute capability is {device.capability}; tensor cores for {dtype} came with "
         f"{needed}."
