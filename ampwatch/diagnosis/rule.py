@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Finding, FindingStatus, Severity
+from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import scale_text
 
 _PAGES = Path(__file__).parent / "pages"
@@ -50,6 +51,12 @@ class RuleHit:
     layer: str | None = None
     ranks: tuple[int, ...] | None = None  # all of the run's, if not said
     evidence: Evidence | tuple[Evidence, ...] = ()
+
+
+def counted(signal: str, times: Times, of: float | None = None, what: str = "") -> Evidence:
+    """Evidence of how often something happened until its last time, held against a number."""
+    against = None if of is None else float(of)
+    return Evidence(signal, times.last_step, float(times.count), against, what)
 
 
 @dataclass(frozen=True, slots=True)

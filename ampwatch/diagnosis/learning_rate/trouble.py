@@ -109,7 +109,7 @@ def _highest_rise(values: Floats) -> float:
     part = max(MEDIAN_POINTS, len(values) // WANDER_PARTS)
     if len(values) < part:
         return 0.0
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(values, part), axis=1)
+    medians = trailing_medians(values, part)[part - 1 :]
     return float((medians - np.minimum.accumulate(medians)).max())
 
 
@@ -141,7 +141,7 @@ def loss_falls_back(after: Floats, level: float) -> bool:
         top, last = float(after.max()), median(after[-2:])
         return top - last > DESCENT_SHARE * (top - level)
     part = max(MEDIAN_POINTS, len(after) // DESCENT_PARTS)
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(after, part), axis=1)
+    medians = trailing_medians(after, part)[part - 1 :]
     top, last = float(medians.max()) - level, float(medians[-1]) - level
     if not top - last > DESCENT_SHARE * top:
         return False

@@ -22,7 +22,7 @@ from ampwatch.diagnosis.layer_history import (
 from ampwatch.diagnosis.learning_rate.noise import rounding_unit
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows
-from ampwatch.diagnosis.rule import RuleHit, rule
+from ampwatch.diagnosis.rule import RuleHit, counted, rule
 from ampwatch.diagnosis.rules.scale import DEFAULT_SCALE, raise_scale_text
 from ampwatch.diagnosis.rules.training_loop import left_out_ending
 from ampwatch.diagnosis.times import Times
@@ -145,9 +145,7 @@ def backward_overflow(case: Case) -> Iterator[RuleHit]:
         "at 0 (add an eps inside, compute it in float32). Then check this layer's gradient."
         if most.is_at_loss
         else "Check this layer's gradient; run the layer in float32, or normalise its input.",
-        evidence=Evidence(
-            "overflows", times.last_step, float(times.count), float(total), "of all layers"
-        ),
+        evidence=counted("overflows", times, total, "of all layers"),
     )
 
 
@@ -180,7 +178,7 @@ def forward_overflow(case: Case) -> Iterator[RuleHit]:
             Evidence(
                 "act_finite", first.times.first_step, "false", FP16_MAX, "largest number of fp16"
             ),
-            Evidence("overflows", times.last_step, float(times.count)),
+            counted("overflows", times),
         ),
     )
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
-from ampwatch.diagnosis.overflow_culprits import JointOverflows
-from ampwatch.diagnosis.rule import RuleHit, rule
+from ampwatch.diagnosis.rule import RuleHit, counted, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 
@@ -42,9 +41,7 @@ def ranks_disagree(case: Case) -> Iterator[RuleHit]:
         cause=f"In {count_text(differ.count, 'step')} rank {ranks[0]} and the lowest rank had "
         "different scales, or only one of them skipped.",
         action="Share the overflow flag between ranks before scaler.step.",
-        evidence=Evidence(
-            "differing_steps", differ.last_step, float(differ.count), 0.0, "expected"
-        ),
+        evidence=counted("differing_steps", differ, 0.0, "expected"),
     )
 
 
@@ -72,9 +69,7 @@ def _started_apart(case: Case, starts: dict[int, float]) -> RuleHit:
         "scale, and the reduction adds up gradients of different scales.",
         action="Restore the same scaler state on all ranks: load the one checkpoint's "
         "scaler.state_dict() on each of them, or create GradScaler with the same init_scale.",
-        evidence=Evidence(
-            "differing_steps", differ.last_step, float(differ.count), 0.0, "expected"
-        ),
+        evidence=counted("differing_steps", differ, 0.0, "expected"),
     )
 
 
@@ -107,7 +102,7 @@ def one_rank_overflows(case: Case) -> Iterator[RuleHit]:
             f"look valid, give them to another rank and run again. If rank {rank} overflows "
             "again, its GPU is at fault. If the other rank overflows instead, the batches are "
             "at fault.",
-            evidence=_overflows(joint, times),
+            evidence=counted("overflows", times, joint.judged, "that all ranks tell of"),
         )
 
 
@@ -209,13 +204,8 @@ def reduction_overflow(case: Case) -> Iterator[RuleHit]:
         f"{count_text(times.count, 'time')}{standing.ending}.",
         cause="Before the reduction every gradient was finite on every rank: the sum, or the "
         "format in which it is made, overflows.",
-        evidence=_overflows(joint, times),
+        evidence=counted("overflows", times, joint.judged, "that all ranks tell of"),
     )
-
-
-def _overflows(joint: JointOverflows, times: Times) -> Evidence:
-    count, judged = float(times.count), float(joint.judged)
-    return Evidence("overflows", times.last_step, count, judged, "that all ranks tell of")
 
 
 def _standing(case: Case, times: Times) -> FindingStatus:

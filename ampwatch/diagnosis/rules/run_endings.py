@@ -10,7 +10,7 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event, positive_number
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import RuleHit, rule
+from ampwatch.diagnosis.rule import RuleHit, counted, rule
 from ampwatch.diagnosis.value_text import bytes_text, count_text, list_text
 from ampwatch.rows import EventKind
 
@@ -155,7 +155,7 @@ def telemetry_gap(case: Case) -> Iterator[RuleHit]:
             ranks=tuple(sorted(events.gap_ranks)),
             summary=f"{count_text(gaps.count, 'gap')} in the record.",
             cause=reasons or "Rows were lost between the probe and the log.",
-            evidence=Evidence("gaps", gaps.last_step, float(gaps.count)),
+            evidence=counted("gaps", gaps),
         )
 
 

@@ -16,7 +16,7 @@ from ampwatch.diagnosis.established_levels import RecordEnding, SlowFall
 from ampwatch.diagnosis.event_history import AT_FLOOR
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.medians import median
-from ampwatch.diagnosis.rule import RuleHit, rule
+from ampwatch.diagnosis.rule import RuleHit, counted, rule
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, scale_text, share_text
 from ampwatch.rows import EventKind
@@ -124,13 +124,7 @@ def scaler_recreated(case: Case) -> Iterator[RuleHit]:
             summary=f"The loss scale started over {scale.resets.count} times.",
             cause=f"Each time it jumped back to its initial {scale_text(scale.reset.scale_to)} "
             f"and searched again, which skipped {count_text(scale.reset_skips, 'step')}.",
-            evidence=Evidence(
-                "resets",
-                scale.resets.last_step,
-                float(scale.resets.count),
-                float(RECREATED_RESETS),
-                "threshold",
-            ),
+            evidence=counted("resets", scale.resets, RECREATED_RESETS, "threshold"),
         )
 
 
@@ -148,7 +142,7 @@ def _made_anew(new_scalers: Times, searched: int) -> RuleHit:
         summary=f"The optimizer stepped through {count_text(new_scalers.count, 'new GradScaler')}.",
         cause="The loop creates them during training, and the scale that was found is lost: "
         f"{cost}",
-        evidence=Evidence("scaler-replaced", new_scalers.last_step, float(new_scalers.count)),
+        evidence=counted("scaler-replaced", new_scalers),
     )
 
 

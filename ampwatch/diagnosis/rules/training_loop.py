@@ -16,7 +16,7 @@ from ampwatch.diagnosis.event_history import GuardHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.loop_history import STARVED
-from ampwatch.diagnosis.rule import RuleHit, rule
+from ampwatch.diagnosis.rule import RuleHit, counted, rule
 from ampwatch.diagnosis.rules.gradients import is_without_gradients
 from ampwatch.diagnosis.rules.run_endings import is_about_dtypes
 from ampwatch.diagnosis.times import Times
@@ -202,9 +202,7 @@ def loop_skips_steps(case: Case) -> Iterator[RuleHit]:
         cause=f"In {count_text(times.count, 'step')} ({share_text(times.count, steps)}) "
         + " and ".join(_how(case, left_out, unmoved, marked))
         + ".",
-        evidence=Evidence(
-            "left_out", times.last_step, float(times.count), float(steps), "steps in all"
-        ),
+        evidence=counted("left_out", times, steps, "steps in all"),
     )
 
 
@@ -371,9 +369,7 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[RuleHit]:
         summary=f"The scheduler advanced on {count_text(moved.count, 'skipped step')}.",
         cause=f"Of {count_text(loop.skips, 'skip')} whose rate is recorded, {moved.count:,} "
         "were followed by a different rate; the schedule is that far ahead of the updates.",
-        evidence=Evidence(
-            "lr_moved", moved.last_step, float(moved.count), float(loop.skips), "skips"
-        ),
+        evidence=counted("lr_moved", moved, loop.skips, "skips"),
     )
 
 
@@ -393,9 +389,7 @@ def shared_scaler(case: Case) -> Iterator[RuleHit]:
         summary="One optimizer's overflows lower the loss scale of the others.",
         cause=f"In {count_text(part.count, 'step')} one optimizer skipped and another did not; "
         "the scale fell for both.",
-        evidence=Evidence(
-            "skipped_apart", part.last_step, float(part.count), allowed, "explained by growth"
-        ),
+        evidence=counted("skipped_apart", part, allowed, "explained by growth"),
     )
 
 
