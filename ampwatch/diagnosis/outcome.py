@@ -24,16 +24,17 @@ from ampwatch.diagnosis.learning_rate.trouble import OnsetSign
 from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_outcome import (
-    GOAL_REACHED,
-    IN_BALANCE,
     LOST,
     explains_rise,
+    first_metric,
+    is_in_balance,
     is_nearly_learnt,
+    is_reached,
     metric_outcome,
-    metric_showing,
     sign_of_lost_goal,
 )
 from ampwatch.diagnosis.value_text import count_text, rate_text, two_digits
+from ampwatch.metric_names import Metric
 
 # The last rows, and how many of them show how the numbers ended.
 _LAST, _MOST, _LINES = 20, 0.5, 2
@@ -182,8 +183,8 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
         return Outcome(State.FLAT, None, ("loss",))  # each has a loss of its own
     takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
     not_best = course.end is not LossEnd.LEARNING
-    has_goal = metric_showing(case, GOAL_REACHED) is not None
-    is_even = metric_showing(case, IN_BALANCE) is not None
+    has_goal = first_metric(case, Metric.GOAL, is_reached) is not None
+    is_even = first_metric(case, Metric.ADVERSARY, is_in_balance) is not None
     balanced = is_even and course.last < _FAR * max(course.first, course.best)
     if takes_steps and (balanced or (not_best and has_goal)):
         return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)

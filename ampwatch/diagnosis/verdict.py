@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import numpy as np
 
-from ampwatch.diagnosis import learning_rate, thresholds
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.causes import RATE, causes_of, excludes_rate, link_causes
 from ampwatch.diagnosis.findings import (
@@ -22,7 +22,7 @@ from ampwatch.diagnosis.findings import (
     Verdict,
 )
 from ampwatch.diagnosis.learning_rate import Judgement, constants
-from ampwatch.diagnosis.learning_rate.advice import Action, Advice
+from ampwatch.diagnosis.learning_rate.advice import UNCERTAIN, Action, Advice
 from ampwatch.diagnosis.outcome import outcome_of
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.rules.loss import outcome_hit
@@ -323,7 +323,7 @@ def _as_announced(case: Case, advice: Advice, outcome: Outcome) -> Advice | None
         current=base,
         recommended=None if base is None else _TRY * base,
         factor=_TRY,
-        confidence=learning_rate.advice.UNCERTAIN,
+        confidence=UNCERTAIN,
         restart_from_step=outcome.since_step,
     )
 
@@ -371,7 +371,7 @@ def _if_nothing_moves(case: Case, outcome: Outcome, advice: Advice) -> Advice:
         because = f"{outcome.words} The warm-up goes on: the learning rate is {rate_text(now)} yet."
         return Advice(
             Action.RAISE, because, current=now, recommended=_HIGHER * now, factor=_HIGHER,
-            confidence=learning_rate.advice.UNCERTAIN,
+            confidence=UNCERTAIN,
         )  # fmt: skip
     return _untold(outcome, advice)
 
@@ -384,7 +384,7 @@ def _raised_again(finding: Finding) -> Advice | None:
         return None
     return Advice(
         Action.RAISE, finding.summary, current=now, recommended=meant,
-        factor=meant / now if now > 0 else None, confidence=learning_rate.advice.UNCERTAIN,
+        factor=meant / now if now > 0 else None, confidence=UNCERTAIN,
     )  # fmt: skip
 
 
