@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -384,29 +384,26 @@ def _due_to_exceed(course: AttentionScoreHistory) -> _Drift | None:
     if not course.scores:
         return None
     levels = course.levels()
-    has_level = ~np.isnan(levels).all(axis=0)
-    if has_level.sum() < SCORE_WINDOWS:
+    known = np.flatnonzero(~np.isnan(levels).all(axis=0))
+    if len(known) < SCORE_WINDOWS:
         return None
-    last = int(np.flatnonzero(has_level)[-1])
-    with np.errstate(invalid="ignore"):
-        falls = levels[:, :last] - levels[:, 1 : last + 1] > 0  # nan breaks the drift
-    run = np.cumprod(falls[:, ::-1], axis=1).sum(axis=1).astype(np.int64)
-    each = np.arange(len(levels))
-    begin, middle = last - run, last - run // 2
-    left, octaves = levels[:, last], levels[each, begin] - levels[:, last]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        recent = (levels[each, middle] - left) / ((last - middle) * course.width)
-        steps_left = np.maximum(left, 0.0) / recent
-        lasted = run * course.width
-        due = (run + 1 >= SCORE_WINDOWS) & (lasted >= SCORE_STEPS)
-        due &= (octaves >= SCORE_OCTAVES) & (steps_left <= lasted)
-    if not due.any():
+    until = levels[:, : known[-1] + 1].tolist()
+    pairs = zip(course.scores, until, strict=True)
+    drifts = [_drift(score, left, course.width) for score, left in pairs]
+    due = [drift for drift in drifts if drift is not None]
+    return min(due, key=lambda drift: drift.steps_left, default=None)
+
+
+def _drift(score: AttentionScore, left: Sequence[float], width: int) -> _Drift | None:
+    """How far one attention's scores rose, by the octaves left in each window; None if not due."""
+    begin = last = len(left) - 1
+    while begin and left[begin - 1] > left[begin]:  # nan breaks the drift
+        begin -= 1
+    run, octaves = last - begin, left[begin] - left[last]
+    if run + 1 < SCORE_WINDOWS or run * width < SCORE_STEPS or octaves < SCORE_OCTAVES:
         return None
-    worst = int(np.argmin(np.where(due, steps_left, np.inf)))
-    return _Drift(
-        course.scores[worst],
-        int(begin[worst]),
-        float(octaves[worst]),
-        float(left[worst]),
-        float(steps_left[worst]),
-    )
+    middle = last - run // 2
+    pace = (left[middle] - left[last]) / ((last - middle) * width)
+    steps_left = max(left[last], 0.0) / pace
+    is_due = steps_left <= run * width
+    return _Drift(score, begin, octaves, left[last], steps_left) if is_due else None
