@@ -104,7 +104,7 @@ def test_a_failing_run_stays_failing_and_is_cut_off_too(killed, capsys):
 def test_the_lists_say_so(killed, capsys, monkeypatch):
     import run_list
     import streamlit as st
-    from runs_entries import RunEntries
+    from run_list import RunEntries
 
     listed = said(capsys, "runs", killed[0])
     assert "healthy" not in listed
