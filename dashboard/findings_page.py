@@ -20,12 +20,9 @@ from ampwatch.diagnosis import (
     RULES,
     Advice,
     Diagnosis,
-    Engine,
     Evidence,
     Finding,
-    conclude,
 )
-from ampwatch.diagnosis.earlier_runs import with_lesson
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.value_text import (
     against_text,
@@ -34,9 +31,7 @@ from ampwatch.diagnosis.value_text import (
     value_text,
     when_text,
 )
-from ampwatch.follow import as_it_stands, lesson_for
-from ampwatch.recovery.proof import kept_proof
-from ampwatch.recovery.proved_advice import with_proof
+from ampwatch.recovery.proved_advice import judge
 from ampwatch.report import html_report
 from ampwatch.report.overview_chart import SCALE, is_change
 from ampwatch.report.painter import SEVERITY_COLOR
@@ -65,10 +60,8 @@ def show(path: str) -> None:
 def _report_file(path: str) -> str:
     """The HTML report to download, as `ampwatch report --html` writes it, made on demand."""
     run = open_run(path)
-    case = Engine().feed(run).case()
-    diagnosis = with_lesson(as_it_stands(run, conclude(case)), lesson_for(run))
-    diagnosis = with_proof(diagnosis, kept_proof(run.path))
-    return html_report(run, diagnosis, case.scale.level)
+    judged = judge(run)
+    return html_report(run, judged.diagnosis, judged.established_scale)
 
 
 def _draw_findings(path: str) -> None:

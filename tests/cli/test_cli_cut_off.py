@@ -136,7 +136,7 @@ def test_what_an_exception_ended_is_not_cut_off():
     from diagnosis.hand_built import event_table, scaled_run
 
     from ampwatch.follow import State
-    from ampwatch.follow.current_diagnosis import with_state
+    from ampwatch.follow.liveness import with_state
 
     raised = event_table([(29, "exception", {"type": "KeyError", "message": "x", "fatal": True})])
     told = ampwatch.diagnose(scaled_run([False] * 30, events=raised, clean_end=False))
