@@ -189,7 +189,7 @@ def misaligned_shapes(case: Case) -> Iterator[RuleHit]:
         f"whose sides are no multiple of {ALIGNED_SIDE}.",
         cause=f"{list_text([f'{name}: {_sides_text(products[name].sides)}' for name in names])}.",
         action=f"Round up to a multiple of {ALIGNED_SIDE}: {_rounded(products, names)}.",
-        evidence=_now(case, "odd_flops", sum(odd.values()), total, "in all"),
+        evidence=Evidence("odd_flops", case.scale.last_step, sum(odd.values()), total, "in all"),
     )
 
 
