@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import RateState, signs
-from ampwatch.diagnosis.learning_rate.signs import sign_readings
+from ampwatch.diagnosis.learning_rate.judgement import sign_readings
 from ampwatch.diagnosis.learning_rate.trouble import lasting_trouble
 
 KEPT = Path(__file__).parent / "data" / "learning_rate_evidence.jsonl"

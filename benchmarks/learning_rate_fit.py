@@ -22,8 +22,7 @@ from learning_rate import SEEDS, Book, Job, fingerprint
 from learning_rate_trainings import CONFIGURATIONS
 
 from ampwatch.diagnosis.learning_rate import judge_rate
-from ampwatch.diagnosis.learning_rate.estimate import OFFSETS, SLOPE, Estimate
-from ampwatch.diagnosis.learning_rate.optimizer_family import Family
+from ampwatch.diagnosis.learning_rate.estimate import OFFSETS, SLOPE, Estimate, Family
 
 QUANTILES = (2, 5, 25, 50, 75, 90, 95)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import RateRows, RateState
-from ampwatch.diagnosis.learning_rate.optimizer_family import Family, family_of
+from ampwatch.diagnosis.learning_rate.estimate import Family, family_of
 
 MARGIN, MARGIN_COLLAPSED, INTERVAL = 1.2, 2.2, 2.2  # octaves
 LEAST = 0.5

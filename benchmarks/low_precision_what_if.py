@@ -36,7 +36,7 @@ warnings.simplefilter("ignore")
 from low_precision_models import Shape, loss_of, make_model  # noqa: E402
 
 import ampwatch  # noqa: E402
-from ampwatch.diagnosis.rules.cast_losses import FLUSHED_SHARE  # noqa: E402
+from ampwatch.diagnosis.rules.precision import FLUSHED_SHARE  # noqa: E402
 from ampwatch.rows import WHAT_IF_FORMATS  # noqa: E402
 
 SHAPE = Shape("transformer", 64, 3, "lm_head", "gelu", tied=False, router="")

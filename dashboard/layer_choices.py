@@ -9,7 +9,7 @@ import address
 import streamlit as st
 from open_runs import RunSnapshot
 
-from ampwatch.diagnosis.rules.cast_losses import CUT_SHARE, FLUSHED_SHARE, most_flushed
+from ampwatch.diagnosis.rules.precision import CUT_SHARE, FLUSHED_SHARE, most_flushed
 from ampwatch.report.facts import telling_step
 from ampwatch.report.format_losses import FORMAT_NAMES, ROLES, STALENESS, WHAT_IF_COLUMNS
 from ampwatch.report.layer_views import (

@@ -153,8 +153,8 @@ def link_causes(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def _first_of(codes: Sequence[str], effect: Finding, findings: Sequence[Finding]) -> str | None:
     """The first of these codes whose finding can have caused the effect; None if none can."""
-    found = {f.code for f in findings if f.code in codes and _explains(f, effect)}
-    return next((code for code in codes if code in found), None)
+    present = {f.code for f in findings if f.code in codes and _explains(f, effect)}
+    return next((code for code in codes if code in present), None)
 
 
 def _explains(cause: Finding, effect: Finding) -> bool:
@@ -187,17 +187,17 @@ def causes_of(
     # What is certain beside a learning rate that is to be lowered is another trouble.
     is_rate = advice.action is Action.LOWER
     sure = [f for f in roots if excludes_rate(case, f) and not is_rate]
-    found = [_certain(finding) for finding in sure]
+    causes = [_certain(finding) for finding in sure]
     if roots and not sure:
         attribution = case.judgement.attribution
         # What announced a bad outcome decides where the table of evidence does not.
-        by_outcome = is_rate and advice.probability is None and outcome.blames_rate
+        by_outcome = is_rate and advice.probability is None and not outcome.grew_apart
         if outcome.sign is not None and (by_outcome or (outcome.grew_apart and not is_rate)):
             sign = outcome.sign
-            found.append(WeighedCause(sign.cause, None, sign.probability, (sign.words,)))
+            causes.append(WeighedCause(sign.cause, None, sign.probability, (sign.words,)))
         elif attribution is not None:
-            found += _weighed(attribution, roots)
-    return tuple(sorted(found, key=lambda cause: -cause.probability))
+            causes += _weighed(attribution, roots)
+    return tuple(sorted(causes, key=lambda cause: -cause.probability))
 
 
 def _certain(finding: Finding) -> WeighedCause:
@@ -219,11 +219,11 @@ def _weighed(attribution: Attribution, roots: Sequence[Finding]) -> Iterator[Wei
         chance = share / total
         if chance < _LEAST:
             continue
-        said = [(row.speaks_for(cause), row.told) for row in attribution.table]
+        signs = [(row.speaks_for(cause), row.told) for row in attribution.table]
         yield WeighedCause(
             cause.value,
             code if cause is Cause.RATE else None,
             round(min(max(chance, 0.01), 0.99), 2),
-            tuple(sign for says, sign in sorted(said, reverse=True) if says > 0)[:_MOST_SIGNS],
-            tuple(sign for says, sign in sorted(said) if says < 0)[:_MOST_SIGNS],
+            tuple(sign for says, sign in sorted(signs, reverse=True) if says > 0)[:_MOST_SIGNS],
+            tuple(sign for says, sign in sorted(signs) if says < 0)[:_MOST_SIGNS],
         )

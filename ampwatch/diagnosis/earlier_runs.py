@@ -67,15 +67,15 @@ class Signature:
     def text(self) -> str:
         """The signature as text, as it is stored."""
         sizes = (self.width, self.depth, self.batch)
-        told = ",".join("" if size is None else f"{size:.2f}" for size in sizes)
-        return f"{VERSION}:{self.key}:{self.family}:{told}"
+        sizes_text = ",".join("" if size is None else f"{size:.2f}" for size in sizes)
+        return f"{VERSION}:{self.key}:{self.family}:{sizes_text}"
 
     @classmethod
     def of_text(cls, text: str | None) -> Signature | None:
         """Read a signature from its text; None if it is none, or of another version."""
         try:
-            version, key, family, told = (text or "").split(":")
-            width, depth, batch = told.split(",")
+            version, key, family, sizes_text = (text or "").split(":")
+            width, depth, batch = sizes_text.split(",")
             if version != str(VERSION):
                 return None
             return cls(key, family, float(width), float(depth), float(batch) if batch else None)
@@ -89,7 +89,7 @@ class Signature:
     def is_near(self, other: Signature) -> bool:
         """Whether the other run has the same structure at another width, depth or batch."""
         sizes = ((self.width, other.width), (self.depth, other.depth), (self.batch, other.batch))
-        within = all(_close(one, another, NEAR) for one, another in sizes)
+        within = all(_close(own, another, NEAR) for own, another in sizes)
         return within and self.family == other.family and not self.is_alike(other)
 
 
@@ -118,19 +118,19 @@ def signature_of(run: Run) -> Signature | None:
     )
 
 
-def _close(one: float | None, other: float | None, octaves: float) -> bool:
-    if one is None or other is None:
-        return one is other
-    return abs(one - other) <= octaves
+def _close(size: float | None, other: float | None, octaves: float) -> bool:
+    if size is None or other is None:
+        return size is other
+    return abs(size - other) <= octaves
 
 
 def _layers(rows: Iterable[_Layer]) -> list[_Layer]:
     """Each layer as first recorded, for the signature: later changes do not belong to it."""
-    found: dict[str, dict[str, Any]] = {}
+    layers: dict[str, dict[str, Any]] = {}
     for row in rows:
-        known = found.setdefault(_name(row), dict.fromkeys(_INFO))
-        known.update({name: value for name, value in row.items() if known[name] is None})
-    return list(found.values())
+        layer = layers.setdefault(_name(row), dict.fromkeys(_INFO))
+        layer.update({name: value for name, value in row.items() if layer[name] is None})
+    return list(layers.values())
 
 
 def _bare_leaves(layers: Sequence[_Layer]) -> Iterator[_Layer]:
@@ -151,13 +151,13 @@ def _part(layer: _Layer) -> tuple[str, tuple[int, ...], bool]:
 def _optimizers(run: Run, rank: int) -> Iterator[list[Any]]:
     """The class and settings of each optimizer, for the signature."""
     rows = run.logged(Table.EVENTS, ("kind", "detail"), rank, most=_FIRST_EVENTS).to_pylist()
-    seen: set[Any] = set()
+    numbers: set[Any] = set()
     for row in rows:
         detail = detail_of(row["detail"]) if row["kind"] == EventKind.OPTIMIZER.value else {}
         number = str(detail.get("optimizer", 0))
-        if not detail.get("class") or number in seen:
+        if not detail.get("class") or number in numbers:
             continue
-        seen.add(number)
+        numbers.add(number)
         groups = detail.get("groups")
         first = groups[0] if isinstance(groups, list) and groups else {}
         first = first if isinstance(first, Mapping) else {}
@@ -167,7 +167,7 @@ def _optimizers(run: Run, rank: int) -> Iterator[list[Any]]:
 def _said(value: Any) -> Any:
     """A setting as the signature compares it: numbers with three digits, other values as text."""
     if isinstance(value, list):
-        return [_said(str(one)) for one in value[:_MOST_VALUES]]
+        return [_said(str(item)) for item in value[:_MOST_VALUES]]
     try:
         return "" if value is None else f"{float(value):.3g}"
     except (TypeError, ValueError, OverflowError):
@@ -179,8 +179,8 @@ def _first_steps(run: Run, rank: int) -> tuple[str, float]:
     names = ("autocast_dtype", "micro_batches")
     rows = run.logged(Table.STEPS, names, rank, most=_FIRST_STEPS).to_pylist()
     autocast = next((row["autocast_dtype"] for row in rows if row["autocast_dtype"]), "")
-    told = [row["micro_batches"] for row in rows if (row["micro_batches"] or 0) > 0]
-    return autocast, float(_most_frequent(told) or 1)
+    counts = [row["micro_batches"] for row in rows if (row["micro_batches"] or 0) > 0]
+    return autocast, float(_most_frequent(counts) or 1)
 
 
 def _most_frequent(values: Iterable[Any]) -> Any:
@@ -201,10 +201,10 @@ def _width(layers: Sequence[_Layer]) -> float:
 
 
 def _batch(layers: Sequence[_Layer], micro_batches: float, processes: int) -> float | None:
-    known = [layer for layer in layers if (layer["rows"] or 0) > 0]
-    if not known:
+    with_rows = [layer for layer in layers if (layer["rows"] or 0) > 0]
+    if not with_rows:
         return None
-    first = min(known, key=lambda layer: math.inf if layer["order"] is None else layer["order"])
+    first = min(with_rows, key=lambda layer: math.inf if layer["order"] is None else layer["order"])
     return math.log2(first["rows"] * micro_batches * max(1, processes))
 
 
@@ -274,7 +274,7 @@ class LessonOfEarlierRuns:
         return f"{stable}, yet others failed from {_rate(failed)} on"
 
     def _others(self) -> str:
-        count = sum(one.outcome is Outcome.NEITHER for one in self.runs)
+        count = sum(run.outcome is Outcome.NEITHER for run in self.runs)
         none = count == len(self.runs)
         return f"; {count:,} did not tell" if count and not none else ""
 
@@ -285,10 +285,10 @@ def lesson_of(
     """The lesson of the earlier runs among these that are similar; None if none is."""
     if signature is None:
         return None
-    earlier = [one for one in others if one.id != run_id and 0 < one.started_ns < started_ns]
-    told = [(one.signature, one) for one in earlier if one.signature is not None]
-    alike = [one for made, one in told if signature.is_alike(made)]
-    near = [one for made, one in told if signature.is_near(made)]
+    earlier = [run for run in others if run.id != run_id and 0 < run.started_ns < started_ns]
+    signed = [(run.signature, run) for run in earlier if run.signature is not None]
+    alike = [run for other, run in signed if signature.is_alike(other)]
+    near = [run for other, run in signed if signature.is_near(other)]
     if not alike and not near:
         return None
     return replace(_lesson(alike or near), are_alike=bool(alike))
@@ -307,10 +307,10 @@ def with_lesson(diagnosis: Diagnosis, lesson: LessonOfEarlierRuns | None) -> Dia
     most = failed * 2.0**-constants.BELOW_FAILED
     advised = min(at, failed * 2.0**-constants.LEAST_OCTAVES)
     below = f" The advised rate is below that, not {at:.3g}." if advised < at else ""
-    told = f"Earlier runs alike failed at {failed:.3g}, which bounds the interval.{below}"
+    reason = f"Earlier runs alike failed at {failed:.3g}, which bounds the interval.{below}"
     bounded = replace(
         advice,
-        because=f"{advice.because} {told}",
+        because=f"{advice.because} {reason}",
         recommended=advised,
         low=low if low < most else most * low / high,
         high=min(high, most),
@@ -340,18 +340,18 @@ def rate_told(advice_rate: float | None, group: int | None, reached: float | Non
 
 def steps_held(diagnosis: Diagnosis) -> int:
     """How many steps an earlier run's rate held: up to the first error that stands at its end."""
-    errors = [one for one in diagnosis.findings if one.severity is Severity.ERROR]
-    began = [one.first_step for one in errors if one.first_step is not None]
+    errors = [finding for finding in diagnosis.findings if finding.severity is Severity.ERROR]
+    began = [finding.first_step for finding in errors if finding.first_step is not None]
     return min([diagnosis.run.steps, *(max(0, step) for step in began)])
 
 
 def _lesson(runs: Sequence[EarlierRun]) -> LessonOfEarlierRuns:
-    failing = [one for one in runs if one.outcome is Outcome.FAILING and one.rate]
-    stable = [one for one in runs if one.outcome is Outcome.STABLE and one.rate]
-    proven = [one for one in stable if not any(_refutes(other, one) for other in failing)]
+    failing = [run for run in runs if run.outcome is Outcome.FAILING and run.rate]
+    stable = [run for run in runs if run.outcome is Outcome.STABLE and run.rate]
+    proven = [run for run in stable if not any(_refutes(other, run) for other in failing)]
     return LessonOfEarlierRuns(
         runs=tuple(runs),
-        stable_to=max(proven, key=lambda one: (_of(one), one.steps), default=None),
+        stable_to=max(proven, key=lambda run: (_of(run), run.steps), default=None),
         failing_from=min(failing, key=_of, default=None),
     )
 
@@ -361,9 +361,9 @@ def _refutes(failed: EarlierRun, stable: EarlierRun) -> bool:
     return _of(failed) <= _of(stable) and stable.steps <= failed.steps
 
 
-def _of(one: EarlierRun | None) -> float:
-    return 0.0 if one is None else one.rate or 0.0
+def _of(run: EarlierRun | None) -> float:
+    return 0.0 if run is None else run.rate or 0.0
 
 
-def _rate(one: EarlierRun | None) -> str:
-    return f"{one.rate:.3g}" if one is not None and one.rate is not None else ""
+def _rate(run: EarlierRun | None) -> str:
+    return f"{run.rate:.3g}" if run is not None and run.rate is not None else ""

@@ -110,11 +110,6 @@ class Outcome:
         return self.sign is not None and self.sign.cause != Cause.RATE.value
 
     @property
-    def blames_rate(self) -> bool:
-        """Whether too high a learning rate showed itself in it."""
-        return self.sign is not None and self.sign.cause == Cause.RATE.value
-
-    @property
     def is_good(self) -> bool:
         """Whether the training is shown to learn, with its steps taken and its numbers finite."""
         return self.state is State.LEARNING
@@ -262,15 +257,15 @@ class Diagnosis:
 
     def while_running(self) -> Diagnosis:
         """The diagnosis of a run that goes on: without the finding of a missing end mark."""
-        kept = tuple(f for f in self.findings if f.code != _UNCLEAN_END)
-        return self._of(LIVE, findings=kept)
+        findings = tuple(f for f in self.findings if f.code != _UNCLEAN_END)
+        return self._of(LIVE, findings=findings)
 
     def once_over(self) -> Diagnosis:
         """The diagnosis of a run that has stopped: its missing end mark becomes "cut off"."""
         ended = next((f for f in self.findings if f.code == _UNCLEAN_END), None)
         if ended is None or self.run.clean_end or self.run.exception:
             return self._of(ENDED)
-        said = dataclasses.replace(
+        cut_off = dataclasses.replace(
             ended,
             summary=f"Stopped{_at(ended)} without closing the run.",
             cause="The process was killed or crashed, or its machine or connection was lost.",
@@ -278,13 +273,15 @@ class Diagnosis:
             "checkpoint. Every row up to here is readable; the last quarter of a second may be "
             "missing.",
         )
-        findings = tuple(said if finding is ended else finding for finding in self.findings)
+        findings = tuple(cut_off if finding is ended else finding for finding in self.findings)
         if self.verdict not in CALM:
             return self._of(CUT_OFF, findings=findings)
-        seen = self.little_seen
-        if self.verdict is Verdict.INCOMPLETE and seen is None:
-            seen = "The record ends before anything could be judged."
-        return self._of(CUT_OFF, findings=findings, verdict=Verdict.CUT_OFF, little_seen=seen)
+        little_seen = self.little_seen
+        if self.verdict is Verdict.INCOMPLETE and little_seen is None:
+            little_seen = "The record ends before anything could be judged."
+        return self._of(
+            CUT_OFF, findings=findings, verdict=Verdict.CUT_OFF, little_seen=little_seen
+        )
 
     def _of(self, state: str, **changed: Any) -> Diagnosis:
         run = dataclasses.replace(self.run, state=state)
@@ -294,8 +291,8 @@ class Diagnosis:
         """The run's facts, findings and advice as the object that `report --json` prints."""
         body = json_value(self)
         assert isinstance(body, dict)
-        for finding, said in zip(self.findings, body["findings"], strict=True):
-            for piece, row in zip(finding.evidence, said["evidence"], strict=True):
+        for finding, printed in zip(self.findings, body["findings"], strict=True):
+            for piece, row in zip(finding.evidence, printed["evidence"], strict=True):
                 row["text"] = evidence_text(piece)
         return {"schema": SCHEMA, **body}
 
@@ -311,8 +308,8 @@ def json_value(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = [f for f in dataclasses.fields(value) if f.metadata.get("json", True)]
-        return {f.metadata.get("name", f.name): json_value(getattr(value, f.name)) for f in shown}
+        printed = [f for f in dataclasses.fields(value) if f.metadata.get("json", True)]
+        return {f.metadata.get("name", f.name): json_value(getattr(value, f.name)) for f in printed}
     if isinstance(value, dict):
         return {key: json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -9,7 +9,7 @@ grows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
     goals = list(case.metrics.of(Metric.GOAL))
     # What is trained for has risen, and what is meant by it is measured apart.
     trained = (goal for goal in goals if not is_of_validation(goal.name))
-    proxy = next((goal.name for goal in trained if _is_reached(goal.value)), "")
+    proxy = next((goal.name for goal in trained if is_reached(goal)), "")
     for goal in goals:
         yield from _goal_lost(goal, proxy if is_of_validation(goal.name) else "")
 
@@ -95,8 +95,8 @@ def _stands_still(
 ) -> Iterator[Outcome]:
     """A score that is 0 or has not moved, or errors alone, while the training loss fell."""
     learnt = course.first > 0 and course.last <= _LEARNT * course.first
-    if learnt and len(metric.value) >= _FEW_SCORES and (said := stands(metric.name, metric.value)):
-        yield _stood(metric, State.GOAL_STILL, f"{said} while the training loss falls.")
+    if learnt and len(metric.value) >= _FEW_SCORES and (where := stands(metric.name, metric.value)):
+        yield _stood(metric, State.GOAL_STILL, f"{where} while the training loss falls.")
 
 
 def _stood(metric: MetricCourse, state: State, words: str) -> Outcome:
@@ -241,18 +241,9 @@ def _first_and_last(values: Floats) -> tuple[float, float]:
 # --- what explains a rise -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class MetricSign:
-    """What metrics of a kind may show beside the loss; `holds` is asked of one, and of a step."""
-
-    kind: Metric
-    holds: Callable[[MetricCourse, int], bool]
-
-
-def metric_showing(case: Case, sign: MetricSign, since: int = 0) -> str | None:
-    """The first metric that shows a sign, for what began at this step; None if none does."""
-    metrics = case.metrics.of(sign.kind)
-    return next((metric.name for metric in metrics if sign.holds(metric, since)), None)
+def first_metric(case: Case, kind: Metric, holds: Callable[[MetricCourse], bool]) -> str | None:
+    """The name of the first metric of a kind of which this holds; None if there is none."""
+    return next((metric.name for metric in case.metrics.of(kind) if holds(metric)), None)
 
 
 def _leapt(metric: MetricCourse, since: int) -> bool:
@@ -270,28 +261,24 @@ def _leapt(metric: MetricCourse, since: int) -> bool:
     return float(levels.max(initial=0.0)) >= _LEAPT * usual > 0
 
 
-def _is_in_balance(metric: MetricCourse, _since: int) -> bool:
+def is_in_balance(metric: MetricCourse) -> bool:
+    """Whether a network that is trained against this one has not won."""
     first, last = _first_and_last(metric.value)
     return last > _LOSES * first
 
 
-# Another network is trained against this one, and has not won; a figure that should rise has risen,
-# by more than chance, and stands there; too large a step of a policy loses a reward as too large a
-# step of weights loses a loss; what samples is no longer what trains.
-IN_BALANCE = MetricSign(Metric.ADVERSARY, _is_in_balance)
-GOAL_REACHED = MetricSign(Metric.GOAL, lambda metric, _since: _is_reached(metric.value))
-POLICY_LEAPT = MetricSign(Metric.POLICY_STEP, _leapt)
-ROLLOUT_PARTED = MetricSign(Metric.ROLLOUT_GAP, _leapt)
-
-
-# What a metric of a lost reward showed before, counted in `benchmarks/policy_trainings.py`: a
-# policy that is taught another goal moves as far, now and then.
+# What a metric of a lost reward showed before: what samples is no longer what trains, or too large
+# a step of a policy. Counted in `benchmarks/policy_trainings.py`: a policy that is taught another
+# goal moves as far, now and then.
 _SIGNS_OF_METRICS = (
     (
-        ROLLOUT_PARTED, "rollout and training had grown apart ({}) before it",
+        Metric.ROLLOUT_GAP, "rollout and training had grown apart ({}) before it",
         "a difference between rollout and training",
     ),
-    (POLICY_LEAPT, "the updates moved the policy ever farther ({}) before it", Cause.RATE.value),
+    (
+        Metric.POLICY_STEP, "the updates moved the policy ever farther ({}) before it",
+        Cause.RATE.value,
+    ),
 )  # fmt: skip
 _OF_METRICS = 0.8
 
@@ -301,14 +288,16 @@ def sign_of_lost_goal(case: Case, since: int) -> tuple[str, Sign] | None:
 
     Where rollout and training have grown apart, the policy's steps follow from that.
     """
-    for asked, words, cause in _SIGNS_OF_METRICS:
-        name = metric_showing(case, asked, since)
+    for kind, words, cause in _SIGNS_OF_METRICS:
+        name = first_metric(case, kind, lambda metric: _leapt(metric, since))
         if name is not None:
             return name, Sign(words.format(name), _OF_METRICS, cause)
     return None
 
 
-def _is_reached(values: Floats) -> bool:
+def is_reached(metric: MetricCourse) -> bool:
+    """Whether a figure that should rise has risen, by more than chance, and stands there."""
+    values = metric.value
     if len(values) < _LEAST:
         climbs = np.diff(values) > 0  # of few values nearly each one is higher than the last
         doubled = values[-1] >= 2 * values[0] > 0 if len(values) else False

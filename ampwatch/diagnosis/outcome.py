@@ -10,38 +10,31 @@ enough; the first sentence says how few.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.column_arrays import Floats, Integers
 from ampwatch.diagnosis.findings import Evidence, Outcome, Severity, Sign, State
-from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.learning_rate.noise import robust_deviation
+from ampwatch.diagnosis.learning_rate.noise import robust_deviation, rounding_unit
+from ampwatch.diagnosis.learning_rate.rate_history import RateRows
+from ampwatch.diagnosis.learning_rate.trouble import OnsetSign
 from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse, LossEnd, loss_course
-from ampwatch.diagnosis.loss_progress import (
-    LossSeries,
-    no_progress,
-    rate_leapt,
-    series_of,
-    series_of_case,
-    without_bound,
-)
-from ampwatch.diagnosis.medians import median_of_known
+from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_outcome import (
-    GOAL_REACHED,
-    IN_BALANCE,
     LOST,
     explains_rise,
+    first_metric,
+    is_in_balance,
     is_nearly_learnt,
+    is_reached,
     metric_outcome,
-    metric_showing,
     sign_of_lost_goal,
 )
-from ampwatch.diagnosis.value_text import count_text, two_digits
+from ampwatch.diagnosis.value_text import count_text, rate_text, two_digits
+from ampwatch.metric_names import Metric
 
 # The last rows, and how many of them show how the numbers ended.
 _LAST, _MOST, _LINES = 20, 0.5, 2
@@ -68,9 +61,9 @@ _FORGOTTEN = Sign("the loss went back to where it had begun, and learns nothing 
 def outcome_of(case: Case) -> Outcome:
     """The outcome of a finished case, computed once: the worst state that its rows show."""
     if case.outcome is None:
-        found = next(_bad_states(case), None) or _of_loss(case)
-        calm = found.severity is Severity.INFO
-        case.outcome = (_ended_by_exception(case) or found) if calm else found
+        outcome = next(_bad_states(case), None) or _of_loss(case)
+        calm = outcome.severity is Severity.INFO
+        case.outcome = (_ended_by_exception(case) or outcome) if calm else outcome
     return case.outcome
 
 
@@ -88,11 +81,11 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
     """A loss that ended inf or NaN."""
     tail = case.rate.tail
     loss, bad = tail.of("loss"), tail.of("loss_bad") > 0
-    told = np.flatnonzero(bad | np.isfinite(loss))
-    lost = bad[told[-_LAST:]]
+    entries = np.flatnonzero(bad | np.isfinite(loss))
+    lost = bad[entries[-_LAST:]]
     streak = int(np.argmin(lost[::-1])) if not lost.all() else len(lost)
     # Of a log's few lines two are no chance; of single steps a batch or two may be bad.
-    least = _LINES if len(told) < _LAST or not case.observed.every_step else _LAST // 4
+    least = _LINES if len(entries) < _LAST or not case.observed.every_step else _LAST // 4
     if streak and (
         case.loop_stopped
         or case.events.is_over_by(case.scale.last_step or 0)
@@ -100,8 +93,8 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
         or streak >= least
         or (len(lost) == _LAST and lost.mean() >= _MOST)
     ):
-        good = np.flatnonzero(~bad[told])
-        since = told[good[-1] + 1] if len(good) else told[0]
+        good = np.flatnonzero(~bad[entries])
+        since = entries[good[-1] + 1] if len(good) else entries[0]
         step = int(tail.of("step")[since])
         sign, at_once = _before(case, step)
         words = f"The loss is inf or NaN from step {step:,} on."
@@ -168,19 +161,21 @@ def _of_loss(case: Case) -> Outcome:
     if course.end is LossEnd.TOO_FEW:
         return Outcome(State.TOO_LITTLE)
     by_loss = _by_loss(case, series, course)
-    shown = metric_outcome(case, course)
-    if shown is None or shown.state is State.ADVERSARY_WON:
-        return shown or by_loss
+    by_metrics = metric_outcome(case, course)
+    if by_metrics is None or by_metrics.state is State.ADVERSARY_WON:
+        return by_metrics or by_loss
     if by_loss.state is State.RATE_LEAPT:
         return by_loss  # it says why
-    if shown.severity.weight <= by_loss.severity.weight:
+    if by_metrics.severity.weight <= by_loss.severity.weight:
         return by_loss
-    if shown.state is State.GOAL_LOST and len(shown.rests_on) == 1:  # no proxy was reached
-        told = sign_of_lost_goal(case, shown.since_step or 0)
-        if told is not None:
-            name, sign = told
-            return replace(shown, sign=sign, rests_on=(*shown.rests_on, name))
-    return replace(shown, sign=by_loss.sign)  # what the loss did as well
+    if (
+        by_metrics.state is State.GOAL_LOST and len(by_metrics.rests_on) == 1
+    ):  # no proxy was reached
+        explanation = sign_of_lost_goal(case, by_metrics.since_step or 0)
+        if explanation is not None:
+            name, sign = explanation
+            return replace(by_metrics, sign=sign, rests_on=(*by_metrics.rests_on, name))
+    return replace(by_metrics, sign=by_loss.sign)  # what the loss did as well
 
 
 def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
@@ -188,8 +183,8 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
         return Outcome(State.FLAT, None, ("loss",))  # each has a loss of its own
     takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
     not_best = course.end is not LossEnd.LEARNING
-    has_goal = metric_showing(case, GOAL_REACHED) is not None
-    is_even = metric_showing(case, IN_BALANCE) is not None
+    has_goal = first_metric(case, Metric.GOAL, is_reached) is not None
+    is_even = first_metric(case, Metric.ADVERSARY, is_in_balance) is not None
     balanced = is_even and course.last < _FAR * max(course.first, course.best)
     if takes_steps and (balanced or (not_best and has_goal)):
         return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
@@ -206,8 +201,24 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     if course.end is LossEnd.LEARNING and takes_steps and not _is_doubted(case, series, course):
         return Outcome(State.LEARNING, None, ("loss",))
     if course.end in {LossEnd.LEARNING, LossEnd.FLAT}:
-        return Outcome(State.FLAT, None, ("loss",))
+        return _above_its_start(case, series, course) or Outcome(State.FLAT, None, ("loss",))
     return _worse(case, series, course)
+
+
+def _above_its_start(case: Case, series: LossSeries, course: LossCourse) -> Outcome | None:
+    """A loss that left its first values, slowly or within a few steps, and never came back to them.
+
+    The points of a long record may all lie above them.
+    """
+    began, step = median_of_known(case.rate.head.of("loss")[:LEAST]), case.scale.first_step or 0
+    onset = case.judgement.onset
+    stays = series.loss[1:].min(initial=course.last) >= began > NOTHING
+    if not stays or onset is None or onset.sign is not OnsetSign.CLIMB:
+        return None
+    low, high = two_digits(began), two_digits(course.last)
+    words = f"The loss rose from {low} to {high}, from its first steps on, and has stayed there."
+    evidence = Evidence("loss_peak", step, course.last, began, "at first")
+    return Outcome(State.ANOTHER_LEVEL, step, ("loss",), words, evidence=(evidence,))
 
 
 def _latest(case: Case, series: LossSeries, course: LossCourse) -> tuple[LossSeries, LossCourse]:
@@ -266,11 +277,11 @@ def _is_announced(series: LossSeries, since: int) -> bool:
         early, late = median_of_known(column[:third]), median_of_known(column[-third:])
         if late >= times * early > 0:
             return True
-    known = lr[np.isfinite(lr)][-2 * LEAST :]
+    rates = lr[np.isfinite(lr)][-2 * LEAST :]
     # A leap within one entry is a change by hand, and has a finding of its own.
-    rises = len(known) > LEAST and bool((np.diff(known) >= 0).all())
-    leapt = rises and known[-1] >= _LEAP * known[-2]
-    return bool(rises and not leapt and known[-1] >= _RISING * known[0] > 0)
+    rises = len(rates) > LEAST and bool((np.diff(rates) >= 0).all())
+    leapt = rises and rates[-1] >= _LEAP * rates[-2]
+    return bool(rises and not leapt and rates[-1] >= _RISING * rates[0] > 0)
 
 
 def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
@@ -290,7 +301,8 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     # themselves grow so.
     early = since <= _MOMENTS * len(series.loss) and course.last <= _MOST * series.loss[0]
     if (slow and (stayed or len(series.loss) >= _LONG)) or early:
-        return Outcome(State.FLAT, None, ("loss", "grad_norm"))  # as an adversary's or a reward's
+        flat = Outcome(State.FLAT, None, ("loss", "grad_norm"))  # as an adversary's or a reward's
+        return _above_its_start(case, series, course) or flat
     step = int(series.step[since])
     # Gradients that grow as the loss does follow it; without any, only a leap far up is sure.
     alone = course.is_abrupt and course.last > course.first
@@ -365,65 +377,265 @@ def _is_explained(case: Case, series: LossSeries, course: LossCourse) -> bool:
     return (is_raised or is_summed) and now <= course.first
 
 
-# With fewer kinds of signals than this the first sentence names them: a reader of "healthy" should
-# know that only the loss was recorded.
-_SIGNALS_ENOUGH = 3
-FEWEST_LINES = 5  # of a log: fewer losses show neither health nor trouble
+# --- progress: a loss that hardly falls, a schedule that was lost, a loss without bound -----------
 
 
-def _signals(case: Case) -> tuple[str, ...]:
-    """The signals that the record holds, in words, on which a verdict is based."""
-    told, updates = case.numbers.told, case.rate.head.of("update_norm")
-    seen = {
-        "the loss": "loss" in told,
-        "the loss scale": case.scale.has_scaler,
-        "the gradient norm": "grad_norm" in told,
-        "the updates": bool(np.isfinite(updates).any()),
-        "the layers": case.numbers.sees_forward,
-        "the layers' casts": bool(case.casts.operands or case.casts.staleness),
-    }
-    return tuple(words for words, there in seen.items() if there)
+# A loss that is the same, but for this share, in so many lines or single steps, from the start.
+SAME, SAME_LINES, SAME_STEPS, _GAIN, _BEGAN = 0.003, 8, 200, 0.04, 1.5
+# A loss that fell by so little; or by so much at first, and no more than this in the other nine
+# tenths; with so small an error of its levels. Chosen on the strangers' cases of rounds 1 to 5.
+HARDLY, AT_FIRST, _SINCE, _ERROR = 0.04, 0.2, 0.02, 0.025
+HARDLY_STEPS, _LINES_ENOUGH = 300, 15
+_COARSE = 0.05  # of the level: a loss that is rounded so may fall without a sign
+_ZEROS = 5  # losses of exactly 0
+# A schedule that was lost: times, over so many parts of the record, for so much of it at least.
+_LEAPT, _LEAP_PARTS, _LEAP_SHARE, _STILL_UP, _DECAYED = 2.0, 40, 0.1, 0.6, 2.0
+_LEAP_WORSE, _DEVIATIONS = 1.05, 3.0
+# A loss that falls without end: times what it was at first, faster from quarter to quarter, while
+# gradients, and weights or activations, grow by so much. Of a likelihood that gets better the fall
+# slows down and the weights hardly grow, though its gradients may grow tenfold.
+_BEYOND_FIRST, _GRADIENTS, _WEIGHTS, _ACTIVATIONS = 10.0, 2.0, 2.0, 4.0
+# One that swings about zero: the last fifth is so many times as wide as the first three, and its
+# gradients have grown by as much as a drift of theirs.
+_WIDER, _FIFTHS = 4.0, 5
 
 
-def is_long_enough(case: Case) -> bool:
-    """Whether at least one signal has enough steps for the shortest test of it."""
-    rows = case.rate.head
-    losses, norms = (int(np.isfinite(rows.of(name)).sum()) for name in ("loss", "grad_norm"))
-    scales = case.rate.accepted if case.scale.has_scaler else 0
-    return (
-        losses >= constants.NO_LEARNING_STEPS
-        or scales >= thresholds.STORM_WINDOW_STEPS
-        or norms >= thresholds.DRIFT_ROWS
-    )
+@dataclass(frozen=True, slots=True)
+class LossSeries:
+    """The losses of a record in their order, each with its step: all of them, or points."""
+
+    step: Integers
+    loss: Floats
+    norm: Floats
+    lr: Floats
+    weights: Floats  # their norm
+    activation: Floats  # the largest
 
 
-def is_too_short(case: Case, outcome: Outcome) -> bool:
-    """Whether a record ended before it had enough steps or lines to judge anything."""
-    if case.observed.loop:
-        return not is_long_enough(case)
-    has_loss, few = "loss" in case.numbers.told, case.scale.entries < FEWEST_LINES
-    little = outcome.state is State.TOO_LITTLE or (few and outcome.severity is Severity.INFO)
-    return has_loss and little and not case.scale.has_scaler
+def series_of_case(case: Case) -> LossSeries:
+    """A short record's losses as they are; a long one's as medians of stretches."""
+    return series_of(case.rate.head if case.rate.is_whole else case.rate.points.rows)
 
 
-def little_seen(case: Case) -> str | None:
-    """The sentence that says how little the record holds to judge by; None if it is enough."""
-    if case.is_searching or case.is_one_line:
+def series_of(rows: RateRows) -> LossSeries:
+    """The losses of these rows that are finite."""
+    is_known = np.isfinite(rows.of("loss"))
+    names = ("loss", "grad_norm", "lr", "param_norm", "act_amax")
+    columns = (rows.of(name)[is_known] for name in names)
+    return LossSeries(rows.of("step")[is_known].astype(np.int64), *columns)
+
+
+def no_progress(case: Case, series: LossSeries, course: LossCourse) -> Outcome | None:
+    """A loss that ended about where it began, if the beginning is recorded; None if it fell."""
+    loss, count = series.loss, len(series.loss)
+    entries = count_text(count if case.rate.is_whole else case.scale.entries, "entry", "entries")
+    if count >= _ZEROS and not loss.any() and not case.observed.loop:
+        evidence = Evidence("loss", int(series.step[-1]), 0.0)
+        words = f"The loss is exactly 0 in all {entries}: nothing is measured, or nothing is asked."
+        begin = int(series.step[0])
+        return Outcome(State.STANDS_STILL, begin, ("loss",), words, evidence=(evidence,))
+    if not _may_stand_still(case, series):
         return None
-    signals = _signals(case)
-    by = " and ".join(signals) or "skipped steps"
-    little = len(signals) < _SIGNALS_ENOUGH
-    if not is_long_enough(case):
-        length = count_text(case.scale.entries, "step" if case.observed.loop else "line")
-        only = f"; {by} only" if little else ""
-        return f"No problems found in {length}, too few to judge the learning rate{only}."
-    return f"No problems found, judged by {by} only." if little else None
+    half, early = loss[count // 2 :], loss[count // 8 + 1 : count // 2]
+    level, noise = median(half), robust_deviation(half)
+    near = SAME * abs(level)
+    is_same = noise <= near and abs(median(early) - level) <= near
+    stood_elsewhere = course.best < (1 - _GAIN) * level or course.first > _BEGAN * level
+    evidence = Evidence("loss", int(series.step[-1]), float(half[-1]), course.first, "at first")
+    if is_same and not stood_elsewhere:
+        words = f"The loss does not fall: it is {two_digits(level)} in {entries}."
+        begin = int(series.step[0])
+        return Outcome(State.STANDS_STILL, begin, ("loss",), words, evidence=(evidence,))
+    after, late = median(loss[count // 10 : 3 * count // 10]), median(loss[-count // 5 :])
+    began = median_of_known(case.rate.head.of("loss")[:LEAST])
+    averaged = "averaged" in case.record.marks.get("loss", ())
+    if averaged:  # the first mean of many steps has left the beginning behind
+        began = max(began, float(loss[0]))
+    least = HARDLY if averaged else AT_FIRST
+    error = noise / np.sqrt(count / 10)
+    if not _is_long(case) or not _hardly_falls(began, after, late, error, least):
+        return None
+    words = (
+        f"The loss hardly falls: {two_digits(began)} at first, {two_digits(after)} after a tenth "
+        f"of {entries}, {two_digits(late)} at the end."
+    )
+    since = int(series.step[count // 10])
+    return Outcome(State.HARDLY_FALLS, since, ("loss",), words, evidence=(evidence,))
 
 
-def unsure_advice(advice: Advice, case: Case) -> Advice:
-    """The advice for a run with too few steps to judge its rate: no evidence is no proof."""
-    if advice.action not in {Action.KEEP, Action.NOT_THE_CAUSE}:
-        return advice
-    steps = count_text(case.scale.entries, "step")
-    because = f"{steps} are too few to judge the rate; they show nothing against it."
-    return Advice(Action.UNKNOWN, because, current=advice.current)
+def _may_stand_still(case: Case, series: LossSeries) -> bool:
+    """Whether a loss that stands still would be a trouble, and one without a finding of its own."""
+    is_loop = case.observed.loop
+    is_long = len(series.loss) >= (SAME_STEPS if is_loop else SAME_LINES)
+    level = median(series.loss)
+    if not is_long or series.loss.min() <= 0 or level <= NOTHING:
+        return False
+    if rounding_unit(series.loss) > _COARSE * level:  # as it is printed, a fall would not show
+        return False
+    if is_loop and (case.has_converged or not _has_gradients(case, series)):
+        return False
+    return _is_beginning(case, series) and not case.has_adversary
+
+
+def _hardly_falls(began: float, early: float, late: float, error: float, most: float) -> bool:
+    """Whether a loss that noise does not hide fell little at first, and no further after that."""
+    moved, fell = abs(early - late) / late, 1 - late / began
+    near = fell <= HARDLY and moved <= HARDLY
+    return error <= _ERROR and (near or (fell <= most and moved <= _SINCE))
+
+
+def _is_long(case: Case) -> bool:
+    """Whether a record is so long that a loss should have moved; a line may be an epoch."""
+    is_unnumbered = "placed" in case.record.marks.get("step", ())
+    enough_lines = is_unnumbered and case.scale.entries >= _LINES_ENOUGH
+    return case.scale.steps >= HARDLY_STEPS or enough_lines
+
+
+def _has_gradients(case: Case, series: LossSeries) -> bool:
+    """Whether gradients, or updates, are recorded, and are not zero."""
+    norms = series.norm[np.isfinite(series.norm)]
+    if len(norms) > _MOST * len(series.norm):
+        return median(norms) > 0
+    return median_of_known(case.rate.tail.of("update_norm")) > 0
+
+
+def _is_beginning(case: Case, series: LossSeries) -> bool:
+    """Whether the record begins where the training began, with random weights."""
+    apart = float(np.median(np.diff(series.step))) if len(series.step) > 1 else 1.0
+    begins = bool(series.step[0] <= 3 * apart + 1)
+    return begins and not (case.observed.loop and case.rate.setup.resumed)
+
+
+def rate_leapt(case: Case, series: LossSeries) -> Outcome | None:
+    """A loss that has stood higher since the learning rate, once decayed, leapt back up.
+
+    Restarts that are meant come again, or come down again: one that does neither is a schedule that
+    was lost, as by a resume.
+    """
+    is_known = np.isfinite(series.lr) & (series.lr > 0)
+    lr, loss, step = series.lr[is_known], series.loss[is_known], series.step[is_known]
+    wide = max(1, len(lr) // _LEAP_PARTS)
+    if len(lr) < _LONG or loss.min() <= 0:
+        return None
+    rose = np.flatnonzero(lr[wide:] >= _LEAPT * lr[:-wide])
+    decayed = np.maximum.accumulate(lr)[rose] >= _DECAYED * lr[rose]
+    rose = rose[decayed]
+    if not len(rose) or rose[-1] - rose[0] > 2 * wide:
+        return None
+    at = int(rose[0])
+    since = at + wide
+    after, few = len(lr) - since, max(LEAST, len(lr) // _LEAP_PARTS)
+    if after < _LEAP_SHARE * len(lr) or lr[-1] < _STILL_UP * lr[since:].max():
+        return None
+    if explains_rise(case, step, loss, since):
+        return None
+    before, late = loss[max(0, at - few) : at + 1], loss[-few:]
+    low, high = median(before), median(late)
+    noise = _DEVIATIONS * robust_deviation(loss[at - at // 2 : at + 1]) / np.sqrt(few)
+    if high < _LEAP_WORSE * low or high - low <= noise:
+        return None
+    first = int(step[since])
+    words = (
+        f"The loss rose from {two_digits(low)} to {two_digits(high)} when the learning rate leapt "
+        f"from {rate_text(lr[at])} to {rate_text(lr[since:].max())}, about step {first:,}, and is "
+        "not back."
+    )
+    evidence = Evidence("lr", first, float(lr[since]), float(lr[at]), "before")
+    return Outcome(State.RATE_LEAPT, first, ("loss", "lr"), words, evidence=(evidence,))
+
+
+def without_bound(series: LossSeries) -> Outcome | None:
+    """A loss that runs away below zero, or swings about it ever wider; its gradients grow along."""
+    if len(series.loss) < _LONG or series.loss.min() >= 0:
+        return None
+    return _without_end(series) or _wider(series)
+
+
+def _without_end(series: LossSeries) -> Outcome | None:
+    first = float(np.abs(series.loss[: len(series.loss) // 10]).max())
+    quarters = [median(part) for part in np.array_split(series.loss, 4)]
+    falls = -np.diff(quarters)
+    faster = falls[0] > 0 and bool((np.diff(falls) > 0).all())
+    gradients, weights = _growth(series.norm), _growth(series.weights)
+    grew = weights >= _WEIGHTS or _growth(series.activation) >= _ACTIVATIONS
+    if not (faster and quarters[-1] <= -_BEYOND_FIRST * first and gradients >= _GRADIENTS and grew):
+        return None
+    low, high = two_digits(quarters[-1]), two_digits(quarters[0])
+    words = (
+        f"The loss falls without end, faster and faster: {high} in the first quarter, {low} in the "
+        f"last, while the gradients grew {two_digits(gradients)} times."
+    )
+    step = int(series.step[np.argmax(series.loss < -first)])
+    evidence = Evidence("loss", int(series.step[-1]), quarters[-1], quarters[0], "first quarter")
+    columns = ("loss", "grad_norm", "param_norm")
+    return Outcome(State.WITHOUT_END, step, columns, words, evidence=(evidence,))
+
+
+def _wider(series: LossSeries) -> Outcome | None:
+    parts = np.array_split(series.loss, _FIFTHS)
+    wide = [robust_deviation(part) for part in parts]
+    early = max(wide[:3])
+    about_zero = all(abs(median(part)) <= width for part, width in zip(parts, wide, strict=True))
+    if not (about_zero and wide[-1] >= max(_WIDER * early, wide[-2]) and wide[-2] >= early):
+        return None
+    first, last = _ends(series.norm)
+    if not last >= thresholds.DRIFT_FACTOR * first > 0:
+        return None
+    words = (
+        f"The loss swings about zero, ever wider: by {two_digits(wide[0])} in the first fifth, by "
+        f"{two_digits(wide[-1])} in the last, while the gradients grew {two_digits(last / first)} "
+        "times."
+    )
+    step = int(series.step[len(series.step) * 3 // _FIFTHS])
+    evidence = Evidence("grad_norm", int(series.step[-1]), last, first, "first tenth")
+    return Outcome(State.WIDER, step, ("loss", "grad_norm"), words, evidence=(evidence,))
+
+
+def _growth(values: Floats) -> float:
+    """How many times larger a column is in its last tenth than in its first; 0 if unknown."""
+    early, late = _ends(values)
+    return late / early if early > 0 and np.isfinite(late) else 0.0
+
+
+def _ends(values: Floats) -> tuple[float, float]:
+    """The medians of a column in its first tenth and in its last; nan where it is unknown."""
+    tenth = max(LEAST, len(values) // 10)
+    return median_of_known(values[:tenth]), median_of_known(values[-tenth:])
+
+
+# --- what to do -----------------------------------------------------------------------------------
+
+
+# Where rollout and training grew apart: why, and what to do about it.
+APART = (
+    "Rollout and training had grown apart: what samples was no longer what is trained.",
+    (
+        "Go back to the checkpoint of the best value. Give rollout and training the same weights, "
+        "number format and kernels, or weigh each token by the ratio of its two probabilities."
+    ),
+)
+# What to do about an outcome where no rule has found why; of the others it is the page's.
+REMEDIES = {
+    State.WORSE: "Lower the learning rate. If that does not help, look at the batches around the "
+    "step at which the loss rose. Record the gradient norm: it tells bad batches from a learning "
+    "rate that is too high.",
+    State.NOT_BACK: "Wait: the loss may come back. If it does not, lower the learning rate, or "
+    "look at the batches around the step at which it rose.",
+    State.ANOTHER_LEVEL: "Check whether the data or the task changed at that step.",
+    State.WITHOUT_END: "Bound what is made large: normalise it, or put a log-sigmoid, a margin or "
+    "a penalty on it. A lower learning rate only puts it off.",
+    State.WIDER: "Lower the learning rate, of the critic or adversary first, or damp it: weight "
+    "decay, a gradient penalty, clipping.",
+    State.NOT_FINITE: "Attach ampwatch to the training: it names the first layer whose numbers are "
+    "inf or NaN. Until then, try bf16 or a lower learning rate.",
+    State.NO_STEPS: "Stop: nothing is learnt. Attach ampwatch to the training: it names the layer "
+    "whose gradients overflow.",
+    State.HARDLY_FALLS: "Check the labels, and that inputs and labels belong together. Then try a "
+    "learning rate ten times higher, and ten times lower. If this continues a trained model, it "
+    "may be all there is to learn.",
+    State.RATE_LEAPT: "Set the learning rate back to what it was before that step. If it came with "
+    "a resume, load the scheduler's state, and the optimizer's, from the checkpoint as well.",
+    State.GOAL_FALLS: "Keep the checkpoint of the best value. If it does not come back, go on from "
+    "there with a lower learning rate.",
+    State.NOTHING_LEARNS: "Check that the loss depends on the parameters that the optimizer has.",
+}

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Finding, FindingStatus, Severity
+from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import scale_text
 
 _PAGES = Path(__file__).parent / "pages"
@@ -35,7 +36,7 @@ class Stretch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RuleHit:
     """What one rule saw: a finding without the rule's own code and name."""
 
     summary: str
@@ -50,6 +51,12 @@ class Seen:
     layer: str | None = None
     ranks: tuple[int, ...] | None = None  # all of the run's, if not said
     evidence: Evidence | tuple[Evidence, ...] = ()
+
+
+def counted(signal: str, times: Times, of: float | None = None, what: str = "") -> Evidence:
+    """Evidence of how often something happened until its last time, held against a number."""
+    against = None if of is None else float(of)
+    return Evidence(signal, times.last_step, float(times.count), against, what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +81,12 @@ class _Thresholds(string.Formatter):
     """Python's own formats for what a page names; `scale` for a loss scale, `%` for per cent."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        shown = value() if callable(value) else value
+        resolved = value() if callable(value) else value
         if format_spec == "scale":
-            return scale_text(shown)
+            return scale_text(resolved)
         if format_spec.startswith("%"):
-            return format(100 * shown, format_spec[1:])
-        return format(shown, format_spec)
+            return format(100 * resolved, format_spec[1:])
+        return format(resolved, format_spec)
 
 
 @functools.cache
@@ -118,7 +125,7 @@ def title_of(finding: Finding, every_rank: tuple[int, ...] = ()) -> str:
     return titles["Unnamed"] if lacks else title.format(layer=finding.layer, rank=rank)
 
 
-Check = Callable[[Case], Iterable[Seen]]
+Check = Callable[[Case], Iterable[RuleHit]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +144,25 @@ class Rule:
 
     def findings(self, case: Case) -> list[Finding]:
         """What the rule finds in a case."""
-        return [self._finding(seen, case) for seen in self.check(case)]
+        return [self.finding(hit, case) for hit in self.check(case)]
 
-    def _finding(self, seen: Seen, case: Case) -> Finding:
-        lasting = self.usual if seen.standing.weighs else Severity.INFO
-        steps: Stretch = seen if seen.at is None else seen.at
-        told = seen.evidence
+    def finding(self, hit: RuleHit, case: Case) -> Finding:
+        """What the rule saw, as a finding with its code, name and page."""
+        lasting = self.usual if hit.standing.weighs else Severity.INFO
+        steps: Stretch = hit if hit.at is None else hit.at
+        evidence = hit.evidence
         return Finding(
             code=self.code,
             name=self.name,
-            severity=lasting if seen.severity is None else seen.severity,
+            severity=lasting if hit.severity is None else hit.severity,
             first_step=steps.first_step,
             last_step=steps.last_step,
-            ranks=case.record.ranks if seen.ranks is None else seen.ranks,
-            layer=seen.layer,
-            summary=seen.summary,
-            cause=seen.cause,
-            action=(seen.action or self.page.do) if seen.standing.weighs else seen.if_healed,
-            evidence=(told,) if isinstance(told, Evidence) else told,
+            ranks=case.record.ranks if hit.ranks is None else hit.ranks,
+            layer=hit.layer,
+            summary=hit.summary,
+            cause=hit.cause,
+            action=(hit.action or self.page.do) if hit.standing.weighs else hit.if_healed,
+            evidence=(evidence,) if isinstance(evidence, Evidence) else evidence,
         )
 
 

@@ -32,8 +32,8 @@ class SeveralDiagnoses:
 
     def worst(self) -> Severity | None:
         """The highest severity among the findings of all runs."""
-        known = [severity for each in self.diagnoses if (severity := each.worst())]
-        return max(known, key=lambda severity: severity.weight, default=None)
+        severities = [severity for each in self.diagnoses if (severity := each.worst())]
+        return max(severities, key=lambda severity: severity.weight, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """The object that `report --json` prints for several runs."""
@@ -61,8 +61,10 @@ def diagnose_together(runs: Sequence[Record]) -> SeveralDiagnoses:
     """Diagnose several runs of one model together; runs of different models are refused."""
     cases = [Engine().feed(run).case() for run in runs]
     diagnoses = tuple(conclude(case) for case in cases)
-    told = [ForSeveralRuns.of(case, one) for case, one in zip(cases, diagnoses, strict=True)]
-    return SeveralDiagnoses(diagnoses, advise_on_all(told) or diagnoses[-1].learning_rate)
+    contributions = [
+        ForSeveralRuns.of(case, diagnosis) for case, diagnosis in zip(cases, diagnoses, strict=True)
+    ]
+    return SeveralDiagnoses(diagnoses, advise_on_all(contributions) or diagnoses[-1].learning_rate)
 
 
 def advise_on_all(runs: Sequence[ForSeveralRuns]) -> Advice | None:
@@ -72,9 +74,9 @@ def advise_on_all(runs: Sequence[ForSeveralRuns]) -> Advice | None:
     """
     sizes = {run.rate.setup.elements for run in runs} - {None}
     if len(sizes) > 1:
-        told = " and ".join(f"{size:,}" for size in sorted(size for size in sizes if size))
+        counts = " and ".join(f"{size:,}" for size in sorted(size for size in sizes if size))
         raise DifferentModelsError(
-            f"these are not runs of one model: they train {told} parameters. "
+            f"these are not runs of one model: they train {counts} parameters. "
             "Report each of them by itself."
         )
     kinds = sorted({run.optimizers for run in runs} - {""})
@@ -92,34 +94,39 @@ def advise_together(states: Sequence[RateState]) -> Advice:
     failed: list[tuple[float, float, Estimate, RateState]] = []  # where it failed, and the base
     worked = []
     for state in states:
-        seen = judge_rate(state)
-        found = None if seen.trouble is None else seen.trouble.estimate
-        bounds = None if seen.trouble is None else seen.trouble.bounds
-        if seen.base is not None and seen.onset is None and seen.sees_course and seen.accepted:
-            worked.append(seen.base)
-        elif seen.base is not None and seen.is_the_rate and found is not None:
+        judgement = judge_rate(state)
+        estimate = None if judgement.trouble is None else judgement.trouble.estimate
+        bounds = None if judgement.trouble is None else judgement.trouble.bounds
+        if (
+            judgement.base is not None
+            and judgement.onset is None
+            and judgement.sees_course
+            and judgement.accepted
+        ):
+            worked.append(judgement.base)
+        elif judgement.base is not None and judgement.is_the_rate and estimate is not None:
             assert bounds is not None  # the base rate is known
-            failed.append((bounds.failed, seen.base, found, state))
+            failed.append((bounds.failed, judgement.base, estimate, state))
     if not failed:
         return advise(states[-1])
-    fails, base, _, lowest = min(failed, key=lambda one: one[0])
+    fails, base, _, lowest = min(failed, key=lambda failure: failure[0])
     works = max((rate for rate in worked if rate < fails), default=None)
     # Above what worked, below what failed, and where the estimates place the limit.
     floor, ceiling = -math.inf if works is None else math.log2(works), math.log2(fails)
     # Estimates from runs of one model have the same error: their mean is steadier, but no more
     # certain than one of them.
-    mean = sum(math.log2(rate) - found.octaves for _, rate, found, _ in failed) / len(failed)
-    doubt = min(found.doubt for *_, found, _ in failed)
+    mean = sum(math.log2(rate) - estimate.octaves for _, rate, estimate, _ in failed) / len(failed)
+    doubt = min(estimate.doubt for *_, estimate, _ in failed)
     limit = min(max(mean, floor), ceiling)
     goal = max(min(limit - MARGIN, ceiling - constants.LEAST_OCTAVES), floor)
-    told = f"{fails:.3g} failed" + ("" if works is None else f", {works:.3g} worked")
+    text = f"{fails:.3g} failed" + ("" if works is None else f", {works:.3g} worked")
     low = max(limit - ABOVE - doubt, floor)
     high = max(min(limit + BELOW + doubt, ceiling - constants.BELOW_FAILED), low)
     spared = "what has worked" if goal == floor else f"{times_text(limit - goal)} below it"
     return dataclasses.replace(
         advise(lowest),
         action=Action.LOWER,
-        because=f"{count_text(len(states), 'run')} together: {told}. The first updates of what "
+        because=f"{count_text(len(states), 'run')} together: {text}. The first updates of what "
         f"failed place the limit at about {2.0**limit:.2g}; the advised rate is {spared}.",
         current=base,
         recommended=2.0**goal,

@@ -92,7 +92,7 @@ def bytes_text(count: float) -> str:
 
 def bytes_unit(most: float) -> tuple[str, float]:
     """The unit of bytes for an axis that goes up to so many, and the unit's size."""
-    return next((one for one in _BYTE_UNITS if most >= one[1]), _BYTE_UNITS[-1])
+    return next((unit for unit in _BYTE_UNITS if most >= unit[1]), _BYTE_UNITS[-1])
 
 
 def time_text(milliseconds: float) -> str:
@@ -135,9 +135,9 @@ def go_back_text(rate: str, step: int) -> str:
 
 def list_text(names: Sequence[str], limit: int = 3) -> str:
     """A list in words: a few names, and how many more there are."""
-    shown = ", ".join(names[:limit])
+    text = ", ".join(names[:limit])
     more = len(names) - limit
-    return f"{shown} and {more} more" if more > 0 else shown
+    return f"{text} and {more} more" if more > 0 else text
 
 
 # --- layers ---------------------------------------------------------------------------------------
@@ -260,9 +260,9 @@ _WORDS = {"false": "no", "true": "yes"}
 
 
 def _form(signal: str) -> _Form:
-    known = _FORMS.get(signal)
-    if known is not None:
-        return known
+    form = _FORMS.get(signal)
+    if form is not None:
+        return form
     try:
         label = column(Table.STEPS, signal).label or signal
     except KeyError:

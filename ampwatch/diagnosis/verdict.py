@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import numpy as np
 
-from ampwatch.diagnosis import learning_rate
+from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.causes import RATE, causes_of, excludes_rate, link_causes
 from ampwatch.diagnosis.findings import (
@@ -21,17 +21,12 @@ from ampwatch.diagnosis.findings import (
     State,
     Verdict,
 )
-from ampwatch.diagnosis.learning_rate import Judgement
-from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.outcome import (
-    is_too_short,
-    little_seen,
-    outcome_of,
-    unsure_advice,
-)
-from ampwatch.diagnosis.outcome_remedies import REMEDIES
+from ampwatch.diagnosis.learning_rate import Judgement, constants
+from ampwatch.diagnosis.learning_rate.advice import UNCERTAIN, Action, Advice
+from ampwatch.diagnosis.outcome import outcome_of
 from ampwatch.diagnosis.rules import RULES
-from ampwatch.diagnosis.value_text import rate_text
+from ampwatch.diagnosis.rules.loss import outcome_hit
+from ampwatch.diagnosis.value_text import count_text, rate_text
 
 
 def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Verdict:
@@ -47,6 +42,7 @@ def verdict_of(case: Case, findings: Sequence[Finding], outcome: Outcome) -> Ver
 
 
 # The findings that tell of an outcome: the first is the one that it is told as if none is there.
+# Outcomes of no progress and of metrics are found by rules of their own.
 _TELL_OF = {
     State.WORSE: ("AMP307", "AMP301", "AMP302"),
     State.NOT_BACK: ("AMP307", "AMP301", "AMP302", "AMP303", "AMP206"),
@@ -58,13 +54,6 @@ _TELL_OF = {
     State.NO_STEPS: ("AMP105", "AMP103", "AMP104", "AMP202", "AMP203", "AMP208", "AMP211"),
     State.NOTHING_LEARNS: ("AMP410",),
     State.EXCEPTION: ("AMP902",),
-    State.STANDS_STILL: ("AMP309",),
-    State.HARDLY_FALLS: ("AMP309",),
-    State.OVERFITS: ("AMP310",),
-    State.GOAL_STILL: ("AMP313",),
-    State.GOAL_FALLS: ("AMP311",),
-    State.GOAL_LOST: ("AMP311",),
-    State.ADVERSARY_WON: ("AMP312",),
 }  # fmt: skip
 # What a rule sees in skips, scale and loss is an error only while the training suffers from it.
 _SYMPTOMS = frozenset(
@@ -111,7 +100,8 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
     tells = [f for f in findings if f.code in codes and f.severity.weight >= least.weight]
     if tells:
         return [replace(f, severity=outcome.severity) if f in tells else f for f in findings]
-    return [*(f for f in findings if f.code != codes[0]), _told(case, outcome, codes[0])]
+    finding = next(rule for rule in RULES if rule.code == codes[0]).finding(outcome_hit(case), case)
+    return [*(f for f in findings if f.code != finding.code), finding]
 
 
 def _at_most(most: Severity, codes: Set[str], findings: Sequence[Finding]) -> list[Finding]:
@@ -122,30 +112,12 @@ def _at_most(most: Severity, codes: Set[str], findings: Sequence[Finding]) -> li
     ]
 
 
-def _told(case: Case, outcome: Outcome, code: str) -> Finding:
-    """The finding of an outcome that no rule has explained."""
-    known = next(rule for rule in RULES if rule.code == code)
-    return Finding(
-        code=code,
-        name=known.name,
-        severity=outcome.severity,
-        first_step=outcome.since_step,
-        last_step=case.scale.last_step,
-        ranks=case.record.ranks,
-        layer=None,
-        summary=outcome.words,
-        cause="This record does not show why.",
-        action=REMEDIES.get(outcome.state, known.page.do),
-        evidence=outcome.evidence,
-    )
-
-
 def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     """Beside the verdict, the advice on the rate; another cause overrides the rate's numbers."""
     if verdict is Verdict.INCOMPLETE and (case.is_searching or case.is_one_line):
         judged = "any step was accepted" if case.is_searching else "the rate can be judged"
         return Advice(Action.UNKNOWN, f"The record ends before {judged}.")
-    seen = case.judgement
+    judgement = case.judgement
     advice = case.rate_advice
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
     low = next((f for f in causes if f.code == _TOO_LOW and not case.has_adversary), None)
@@ -153,20 +125,22 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
         return raised
     named = next((f for f in causes if excludes_rate(case, f)), None)
     if named is not None and not any(f.code in RATE for f in causes):
-        return _explained_by(named, current=seen.base)
+        return _explained_by(named, current=judgement.base)
     if verdict is Verdict.INCOMPLETE:
         return unsure_advice(advice, case)
-    calm = verdict is Verdict.HEALTHY and seen.onset is not None
+    calm = verdict is Verdict.HEALTHY and judgement.onset is not None
     if calm and advice.action is Action.NOT_THE_CAUSE:
         # Rows of a sparse log look close together although its steps are not: no trouble, no cause.
-        return Advice(Action.KEEP, "No finding points to the rate.", current=seen.base)
+        return Advice(Action.KEEP, "No finding points to the rate.", current=judgement.base)
     doubted = advice.action is Action.KEEP and any(f.code in _OFTEN_THE_RATE for f in causes)
-    if verdict is Verdict.HEALTHY or (seen.onset is not None and not doubted):
+    if verdict is Verdict.HEALTHY or (judgement.onset is not None and not doubted):
         return advice
-    shown = seen.onset is not None and not any(f.code in _STANDS_AFTERWARDS for f in causes)
-    if doubted and shown:
+    has_onset = judgement.onset is not None and not any(
+        f.code in _STANDS_AFTERWARDS for f in causes
+    )
+    if doubted and has_onset:
         return _doubtful(advice)
-    return _calm_beside_trouble(case, seen, causes)
+    return _calm_beside_trouble(case, judgement, causes)
 
 
 def _doubtful(advice: Advice) -> Advice:
@@ -185,37 +159,35 @@ _STANDS_AFTERWARDS = frozenset(("AMP307", "AMP410"))
 _OFTEN_THE_RATE = _STANDS_AFTERWARDS | {"AMP103", "AMP104", "AMP203", "AMP204", "AMP207", "AMP211"}
 
 
-def _calm_beside_trouble(case: Case, seen: Judgement, causes: Sequence[Finding]) -> Advice:
+def _calm_beside_trouble(case: Case, judgement: Judgement, causes: Sequence[Finding]) -> Advice:
     """The advice beside the verdict if a finding stands although loss and updates look normal."""
-    codes, action = {finding.code for finding in causes}, Action.UNKNOWN
+    codes = {finding.code for finding in causes}
     if causes and "AMP307" not in codes and causes[0].code in {"AMP206", "AMP306"}:
-        return _explained_by(causes[0], current=seen.base)
+        return _explained_by(causes[0], current=judgement.base)
+    if codes == {"AMP902"} and case.rate_advice.action is Action.KEEP:
+        return case.rate_advice
     what = f"{causes[0].code} {causes[0].name}" if causes else "A finding"
     rows = case.rate.head  # an update that is a large share of all weights may have done harm
-    large = rows.of("step")[rows.accepted & (rows.ratio >= learning_rate.constants.PROOF_RATIO)]
-    if "AMP307" in codes:
-        because = (
-            "The loss has not returned to its usual range, and the record does not show whether "
-            "the rate is the cause: restart before that at the same rate, without those batches."
-        )
-    elif codes == {"AMP303"}:
-        action = Action.KEEP
-        because = "The loss spiked and recovered by itself each time, at this same rate."
-    elif codes == {"AMP902"} and case.rate_advice.action is Action.KEEP:
-        return case.rate_advice
-    elif "AMP304" in codes:
-        because = f"{what} was found: too high a learning rate may show so before its loss does."
-    elif not seen.sees_mechanism:
-        because = f"{what} was found; without updates or gradients the rate cannot be judged."
-    elif len(large):
-        because = (
-            f"{what} was found, and the update of step {int(large[0])} was large compared with the "
-            "weights: a new run at a quarter of the rate would show whether the rate is the cause."
-        )
-    else:
-        action = Action.NOT_THE_CAUSE
-        because = f"{what} was found, and nothing that is recorded points to the learning rate."
-    return Advice(action, because, current=seen.base)
+    large = rows.of("step")[rows.accepted & (rows.ratio >= constants.PROOF_RATIO)]
+    step = int(large[0]) if len(large) else None
+    lines = (
+        ("AMP307" in codes, Action.UNKNOWN,
+         ("The loss has not returned to its usual range, and the record does not show whether the "
+          "rate is the cause: restart before that at the same rate, without those batches.")),
+        (codes == {"AMP303"}, Action.KEEP,
+         "The loss spiked and recovered by itself each time, at this same rate."),
+        ("AMP304" in codes, Action.UNKNOWN,
+         f"{what} was found: too high a learning rate may show so before its loss does."),
+        (not judgement.sees_mechanism, Action.UNKNOWN,
+         f"{what} was found; without updates or gradients the rate cannot be judged."),
+        (step is not None, Action.UNKNOWN,
+         (f"{what} was found, and the update of step {step} was large compared with the weights: "
+          "a new run at a quarter of the rate would show whether the rate is the cause.")),
+        (True, Action.NOT_THE_CAUSE,
+         f"{what} was found, and nothing that is recorded points to the learning rate."),
+    )  # fmt: skip
+    action, because = next((action, because) for fits, action, because in lines if fits)
+    return Advice(action, because, current=judgement.base)
 
 
 def _explained_by(finding: Finding, current: float | None) -> Advice:
@@ -223,17 +195,83 @@ def _explained_by(finding: Finding, current: float | None) -> Advice:
     return Advice(Action.NOT_THE_CAUSE, because, current=current, explained_by=finding.code)
 
 
+# --- how little a record holds --------------------------------------------------------------------
+
+# With fewer kinds of signals than this the first sentence names them: a reader of "healthy" should
+# know that only the loss was recorded.
+_SIGNALS_ENOUGH = 3
+FEWEST_LINES = 5  # of a log: fewer losses show neither health nor trouble
+
+
+def _signals(case: Case) -> tuple[str, ...]:
+    """The signals that the record holds, in words, on which a verdict is based."""
+    columns, updates = case.numbers.told, case.rate.head.of("update_norm")
+    signals = {
+        "the loss": "loss" in columns,
+        "the loss scale": case.scale.has_scaler,
+        "the gradient norm": "grad_norm" in columns,
+        "the updates": bool(np.isfinite(updates).any()),
+        "the layers": case.numbers.sees_forward,
+        "the layers' casts": bool(case.casts.operands or case.casts.staleness),
+    }
+    return tuple(words for words, there in signals.items() if there)
+
+
+def is_long_enough(case: Case) -> bool:
+    """Whether at least one signal has enough steps for the shortest test of it."""
+    rows = case.rate.head
+    losses, norms = (int(np.isfinite(rows.of(name)).sum()) for name in ("loss", "grad_norm"))
+    scales = case.rate.accepted if case.scale.has_scaler else 0
+    return (
+        losses >= constants.NO_LEARNING_STEPS
+        or scales >= thresholds.STORM_WINDOW_STEPS
+        or norms >= thresholds.DRIFT_ROWS
+    )
+
+
+def is_too_short(case: Case, outcome: Outcome) -> bool:
+    """Whether a record ended before it had enough steps or lines to judge anything."""
+    if case.observed.loop:
+        return not is_long_enough(case)
+    has_loss, few = "loss" in case.numbers.told, case.scale.entries < FEWEST_LINES
+    little = outcome.state is State.TOO_LITTLE or (few and outcome.severity is Severity.INFO)
+    return has_loss and little and not case.scale.has_scaler
+
+
+def little_seen(case: Case) -> str | None:
+    """The sentence that says how little the record holds to judge by; None if it is enough."""
+    if case.is_searching or case.is_one_line:
+        return None
+    signals = _signals(case)
+    by = " and ".join(signals) or "skipped steps"
+    little = len(signals) < _SIGNALS_ENOUGH
+    if not is_long_enough(case):
+        length = count_text(case.scale.entries, "step" if case.observed.loop else "line")
+        only = f"; {by} only" if little else ""
+        return f"No problems found in {length}, too few to judge the learning rate{only}."
+    return f"No problems found, judged by {by} only." if little else None
+
+
+def unsure_advice(advice: Advice, case: Case) -> Advice:
+    """The advice for a run with too few steps to judge its rate: no evidence is no proof."""
+    if advice.action not in {Action.KEEP, Action.NOT_THE_CAUSE}:
+        return advice
+    steps = count_text(case.scale.entries, "step")
+    because = f"{steps} are too few to judge the rate; they show nothing against it."
+    return Advice(Action.UNKNOWN, because, current=advice.current)
+
+
 def conclude(case: Case) -> Diagnosis:
     """The diagnosis of a case: its findings, linked; the verdict; the advice."""
     outcome = outcome_of(case)
-    found = [finding for rule in RULES for finding in rule.findings(case)]
-    findings = link_causes(weighed_by_outcome(case, found, outcome))
+    by_rules = [finding for rule in RULES for finding in rule.findings(case)]
+    findings = link_causes(weighed_by_outcome(case, by_rules, outcome))
     verdict = verdict_of(case, findings, outcome)
     advice = _beside_outcome(case, advice_beside_findings(case, verdict, findings), outcome)
     causes = causes_of(case, findings, outcome, advice)
     return Diagnosis(
         _facts(case), verdict, findings, advice, outcome, causes, little_seen(case),
-        fails_by_rules=any(f.severity is Severity.ERROR for f in link_causes(found)),
+        fails_by_rules=any(f.severity is Severity.ERROR for f in link_causes(by_rules)),
         rate_by_rules=case.rate_advice,
     )  # fmt: skip
 
@@ -285,7 +323,7 @@ def _as_announced(case: Case, advice: Advice, outcome: Outcome) -> Advice | None
         current=base,
         recommended=None if base is None else _TRY * base,
         factor=_TRY,
-        confidence=learning_rate.advice.UNCERTAIN,
+        confidence=UNCERTAIN,
         restart_from_step=outcome.since_step,
     )
 
@@ -333,20 +371,20 @@ def _if_nothing_moves(case: Case, outcome: Outcome, advice: Advice) -> Advice:
         because = f"{outcome.words} The warm-up goes on: the learning rate is {rate_text(now)} yet."
         return Advice(
             Action.RAISE, because, current=now, recommended=_HIGHER * now, factor=_HIGHER,
-            confidence=learning_rate.advice.UNCERTAIN,
+            confidence=UNCERTAIN,
         )  # fmt: skip
     return _untold(outcome, advice)
 
 
 def _raised_again(finding: Finding) -> Advice | None:
     """The advice beside a learning rate that fell to nothing or never rose: what was meant."""
-    meant = next((one.against for one in finding.evidence if one.against_is in _MEANT), None)
-    now = next((one.value for one in finding.evidence), None)
+    meant = next((piece.against for piece in finding.evidence if piece.against_is in _MEANT), None)
+    now = next((piece.value for piece in finding.evidence), None)
     if not isinstance(meant, float) or not isinstance(now, float):
         return None
     return Advice(
         Action.RAISE, finding.summary, current=now, recommended=meant,
-        factor=meant / now if now > 0 else None, confidence=learning_rate.advice.UNCERTAIN,
+        factor=meant / now if now > 0 else None, confidence=UNCERTAIN,
     )  # fmt: skip
 
 

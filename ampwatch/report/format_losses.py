@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ampwatch.diagnosis.rules.cast_losses import STALE_FACTOR, most_cut, most_flushed
+from ampwatch.diagnosis.rules.precision import STALE_FACTOR, most_cut, most_flushed
 from ampwatch.report.last_layer_values import FORMAT_FACTS, Readable, last_known
 from ampwatch.rows import WHAT_IF_FORMATS
 

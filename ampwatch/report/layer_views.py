@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.diagnosis.rules.cast_losses import FLUSHED_SHARE, FLUSHED_SHARE_OF_FP4
+from ampwatch.diagnosis.rules.precision import FLUSHED_SHARE, FLUSHED_SHARE_OF_FP4
 from ampwatch.diagnosis.value_text import count_text, percent_text, powers, scale_text
 from ampwatch.report.facts import telling_step
 from ampwatch.report.format_losses import (

@@ -11,25 +11,26 @@ from hand_built import scaled_run
 
 import ampwatch.diagnosis.rules
 from ampwatch.diagnosis import Evidence, diagnose
-from ampwatch.diagnosis.learning_rate.signs import TABLE, SignReading
+from ampwatch.diagnosis.learning_rate.judgement import TABLE, SignReading
 from ampwatch.diagnosis.value_text import _FORMS, evidence_text, label_of
 
 RULES = Path(ampwatch.diagnosis.rules.__file__).parent
-_COMPARED = 4  # with its fourth argument a piece of evidence compares
+# With so many arguments a piece of evidence compares, without saying with what.
+_COMPARED = {"Evidence": 4, "counted": 3}
 
 
 def pieces():
-    """Every `Evidence(...)` in the rules, with its file and line."""
+    """Every `Evidence(...)` and `counted(...)` in the rules, with its file and line."""
     for file in sorted(RULES.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Evidence":
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _COMPARED:
                 yield f"{file.name}:{node.lineno}", node
 
 
 def test_no_rule_compares_a_number_without_saying_with_what():
     found = dict(pieces())
     assert len(found) > 50
-    bare = [place for place, node in found.items() if len(node.args) == _COMPARED]
+    bare = [place for place, node in found.items() if len(node.args) == _COMPARED[node.func.id]]
     assert not bare
 
 

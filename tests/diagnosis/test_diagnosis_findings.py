@@ -11,7 +11,7 @@ from ampwatch.diagnosis import RULES, diagnose
 from ampwatch.diagnosis.engine import Engine
 from ampwatch.diagnosis.findings import Finding, FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
-from ampwatch.diagnosis.rule import Seen
+from ampwatch.diagnosis.rule import RuleHit
 from ampwatch.diagnosis.times import Times
 
 CALM = HandBuiltRun(step_table(skipped=[False] * 40, scale=[2.0**16] * 40))
@@ -43,7 +43,7 @@ def found(seen):
     ],
 )
 def test_how_it_stands_sets_severity_action_and_ending(standing, severity, action, ending):
-    made = found(Seen("", "", "Mend it.", standing=standing, at=Times(2, 5, 7, 7)))
+    made = found(RuleHit("", "", "Mend it.", standing=standing, at=Times(2, 5, 7, 7)))
     assert (made.severity, made.action) == (severity, action)
     assert (made.first_step, made.last_step) == (5, 7)
     assert standing.ending == ending

@@ -453,4 +453,4 @@ def test_a_loss_that_climbs_far_above_all_that_it_was_is_told_without_gradients_
     columns["loss"] *= np.concatenate([np.ones(1500), slowly, np.full(2000, 50.0)])
     run = tabled(columns, tmp_path, names=("loss", "lr"))
     assert told(run) == {"AMP307": "error"}
-    assert "a change of the data is behind it" in finding(run, "AMP307").cause
+    assert "This record does not show why." in finding(run, "AMP307").cause

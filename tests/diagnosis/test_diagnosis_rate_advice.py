@@ -19,8 +19,7 @@ from ampwatch.diagnosis.learning_rate import (
     judge_rate,
     rows_of,
 )
-from ampwatch.diagnosis.learning_rate.judgement import alignment_after
-from ampwatch.diagnosis.learning_rate.signs import TABLE
+from ampwatch.diagnosis.learning_rate.judgement import TABLE, alignment_after
 from ampwatch.diagnosis.several_runs import advise_together
 
 ADAM = Setup(groups=(Group(base=0.1, adaptive=True),))

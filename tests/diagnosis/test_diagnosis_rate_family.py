@@ -8,7 +8,7 @@ import torch
 from rate_shapes import course, falling
 
 from ampwatch.diagnosis.learning_rate import Group, Setup
-from ampwatch.diagnosis.learning_rate.optimizer_family import Family, family_of
+from ampwatch.diagnosis.learning_rate.estimate import Family, family_of
 
 
 def stepped(optimizer_of, steps=40):

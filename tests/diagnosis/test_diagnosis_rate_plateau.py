@@ -9,7 +9,7 @@ from rate_shapes import course, falling
 
 from ampwatch.diagnosis import diagnose
 from ampwatch.diagnosis.learning_rate import RateState, Setup, fold
-from ampwatch.diagnosis.learning_rate.onset import OnsetSign, find_onset
+from ampwatch.diagnosis.learning_rate.trouble import OnsetSign, find_onset
 
 SEEDS = range(3)
 

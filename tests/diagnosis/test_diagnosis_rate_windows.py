@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation
-from ampwatch.diagnosis.learning_rate.onset import _levels, _trailing_windows
+from ampwatch.diagnosis.learning_rate.trouble import _levels, _trailing_windows
 
 
 @pytest.mark.parametrize("cell_rows", [16, 64, 1024])

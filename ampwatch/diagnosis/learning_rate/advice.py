@@ -10,20 +10,18 @@ from functools import lru_cache
 import numpy as np
 
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.estimate import MARGIN, Estimate, EstimateBounds
+from ampwatch.diagnosis.learning_rate.estimate import MARGIN, Estimate, EstimateBounds, Family
 from ampwatch.diagnosis.learning_rate.judgement import (
     CLEAR_LINE,
     Attribution,
     Cause,
     Judgement,
+    is_born_zero,
     judge_rate,
 )
 from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians
-from ampwatch.diagnosis.learning_rate.onset import OnsetSign
-from ampwatch.diagnosis.learning_rate.optimizer_family import Family
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState, micro_batches
-from ampwatch.diagnosis.learning_rate.signs import is_born_zero
-from ampwatch.diagnosis.learning_rate.trouble import LeapBefore, Trouble, Warmup
+from ampwatch.diagnosis.learning_rate.trouble import LeapBefore, OnsetSign, Trouble, Warmup
 from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.value_text import count_text
 
@@ -91,62 +89,66 @@ class Advice:
 
 def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
     """The advice on the learning rate; pass `judgement` if the state has been judged already."""
-    seen = judge_rate(state) if judgement is None else judgement
-    trouble, found = seen.trouble, seen.attribution
-    if trouble is None or found is None:
-        return _calm(state, seen)
+    judged = judge_rate(state) if judgement is None else judgement
+    trouble, attribution = judged.trouble, judged.attribution
+    if trouble is None or attribution is None:
+        return _calm(state, judged)
     onset = trouble.onset
-    if found.cause is Cause.UNDECIDED:
-        return Advice(Action.UNKNOWN, _undecided(trouble, found), current=seen.base)
+    if attribution.cause is Cause.UNDECIDED:
+        return Advice(Action.UNKNOWN, _undecided(trouble, attribution), current=judged.base)
     coming_down = "The loss is coming down again as the record ends"
-    if found.cause is Cause.OBJECTIVE:
-        because = f"{_began(trouble)}, but {_in_band(found)}."
-        return _keep(state, seen, f"{because} {coming_down}." if onset.descending else because)
-    if found.cause is not Cause.RATE:
-        return _not_the_cause(seen, trouble, found)
+    if attribution.cause is Cause.OBJECTIVE:
+        because = f"{_began(trouble)}, but {_in_band(attribution)}."
+        return _keep(state, judged, f"{because} {coming_down}." if onset.descending else because)
+    if attribution.cause is not Cause.RATE:
+        return _not_the_cause(judged, trouble, attribution)
     if onset.descending and not onset.is_slow:
-        because = (
-            f"{_trouble_text(trouble, found)} {coming_down}: wait, and do not lower the rate yet."
-        )
-        return _keep(state, seen, because)
+        wait = f"{coming_down}: wait, and do not lower the rate yet."
+        return _keep(state, judged, f"{_trouble_text(trouble, attribution)} {wait}")
     if trouble.leap is not None:
-        advice = _go_back(state, trouble.leap, trouble, _trouble_text(trouble, found))
+        advice = _go_back(state, trouble.leap, trouble, _trouble_text(trouble, attribution))
     # A warm-up that never ended has only shown that the rates before this one worked.
     elif onset.early or trouble.warmup is not None:
-        advice = _lower(state, seen, trouble, _trouble_text(trouble, found))
+        advice = _lower(state, judged, trouble, _trouble_text(trouble, attribution))
     else:
-        advice = _late(state, seen, trouble, _trouble_text(trouble, found))
+        advice = _late(state, judged, trouble, _trouble_text(trouble, attribution))
     return dataclasses.replace(
         advice,
         restart_from_step=trouble.restart_step,
         restart_checkpoint_step=trouble.restart_checkpoint_step,
-        probability=found.probability if advice.action is Action.LOWER else None,
-        signals=len(found.table) if advice.action is Action.LOWER else None,
+        probability=attribution.probability if advice.action is Action.LOWER else None,
+        signals=len(attribution.table) if advice.action is Action.LOWER else None,
     )
 
 
-def _calm(state: RateState, seen: Judgement) -> Advice:
+def _calm(state: RateState, judgement: Judgement) -> Advice:
     """The advice if there is no trouble: to keep the rate, to raise it, or that it is unknown."""
-    if seen.alignment is not None and seen.alignment < constants.RAISE_ALIGNMENT and seen.base:
-        return _raise(state, seen, seen.base)
-    if not seen.accepted:
+    if (
+        judgement.alignment is not None
+        and judgement.alignment < constants.RAISE_ALIGNMENT
+        and judgement.base
+    ):
+        return _raise(state, judgement, judgement.base)
+    if not judgement.accepted:
         return Advice(Action.UNKNOWN, "The record ends before any step was accepted.")
-    if not seen.sees_course:
+    if not judgement.sees_course:
         return Advice(
             Action.UNKNOWN, "Neither losses nor scales are recorded, so the rate cannot be judged."
         )
     calm = "The record shows no problem with this learning rate"
-    doubt = _doubt(state, seen.attribution)
+    doubt = _doubt(state, judgement.attribution)
     if doubt is None:
-        return _keep(state, seen, f"{calm}.")
+        return _keep(state, judgement, f"{calm}.")
     update = _largest_first_update(state.head)
     if update is not None and update[0] < constants.PROOF_RATIO:
-        kept = _keep(state, seen, f"{calm}, but {doubt}.")
-        return dataclasses.replace(kept, confidence=FEW_STEPS_CONFIDENCE)
-    known = "the size of the updates compared with the weights is not recorded"
+        advice = _keep(state, judgement, f"{calm}, but {doubt}.")
+        return dataclasses.replace(advice, confidence=FEW_STEPS_CONFIDENCE)
+    size_text = "the size of the updates compared with the weights is not recorded"
     if update is not None:
-        known = f"the update of step {update[1]} was {update[0]:.2g} times as large as its weights"
-    return Advice(Action.UNKNOWN, f"{_capital(doubt)}, and {known}.", current=seen.base)
+        size_text = (
+            f"the update of step {update[1]} was {update[0]:.2g} times as large as its weights"
+        )
+    return Advice(Action.UNKNOWN, f"{_capital(doubt)}, and {size_text}.", current=judgement.base)
 
 
 def _doubt(state: RateState, idle: Attribution | None) -> str | None:
@@ -183,10 +185,10 @@ def _largest_first_update(rows: RateRows) -> tuple[float, int] | None:
     return float(update[at]), int(step) if np.isfinite(step) else at
 
 
-def _raise(state: RateState, seen: Judgement, base: float) -> Advice:
+def _raise(state: RateState, judgement: Judgement, base: float) -> Advice:
     because = (
         "The loss hardly falls, and after each update the gradient still points the same way "
-        f"(alignment {seen.alignment:.2f}, below {constants.RAISE_ALIGNMENT}, median of "
+        f"(alignment {judgement.alignment:.2f}, below {constants.RAISE_ALIGNMENT}, median of "
         f"{constants.RAISE_STEPS} steps at the full rate): in every run tried, doubling the "
         "rate was stable there."
     )
@@ -202,15 +204,15 @@ def _raise(state: RateState, seen: Judgement, base: float) -> Advice:
     )
 
 
-def _keep(state: RateState, seen: Judgement, because: str) -> Advice:
-    enough = seen.accepted >= constants.FEW_STEPS
+def _keep(state: RateState, judgement: Judgement, because: str) -> Advice:
+    enough = judgement.accepted >= constants.FEW_STEPS
     return Advice(
         Action.KEEP,
         because,
-        current=seen.base,
-        recommended=seen.base,
-        factor=None if seen.base is None else 1.0,
-        group=None if seen.base is None else state.setup.lead_group,
+        current=judgement.base,
+        recommended=judgement.base,
+        factor=None if judgement.base is None else 1.0,
+        group=None if judgement.base is None else state.setup.lead_group,
         confidence=CONFIDENT if enough else FEW_STEPS_CONFIDENCE,
     )
 
@@ -219,7 +221,7 @@ def _began(trouble: Trouble) -> str:
     return f"From step {trouble.onset.step} {trouble.onset.sign.value}"
 
 
-def _undecided(trouble: Trouble, found: Attribution) -> str:
+def _undecided(trouble: Trouble, attribution: Attribution) -> str:
     if trouble.state.setup.inner_updates:
         return (
             f"{_began(trouble)}. Each step makes several updates, and the size of each is "
@@ -230,53 +232,53 @@ def _undecided(trouble: Trouble, found: Attribution) -> str:
             f"{_began(trouble)}, and {count_text(trouble.state.rows, 'step')} do not show whether "
             "the rate is too high: if the loss does not come down soon, lower the rate."
         )
-    if found.recorded:
+    if attribution.recorded:
         untold = "The updates compared with the weights, which would decide it, are not recorded."
-        rest = "This is not enough to decide." if "updates" in found.recorded else untold
-        return f"{_began(trouble)}. {found.told} {rest}"
+        rest = "This is not enough to decide." if "updates" in attribution.recorded else untold
+        return f"{_began(trouble)}. {attribution.told} {rest}"
     return (
         f"{_began(trouble)}; whether the rate is the cause is not recorded: updates, gradient "
         "norms and activations are missing. Attach ampwatch with the model."
     )
 
 
-def _not_the_cause(seen: Judgement, trouble: Trouble, found: Attribution) -> Advice:
-    proofs = found.fact or "; ".join(row.told for row in found.proofs)
+def _not_the_cause(judgement: Judgement, trouble: Trouble, attribution: Attribution) -> Advice:
+    proofs = attribution.fact or "; ".join(row.told for row in attribution.proofs)
     told = f" ({proofs})" if proofs else ""
     rest = {
         Cause.STATIC: "no update had been made before it, so the rate cannot be the cause.",
         Cause.DATA: "the updates before it were ordinary.",
-        Cause.OPERATION: f"{_in_band(found)} until then.",
-    }[found.cause]
-    because = f"At step {trouble.onset.step} the cause is {found.cause.value}{told}: {rest}"
-    return Advice(Action.NOT_THE_CAUSE, because, current=seen.base)
+        Cause.OPERATION: f"{_in_band(attribution)} until then.",
+    }[attribution.cause]
+    because = f"At step {trouble.onset.step} the cause is {attribution.cause.value}{told}: {rest}"
+    return Advice(Action.NOT_THE_CAUSE, because, current=judgement.base)
 
 
-def _in_band(found: Attribution) -> str:
+def _in_band(attribution: Attribution) -> str:
     """Which recorded signals stayed in their band, and what that means, as part of the advice."""
-    if not found.recorded:
+    if not attribution.recorded:
         return "no recorded signal points to the rate"
-    calm = "; ".join(row.told for row in found.calm[:2])
-    *first, last = found.recorded
+    calm = "; ".join(row.told for row in attribution.calm[:2])
+    *first, last = attribution.recorded
     words = f"{', '.join(first)} and {last}" if first else last
-    objective = found.cause is Cause.OBJECTIVE
+    objective = attribution.cause is Cause.OBJECTIVE
     what = ": a change of the data or of the objective, not the rate" if objective else ""
     against = f" ({calm})" if calm else ""
     return f"{words} point to another cause than the rate{against}{what}"
 
 
-def _trouble_text(trouble: Trouble, found: Attribution) -> str:
-    return f"{_began(trouble)}, with {'; '.join(row.told for row in found.proofs[:2])}."
+def _trouble_text(trouble: Trouble, attribution: Attribution) -> str:
+    return f"{_began(trouble)}, with {'; '.join(row.told for row in attribution.proofs[:2])}."
 
 
-def _lower(state: RateState, seen: Judgement, trouble: Trouble, trouble_text: str) -> Advice:
+def _lower(state: RateState, judgement: Judgement, trouble: Trouble, trouble_text: str) -> Advice:
     """The advice to lower a rate that failed early: the estimate, below any rate that failed."""
-    found, bounds, base = trouble.estimate, trouble.bounds, seen.base
-    if base is None or found is None or bounds is None:
+    estimate, bounds, base = trouble.estimate, trouble.bounds, judgement.base
+    if base is None or estimate is None or bounds is None:
         because = f"{trouble_text} The rate itself is not recorded: divide it by 4."
         return Advice(Action.LOWER, because, factor=0.25, confidence=FEW_STEPS_CONFIDENCE)
-    factor, warmup_steps, reasons = _division(found, bounds, trouble, base)
-    low, high = found.limits(base, bounds)
+    factor, warmup_steps, reasons = _division(estimate, bounds, trouble, base)
+    low, high = estimate.limits(base, bounds)
     return Advice(
         Action.LOWER,
         " ".join([trouble_text, *reasons, *_notes(trouble)]),
@@ -286,19 +288,19 @@ def _lower(state: RateState, seen: Judgement, trouble: Trouble, trouble_text: st
         high=high,
         factor=factor,
         group=state.setup.lead_group,
-        confidence=_confidence(found),
+        confidence=_confidence(estimate),
         warmup_steps=warmup_steps,
         clip=trouble.binding_clip,
     )
 
 
 def _division(
-    found: Estimate, bounds: EstimateBounds, trouble: Trouble, base: float
+    estimate: Estimate, bounds: EstimateBounds, trouble: Trouble, base: float
 ) -> tuple[float, int | None, list[str]]:
     """The advised factor for the rate, the steps of a longer warm-up, and the reasons for both."""
-    factor = 2.0 ** -(found.octaves + MARGIN)
+    factor = 2.0 ** -(estimate.octaves + MARGIN)
     divided = (
-        f"{found.arithmetic}. Divide by {2**found.octaves:.2g}, and by {2**MARGIN:.2g} more "
+        f"{estimate.arithmetic}. Divide by {2**estimate.octaves:.2g}, and by {2**MARGIN:.2g} more "
         f"to be safe: by {1 / factor:.2g} in all."
     )
     reasons = [divided]
@@ -323,7 +325,7 @@ def _division(
         reasons.append(
             f"A rate of {bounds.worked:.3g} had worked for long: the advice is not below it."
         )
-    if found.octaves > BEYOND_ONE_SHOT:
+    if estimate.octaves > BEYOND_ONE_SHOT:
         reasons.append(
             "More than 64 times too high: one cut is often not enough, so apply the advice to "
             "the new log as well."
@@ -361,10 +363,10 @@ def _stretched(warmup: Warmup, factor: float) -> int | None:
     return math.ceil(steps / unit) * unit
 
 
-def _late(state: RateState, seen: Judgement, trouble: Trouble, trouble_text: str) -> Advice:
+def _late(state: RateState, judgement: Judgement, trouble: Trouble, trouble_text: str) -> Advice:
     """The advice for a rate that worked for long: other batches first, then a small cut."""
     restart = (
-        f"{trouble_text} The rate had worked for {count_text(seen.accepted, 'accepted step')}."
+        f"{trouble_text} The rate had worked for {count_text(judgement.accepted, 'accepted step')}."
     )
     restarts = state.setup.restarts
     if trouble.onset.collapsed and not restarts:
@@ -372,14 +374,14 @@ def _late(state: RateState, seen: Judgement, trouble: Trouble, trouble_text: str
             f"{restart} Restart before the drift at the same rate and skip the batches until "
             f"after the spike; if it spikes again, multiply the rate by {LATE_FACTOR}."
         )
-        return _keep(state, seen, because)
+        return _keep(state, judgement, because)
     again = "again, after a restart" if restarts else "and still rising at the end"
     because = (
         f"{restart} It went wrong {again}: restart before the drift, skip the batches until "
         f"after it, and multiply the rate by {LATE_FACTOR} (large runs used {LATE_LOW} to "
         f"{LATE_HIGH}; a deeper cut needs proof)."
     )
-    base = seen.base
+    base = judgement.base
     return Advice(
         Action.LOWER,
         " ".join([because, *_notes(trouble)]),
@@ -392,11 +394,11 @@ def _late(state: RateState, seen: Judgement, trouble: Trouble, trouble_text: str
     )
 
 
-def _confidence(found: Estimate) -> float:
-    if found.steps < constants.FEW_STEPS:
+def _confidence(estimate: Estimate) -> float:
+    if estimate.steps < constants.FEW_STEPS:
         return FEW_STEPS_CONFIDENCE
-    unknown = found.update is None or found.family is Family.UNKNOWN
-    return UNCERTAIN if unknown or found.octaves > BEYOND_ONE_SHOT else CONFIDENT
+    unknown = estimate.update is None or estimate.family is Family.UNKNOWN
+    return UNCERTAIN if unknown or estimate.octaves > BEYOND_ONE_SHOT else CONFIDENT
 
 
 def _notes(trouble: Trouble) -> list[str]:

@@ -5,19 +5,95 @@ state; later updates are already part of the trouble. The lines are fitted by
 `benchmarks/learning_rate_fit.py` to 147 unstable runs of small trainings: treat them as a start.
 Within one training the octaves grow one to one with the update, over all of them by 0.5 to 0.8; the
 flatter lines left the highest rates too high.
+
+The family of an optimizer is judged by what it does and not by its name. A *plain* optimizer (SGD,
+momentum) moves in proportion to the gradient; an *adaptive* one (Adam and similar, sign methods)
+moves each weight by about the rate, however large the gradient is.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ampwatch.diagnosis.column_arrays import Floats
-from ampwatch.diagnosis.learning_rate.constants import BELOW_FAILED, LEAST_OCTAVES
-from ampwatch.diagnosis.learning_rate.optimizer_family import Family, family_of
+from ampwatch.diagnosis.learning_rate.constants import BELOW_FAILED, FEW_STEPS, LEAST_OCTAVES
 from ampwatch.diagnosis.learning_rate.rate_history import Group, RateRows, Setup
+
+# --- the family of an optimizer -------------------------------------------------------------------
+
+
+SAME_OCTAVES = 0.35  # an identity holds within this: the update norm is an estimate
+ADAPTIVE_SLOPE, PLAIN_SLOPE = 0.35, 0.65  # of log(update / rate) over log(gradient)
+
+
+class Family(str, enum.Enum):
+    """The family of an optimizer: how its updates depend on the gradient."""
+
+    PLAIN = "plain"
+    ADAPTIVE = "adaptive"
+    UNKNOWN = "unknown"
+
+
+def family_of(rows: RateRows, setup: Setup) -> Family:
+    """The family of the optimizer that these accepted steps show."""
+    move = _log2(rows.of("update_norm")) - _log2(rows.of("lr"))
+    gradient = _log2(_felt(rows))
+    is_known = np.isfinite(move) & np.isfinite(gradient)
+    if is_known.any() and not setup.resumed:
+        observed = _by_first_step(float(move[is_known][0]), float(gradient[is_known][0]), setup)
+        if observed is not None:
+            return observed
+    observed, by_settings = _by_slope(move[is_known], gradient[is_known]), _by_settings(setup)
+    if observed is Family.ADAPTIVE and by_settings is Family.PLAIN:
+        return by_settings  # momentum averages the gradient's changes away
+    return by_settings if observed is None else observed
+
+
+def _felt(rows: RateRows) -> Floats:
+    """For the family, the norm of the gradient that the optimizer received."""
+    applied = rows.of("applied_norm")
+    return np.where(np.isnan(applied), rows.of("grad_norm"), applied)
+
+
+def _by_first_step(move: float, gradient: float, setup: Setup) -> Family | None:
+    """The family by the first step: lr x gradient if plain, lr for each weight if adaptive."""
+    plain = abs(move - gradient) < SAME_OCTAVES
+    adaptive = False
+    if setup.elements:
+        adaptive = abs(move - 0.5 * float(np.log2(setup.elements))) < SAME_OCTAVES
+    if plain == adaptive:
+        return None
+    return Family.PLAIN if plain else Family.ADAPTIVE
+
+
+def _by_slope(move: Floats, gradient: Floats) -> Family | None:
+    if len(move) < FEW_STEPS or float(np.ptp(gradient)) < 1.0:
+        return None
+    slope = float(np.polyfit(gradient, move, 1)[0])
+    if slope < ADAPTIVE_SLOPE:
+        return Family.ADAPTIVE
+    return Family.PLAIN if slope > PLAIN_SLOPE else None
+
+
+def _by_settings(setup: Setup) -> Family:
+    """The family by the optimizer's settings: betas or eps, or a momentum."""
+    kinds = {group.adaptive for group in setup.groups} - {None}
+    if len(kinds) != 1:
+        return Family.UNKNOWN
+    return Family.ADAPTIVE if kinds.pop() else Family.PLAIN
+
+
+def _log2(values: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log2(np.where(values > 0, values, np.nan)))
+
+
+# --- the estimate ---------------------------------------------------------------------------------
+
 
 SLOPE = 0.75
 OFFSETS = {  # octaves over the limit at an update as large as the weights
@@ -100,10 +176,10 @@ def estimate(rows: RateRows, base: float, setup: Setup, *, broke: bool) -> Estim
     if broke and rows.moved.sum() == 1 and family is Family.PLAIN:
         fitted += BROKE_AT_ONCE
     octaves = max(fitted, LEAST_OCTAVES)  # a rate that failed is over the limit
-    told = _arithmetic(update, family, octaves, is_least=octaves > fitted)
+    text = _arithmetic(update, family, octaves, is_least=octaves > fitted)
     doubt = DOUBT if family is Family.UNKNOWN else 0.0
     doubt = BLIND_DOUBT if update is None else doubt
-    return Estimate(octaves, doubt, family, update, len(rows), told, fitted)
+    return Estimate(octaves, doubt, family, update, len(rows), text, fitted)
 
 
 def _arithmetic(update: float | None, family: Family, octaves: float, *, is_least: bool) -> str:

@@ -1,8 +1,12 @@
 """The judgement of a run's learning rate: onset, cause, alignment. Rules and advice both use it.
 
-To attribute a trouble to its cause, every recorded sign is weighed in one table. The points of a
-sign are its strength times its weight; of a group of signs only the strongest counts. Only facts
-are decided by branches: trouble before the first update, and a record that shows no mechanism.
+To attribute a trouble to its cause, every recorded sign is weighed in one table, the table of
+evidence. A sign's *strength* is the number of octaves by which its value exceeds what is usual; a
+negative strength counts the other way. What is not recorded is no sign. The points of a sign are
+its strength times its weight; signs of one group show the same thing: only the strongest of them
+counts. Weights are points per octave for the rate, the data, an operation and the objective. Only
+facts are decided by branches: trouble before the first update, and a record that shows no
+mechanism.
 
 Alignment says whether the gradient after an update still points along it: then the steps are short.
 It is the next gradient's product with the update, divided by the update's product with its own
@@ -19,24 +23,326 @@ import enum
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
+from ampwatch.diagnosis.learning_rate.estimate import SLOPE
+from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians, upper_edge
 from ampwatch.diagnosis.learning_rate.rate_history import Group, RateRows, RateState
-from ampwatch.diagnosis.learning_rate.signs import (
-    BIAS,
-    COURSE,
-    FEWEST,
-    TABLE,
-    SignReading,
-    SignRow,
-    sign_readings,
+from ampwatch.diagnosis.learning_rate.trouble import (
+    LITTLE_LEARNT,
+    PEAK_SHARE,
+    Onset,
+    OnsetSign,
+    Trouble,
+    Warmup,
+    is_rising,
+    lasting_trouble,
 )
-from ampwatch.diagnosis.learning_rate.trouble import PEAK_SHARE, Trouble, Warmup, lasting_trouble
 from ampwatch.diagnosis.medians import known_of, median
+
+# --- signs ----------------------------------------------------------------------------------------
+
+
+# A sign's octaves count up to the first and down to the second.
+MOST, LEAST = 4.0, -1.0
+# Update over weight norm of the whole network; trainings that work stay near 2^-10 to 2^-6.
+LARGE_UPDATE, UPDATE_PERCENTILE = 0.03, 90.0
+# A rate this many octaves below the limit is cleared: what is below all that works is not too high.
+CLEARED = 6.0
+BORN_ZERO = 10.0  # largest layer over whole network, at the first steps of a LoRA
+FEWEST = 5  # values that make a band
+SUDDEN_STEPS = 3  # within which numbers leave their format
+
+
+class SignReading(NamedTuple):
+    """The reading of one sign in this run: its strength and the value behind it."""
+
+    strength: float
+    value: float
+    against: float  # what the value is compared with
+    step: int
+
+
+Measure = Callable[[Trouble], SignReading | None]
+
+
+TOO_MUCH, LITTLE = "above {} is too much", "below {} is small"
+
+
+class SignRow(NamedTuple):
+    """One sign in the table of evidence: its name, how it is measured, how much it counts."""
+
+    name: str
+    group: str
+    measure: Measure
+    weights: tuple[float, float, float, float]
+    held: str = TOO_MUCH  # empty if the value is no number
+    when: str = "at"  # or after, where the value is the highest since
+
+    @property
+    def signal(self) -> str:
+        """The sign's name as a signal of evidence."""
+        return "loss_peak" if self.when == "after" else self.name
+
+    def compared(self, reading: SignReading) -> tuple[float | str, float | None, str]:
+        """What the sign's evidence shows: the value, what it is compared with, and what that is."""
+        if not self.held:
+            return "yes", None, ""
+        relation = {TOO_MUCH: "too much above", LITTLE: "small below"}.get(self.held)
+        return reading.value, reading.against, relation or self.held.replace("{} ", "")
+
+    def told(self, reading: SignReading) -> str:
+        """The sign's reading in words."""
+        if not self.held:
+            return f"{self.name} at step {reading.step}"
+        held = self.held.format(f"{reading.against:.3g}")
+        if self.held == USUAL:  # the upper quartile of some steps
+            return f"{self.name} of about {reading.value:.3g} near step {reading.step} ({held})"
+        typical = " (median of a few steps)" if self.when == "after" else ""
+        when = f"{self.when} step {reading.step} ({held})"
+        return f"{self.name}{typical} of {reading.value:.3g} {when}"
+
+
+def _octaves(value: float, line: float, least: float = LEAST, most: float = MOST) -> float:
+    """The strength of a sign: how many octaves a value lies beyond a line, within limits."""
+    if not value > 0 or not line > 0:
+        return least
+    return min(max(math.log2(value) - math.log2(line), least), most)
+
+
+def _if(tells: Callable[[Trouble], bool | None]) -> Measure:
+    """A sign that is present (1), absent (-1) or unknown (None)."""
+
+    def measure(trouble: Trouble) -> SignReading | None:
+        there = tells(trouble)
+        return (
+            None
+            if there is None
+            else SignReading(1.0 if there else -1.0, 1.0, 0.0, trouble.onset.step)
+        )
+
+    return measure
+
+
+def _broke(trouble: Trouble) -> bool | None:
+    return trouble.onset.hard or None
+
+
+def _stood(trouble: Trouble) -> bool | None:
+    return (trouble.onset.sign is OnsetSign.IDLE and not trouble.onset.hard) or None
+
+
+def _turned(trouble: Trouble) -> bool | None:
+    return (
+        not (trouble.onset.hard or trouble.onset.sign in (OnsetSign.IDLE, OnsetSign.BEYOND)) or None
+    )
+
+
+def _updates(trouble: Trouble) -> SignReading | None:
+    values = [trouble.accepted.ratio[-constants.WINDOW_STEPS :], trouble.around.ratio]
+    ratios = known_of(np.concatenate(values))
+    if not len(ratios) or _learnt_to_the_end(trouble):
+        return None
+    now = float(np.percentile(ratios, UPDATE_PERCENTILE))
+    return SignReading(_octaves(now, LARGE_UPDATE), now, LARGE_UPDATE, trouble.onset.step)
+
+
+def _layer(trouble: Trouble) -> SignReading | None:
+    late = trouble.accepted.part(-constants.PROOF_STEPS)
+    ratios, line = late.of("max_ratio"), constants.PROOF_RATIO
+    if not np.isfinite(ratios).any() or is_born_zero(trouble.state.head):
+        return None
+    at = int(np.nanargmax(ratios))
+    now = float(ratios[at])
+    return SignReading(_octaves(now, line), now, line, _step(late, at))
+
+
+def _first(trouble: Trouble) -> SignReading | None:
+    """The sign of first updates so small that the rate is far below its limit."""
+    estimate = trouble.estimate
+    if estimate is None or estimate.update is None or not trouble.onset.early:
+        return None
+    octaves = min(max(estimate.fitted + CLEARED, -MOST), 0.0)
+    line = estimate.update * 2.0 ** (-octaves / SLOPE)
+    return SignReading(octaves, estimate.update, line, trouble.onset.step)
+
+
+def _drift(signal: str) -> Measure:
+    """The sign of a signal that has left the band of the steps before the onset."""
+
+    def measure(trouble: Trouble) -> SignReading | None:
+        past, since = (
+            rows.ratio if signal == "ratio" else rows.of(signal)
+            for rows in (trouble.accepted, trouble.around)
+        )
+        entries = np.flatnonzero(np.isfinite(past))
+        # The last steps before the onset belong to it; half of a short record is its past.
+        cut = max(len(entries) // 2, len(entries) - constants.PROOF_STEPS)
+        if cut < FEWEST:
+            return None
+        usual = past[entries[:cut]][-constants.WINDOW_STEPS :]
+        now = float(np.nanpercentile(np.concatenate([past[entries[cut:]], since]), 75))
+        level, edge = median(usual), upper_edge(usual)
+        step = _step(trouble.accepted, int(entries[min(cut, len(entries) - 1)]))
+        octaves = _octaves(now, edge / 2, 1.0) if now > edge else -1.0
+        return SignReading(octaves, now, level, step)
+
+    return measure
+
+
+def _growth_of(trouble: Trouble) -> SignReading | None:
+    """The sign of weights that have grown by the onset of the trouble."""
+    rows = trouble.accepted
+    if trouble.onset.sign is OnsetSign.IDLE:
+        head = trouble.state.head
+        rows = head.where(head.accepted).part(0, constants.SCRATCH_STEPS)
+    first = known_of(trouble.state.head.of("param_norm"))
+    first, last = first[first > 0][:1], known_of(rows.of("param_norm"))[-FEWEST:]
+    if not len(first) or not len(last) or _learnt_to_the_end(trouble):
+        return None
+    now, begin = median(last), float(first[0])
+    octaves = _octaves(now, constants.BAND_FACTOR * begin)
+    return SignReading(octaves, now, begin, trouble.onset.step)
+
+
+def _idle(trouble: Trouble) -> SignReading | None:
+    return _growth_of(trouble) if trouble.onset.sign is OnsetSign.IDLE else None
+
+
+def _growth(trouble: Trouble) -> SignReading | None:
+    return None if trouble.onset.sign is OnsetSign.IDLE else _growth_of(trouble)
+
+
+def _loss_rise(trouble: Trouble) -> SignReading | None:
+    """The sign of a loss that stood above its first value when the trouble began."""
+    first, after = trouble.first_loss, trouble.after.of("loss")
+    before = trouble.accepted.of("loss")[-2 * constants.PROOF_STEPS :]
+    losses = known_of(np.concatenate([before, after]))
+    if first is None or not len(losses) or trouble.onset.sign is OnsetSign.IDLE:
+        return None
+    # One batch is noise; numbers that leave their format do so within few.
+    steps = SUDDEN_STEPS if trouble.onset.hard else constants.MEDIAN_STEPS
+    worst = float(trailing_medians(losses, steps)[-len(after) or None :].max())
+    return SignReading(_octaves(worst, first), worst, first, trouble.onset.step)
+
+
+def _left(trouble: Trouble) -> SignReading | None:
+    """The sign of how much of the first loss is left, if it did not rise."""
+    first, tail = trouble.first_loss, known_of(trouble.state.tail.of("loss"))
+    if (
+        first is None
+        or trouble.onset.sign is not OnsetSign.IDLE
+        or len(tail) < constants.POINT_STEPS
+    ):
+        return None
+    now = median(tail[-constants.FINAL_STEPS :])
+    return SignReading(
+        _octaves(now, LITTLE_LEARNT * first, most=1.0), now, first, trouble.onset.step
+    )
+
+
+def _at_best(trouble: Trouble) -> SignReading | None:
+    """The sign of a loss that stood at its best when numbers left their format."""
+    losses = known_of(trouble.accepted.of("loss"))
+    if not trouble.onset.hard or len(losses) < constants.POINT_STEPS:
+        return None
+    smooth = trailing_medians(losses)
+    best, now = float(smooth.min()), median(losses[-3:])
+    near = max(constants.NEAR_BEST * (float(smooth[0]) - best), loss_noise(losses))
+    return SignReading(1.0 if now <= best + near else -1.0, now, best, trouble.onset.step)
+
+
+def _learnt_to_the_end(trouble: Trouble) -> bool:
+    """Whether, by this sign, the loss fell until numbers left their format."""
+    until = _at_best(trouble)
+    return until is not None and until.strength > 0
+
+
+def _bad_forward(trouble: Trouble) -> bool | None:
+    """The sign of a forward pass that was not finite right at the onset; None if not sampled."""
+    near = trouble.after.part(0, constants.EVENT_SKIPS).of("forward_bad")
+    return (trouble.onset.hard and bool((near > 0).any())) or None
+
+
+def _rising(trouble: Trouble) -> bool | None:
+    """The sign of a rate that was still rising."""
+    rates = known_of(trouble.before.of("lr"))
+    return is_rising(rates[rates > 0]) or None
+
+
+def _larger_batch(trouble: Trouble) -> bool | None:
+    """The sign of a larger batch just before, since which the summed loss has come down."""
+    steps = trouble.state.setup.larger_batches
+    near = [step for step in steps if 0 <= trouble.onset.step - step <= constants.FINAL_STEPS]
+    if not near or trouble.onset.hard:
+        return None
+    rows = RateRows(np.concatenate([trouble.before.values, trouble.after.values]))
+    since, few = known_of(rows.of("loss")[rows.of("step") >= near[-1]]), constants.EVENT_SKIPS
+    fell = len(since) >= 4 * few and bool(median(since[-few:]) < median(since[:few]))
+    return fell or None
+
+
+def _descent(trouble: Trouble) -> bool | None:
+    """The sign of a loss that turned and is coming down again as the record ends."""
+    return trouble.onset.descending if _turned(trouble) else None
+
+
+def is_born_zero(rows: RateRows) -> bool:
+    """Whether matrices began at zero (LoRA): their first update ratios are no sign of harm."""
+    first = rows.where(rows.accepted).part(0, 3)
+    largest, whole = known_of(first.of("max_ratio")), known_of(first.ratio)
+    if not len(largest) or not len(whole):
+        return False
+    return median(largest) > max(1.0, BORN_ZERO * median(whole))
+
+
+def _step(rows: RateRows, at: int) -> int:
+    value = rows.of("step")[at] if len(rows) > at else np.nan
+    return int(value) if np.isfinite(value) else -1
+
+
+COURSE = "course"  # the group of signs that only show how the trouble looks
+USUAL, BEGAN = "{} before", "{} at first"
+
+# Weights: a regression with a ridge of 1 on 554 runs of 44 families in which something seemed to be
+# wrong. Printed by `benchmarks/learning_rate_fit.py --evidence`; do not edit.
+BIAS = (0.93, -0.42, -1.11, 0.61)
+# fmt: off
+TABLE = (
+    SignRow("numbers that left their format", COURSE, _if(_broke), (0.91, -0.45, 2.07, -2.53), ""),
+    SignRow("a loss that did not fall", COURSE, _if(_stood), (-0.71, 0.61, -0.42, 0.52), ""),
+    SignRow("a loss that turned", COURSE, _if(_turned), (-0.18, -0.17, -1.68, 2.03), ""),
+    SignRow("update / weights", "updates", _updates, (0.58, -0.07, -0.23, -0.28)),
+    SignRow("largest layer's update / weights", "updates", _layer, (0.91, -0.21, -0.37, -0.34)),
+    SignRow("first updates / weights", "beginning", _first, (0.50, 0.44, 0.26, -1.20), LITTLE),
+    SignRow("updates", "drift", _drift("ratio"), (0.76, -0.46, -0.14, -0.16), USUAL),
+    SignRow("gradient norm", "gradients", _drift("grad_norm"), (0.18, 0.62, -0.77, -0.02), USUAL),
+    SignRow("largest activation", "drift", _drift("act_amax"), (0.75, 0.36, -1.32, 0.21), USUAL),
+    SignRow("weight norm", "weights", _growth, (0.46, -0.50, 0.08, -0.03), USUAL),
+    SignRow("weight norm, nothing learnt", "weights", _idle, (1.70, -0.14, -0.83, -0.74), USUAL),
+    SignRow("input maximum", "input", _drift("input_amax"), (-0.84, 0.56, 0.86, -0.59), USUAL),
+    SignRow("loss", "loss", _loss_rise, (0.56, 0.66, -1.16, -0.06), BEGAN, "after"),
+    SignRow("loss at the end", "loss", _left, (1.88, -1.23, -0.23, -0.41), BEGAN),
+    SignRow("loss until then", "break", _at_best, (-1.27, 2.00, -0.08, -0.65), "{} at best"),
+    SignRow("non-finite forward", "forward", _if(_bad_forward), (0.21, 1.66, -1.39, -0.48), ""),
+    SignRow("lr still rising", "schedule", _if(_rising), (0.85, -0.56, 0.00, -0.29), ""),
+    SignRow("a larger batch", "batch", _if(_larger_batch), (-2.84, -1.38, 0.00, 4.22), ""),
+    SignRow("a loss coming down again", "descent", _if(_descent), (-1.36, -0.12, 0.56, 0.92), ""),
+)
+# fmt: on
+
+
+def sign_readings(trouble: Trouble) -> dict[SignRow, SignReading]:
+    """The reading of every sign that the record of this trouble can show."""
+    readings = {entry: entry.measure(trouble) for entry in TABLE}
+    return {entry: reading for entry, reading in readings.items() if reading is not None}
+
+
+# --- the judgement --------------------------------------------------------------------------------
 
 
 class Cause(str, enum.Enum):
@@ -117,10 +423,10 @@ class Attribution:
     @property
     def proofs(self) -> tuple[AttributionRow, ...]:
         """The signs that speak for the attributed cause, the strongest first."""
-        if self.cause not in WEIGHED:
-            return ()
-        told = [(row.speaks_for(self.cause), row) for row in self._rows if row.reading.strength > 0]
-        return tuple(row for says, row in sorted(told, key=lambda one: -one[0]) if says > 0)
+        ranked = [
+            (row.speaks_for(self.cause), row) for row in self._rows if row.reading.strength > 0
+        ]
+        return tuple(row for says, row in sorted(ranked, key=lambda pair: -pair[0]) if says > 0)
 
     @property
     def calm(self) -> tuple[AttributionRow, ...]:
@@ -173,10 +479,10 @@ def attribute(trouble: Trouble) -> Attribution:
     return Attribution(cause, chances[0], table, recorded)
 
 
-def weigh_signs(found: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]:
+def weigh_signs(readings: dict[SignRow, SignReading]) -> tuple[AttributionRow, ...]:
     """Weigh the readings of signs: one row for each group, its strongest sign."""
     strongest: dict[str, AttributionRow] = {}
-    for row in (AttributionRow(entry, reading) for entry, reading in found.items()):
+    for row in (AttributionRow(entry, reading) for entry, reading in readings.items()):
         most = strongest.get(row.group)
         if row.says >= _SAYS_NOTHING and (most is None or row.says > most.says):
             strongest[row.group] = row
@@ -205,8 +511,8 @@ def _static(state: RateState, after: RateRows) -> Attribution:
     first, scale = state.head.of("scale"), state.tail.of("scale")
     low = np.isfinite(scale).any() and np.nanmin(scale) < constants.STATIC_SCALE
     if low and not first[0] < constants.STATIC_SCALE:  # else it begins long after the run
-        step, told = state.tail.of("step")[-1], f"{np.nanmin(scale):.3g}"
-        return Attribution(Cause.STATIC, fact=f"scale of {told} at step {step:.0f}")
+        step, lowest = state.tail.of("step")[-1], f"{np.nanmin(scale):.3g}"
+        return Attribution(Cause.STATIC, fact=f"scale of {lowest} at step {step:.0f}")
     return Attribution(Cause.UNDECIDED)
 
 
@@ -245,8 +551,8 @@ def alignment_at_the_end(state: RateState) -> float | None:
         return None
     values = alignment_after(rows, setup.groups[setup.lead_group])
     warm = rows.accepted & ~(rows.of("lr") < PEAK_SHARE * rows.of("lr_base"))
-    known = known_of(values[warm])[-constants.RAISE_STEPS :]
-    return median(known) if len(known) == constants.RAISE_STEPS else None
+    recent = known_of(values[warm])[-constants.RAISE_STEPS :]
+    return median(recent) if len(recent) == constants.RAISE_STEPS else None
 
 
 def alignment_after(rows: RateRows, group: Group) -> Floats:
@@ -270,10 +576,10 @@ def alignment_after(rows: RateRows, group: Group) -> Floats:
 
 def _learns(rows: RateRows) -> bool:
     """Whether the loss still falls, so that the alignment of updates means nothing."""
-    known, part = known_of(rows.of("loss")), constants.FINAL_STEPS
-    if len(known) < constants.NO_LEARNING_STEPS:
+    losses, part = known_of(rows.of("loss")), constants.FINAL_STEPS
+    if len(losses) < constants.NO_LEARNING_STEPS:
         return False
-    begin, end = median(known[:part]), median(known[-part:])
+    begin, end = median(losses[:part]), median(losses[-part:])
     return begin - end > (1 - constants.NO_LEARNING) * abs(begin)
 
 
@@ -316,9 +622,9 @@ def judge_rate(state: RateState) -> Judgement:
     trouble = lasting_trouble(state)
     if trouble is not None and trouble.onset.sign is OnsetSign.IDLE and state.setup.inner_updates:
         trouble = None  # its first row comes after many updates
-    found = None if trouble is None else attribute(trouble)
+    attribution = None if trouble is None else attribute(trouble)
     is_idle = trouble is not None and trouble.onset.sign is OnsetSign.IDLE
-    if is_idle and found is not None and found.cause is not Cause.RATE:
+    if is_idle and attribution is not None and attribution.cause is not Cause.RATE:
         trouble = None  # a flat loss alone is no trouble
     steps = known_of(state.tail.of("step"))[-1:]
     head = state.head
@@ -332,5 +638,5 @@ def judge_rate(state: RateState) -> Judgement:
         sees_course=bool(sees),
         sees_mechanism=bool(recorded_mechanism(head, state.tail)),
         trouble=trouble,
-        attribution=found,
+        attribution=attribution,
     )

@@ -12,13 +12,7 @@ from ampwatch.diagnosis.medians import median
 def robust_deviation(values: Floats) -> float:
     """The robust standard deviation of these values, never quite zero."""
     middle = median(values)
-    spread = 1.4826 * median(np.abs(values - middle))
-    return float(nonzero_deviation(np.asarray(spread), np.asarray(middle)))
-
-
-def nonzero_deviation(spread: Floats, middle: Floats) -> Floats:
-    """The deviation of noise, raised to the least that is allowed for values of this size."""
-    return np.maximum(spread, np.maximum(1e-3 * np.abs(middle), 1e-12))
+    return max(1.4826 * median(np.abs(values - middle)), 1e-3 * abs(middle), 1e-12)
 
 
 def rounding_unit(values: Floats) -> float:
@@ -55,5 +49,5 @@ def trailing_medians(loss: Floats, size: int = MEDIAN_STEPS) -> Floats:
         return loss
     padded = np.concatenate([np.full(size - 1, np.nan), loss])
     ordered = np.sort(np.lib.stride_tricks.sliding_window_view(padded, size), axis=1)
-    known, rows = np.minimum(np.arange(len(loss)) + 1, size), np.arange(len(loss))
-    return np.asarray((ordered[rows, (known - 1) // 2] + ordered[rows, known // 2]) / 2)
+    counts, rows = np.minimum(np.arange(len(loss)) + 1, size), np.arange(len(loss))
+    return np.asarray((ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2]) / 2)

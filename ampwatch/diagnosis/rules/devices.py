@@ -8,7 +8,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.device_history import MEMORY_LIMIT, OneDeviceHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.precision_history import LayerPrecision
-from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.value_text import bytes_text, count_text, list_text, percent_text
 
 # The 95th percentile below 70 %: SageMaker Debugger's LowGPUUtilization rule. Seconds in which
@@ -23,16 +23,16 @@ UNUSED_UTILISATION, USED_UTILISATION, UNUSED_MEMORY = 0.05, 0.3, 0.1
 
 
 @rule("AMP503", "memory-growth", Severity.WARNING)
-def memory_growth(case: Case) -> Iterator[Seen]:
+def memory_growth(case: Case) -> Iterator[RuleHit]:
     """Device memory that is kept from step to step and grows."""
     grown = [(device, growth) for device in case.devices if (growth := device.growth()) is not None]
     if not grown:
         return
     device, growth = max(grown, key=lambda pair: pair[1].bytes_per_hour)
-    yield Seen(
+    yield RuleHit(
         severity=Severity.WARNING if growth.fills_device else Severity.INFO,
         at=case.scale,
-        ranks=_ranks([one for one, _ in grown]),
+        ranks=_ranks([device for device, _ in grown]),
         summary=f"Memory on {_where(case, device)} keeps growing: "
         f"{bytes_text(growth.bytes_per_hour)} an hour.",
         cause=f"The minimum of allocated memory rose from {bytes_text(growth.first_bytes)} to "
@@ -43,7 +43,7 @@ def memory_growth(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP504", "memory-near-limit", Severity.WARNING)
-def memory_near_limit(case: Case) -> Iterator[Seen]:
+def memory_near_limit(case: Case) -> Iterator[RuleHit]:
     """Device memory whose peak is near the limit and still rising."""
     near = [
         (device, share) for device in case.devices if (share := device.limit_share()) is not None
@@ -51,9 +51,9 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
     if not near:
         return
     device, share = max(near, key=lambda pair: pair[1])
-    yield Seen(
+    yield RuleHit(
         at=case.scale,
-        ranks=_ranks([one for one, _ in near]),
+        ranks=_ranks([device for device, _ in near]),
         summary=f"{_where(case, device)} uses {percent_text(min(share, 1.0))} of its memory, and "
         "the peak still rises.",
         cause=f"The peak is {bytes_text(float(device.peak_bytes.whole[-1]))} of "
@@ -63,13 +63,13 @@ def memory_near_limit(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP505", "gpu-idle", Severity.INFO)
-def gpu_idle(case: Case) -> Iterator[Seen]:
+def gpu_idle(case: Case) -> Iterator[RuleHit]:
     """Devices that wait: even in their busiest seconds kernels do not run all the time."""
     idle = _waiting_devices(case)
     if not idle:
         return
     device = min(idle, key=_busiest)
-    yield Seen(
+    yield RuleHit(
         at=case.scale,
         ranks=_ranks(idle),
         summary=f"{_where(case, device)} is often idle: kernels run in "
@@ -81,14 +81,16 @@ def gpu_idle(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP508", "host-bound", Severity.INFO)
-def host_bound(case: Case) -> Iterator[Seen]:
+def host_bound(case: Case) -> Iterator[RuleHit]:
     """Devices that wait for the CPU, because most matrix products are too small."""
     idle = _waiting_devices(case)
-    work = [one.flops for one in case.precision.products.values() if one.flops is not None]
+    work = [
+        product.flops for product in case.precision.products.values() if product.flops is not None
+    ]
     small = sum(flops < LAUNCH_FLOPS for flops in work)
     if not idle or not work or small < LAUNCH_SHARE * len(work):
         return
-    yield Seen(
+    yield RuleHit(
         at=case.scale,
         ranks=_ranks(idle),
         summary=f"{_where(case, idle[0])} is waiting for the CPU: the matrix products are small.",
@@ -99,14 +101,14 @@ def host_bound(case: Case) -> Iterator[Seen]:
 
 
 @rule("AMP606", "device-idle", Severity.WARNING)
-def device_idle(case: Case) -> Iterator[Seen]:
+def device_idle(case: Case) -> Iterator[RuleHit]:
     """A device that holds memory and computes nothing, beside one that works."""
-    told = [device for device in case.devices if device.seconds_used() >= IDLE_SAMPLES]
-    busy = [device for device in told if device.utilisation_at(0.5) >= USED_UTILISATION]
+    sampled = [device for device in case.devices if device.seconds_used() >= IDLE_SAMPLES]
+    busy = [device for device in sampled if device.utilisation_at(0.5) >= USED_UTILISATION]
     most = max((device.reserved_bytes for device in busy), default=0.0)
     idle = [
         device
-        for device in told
+        for device in sampled
         if device.reserved_bytes >= UNUSED_MEMORY * most
         and device.utilisation_at(IDLE_QUANTILE) <= UNUSED_UTILISATION
     ]
@@ -115,7 +117,7 @@ def device_idle(case: Case) -> Iterator[Seen]:
     kernels = idle[0].utilisation_at(IDLE_QUANTILE)
     names = list_text([_where(case, device) for device in idle])
     works = list_text([_where(case, device) for device in busy])
-    yield Seen(
+    yield RuleHit(
         at=case.scale,
         ranks=_ranks(idle),
         summary=f"{names} {'is' if len(idle) == 1 else 'are'} idle, and {works} "
@@ -165,20 +167,22 @@ _HALF = ("bfloat16", "float16")
 
 
 @rule("AMP501", "misaligned-shapes", Severity.INFO)
-def misaligned_shapes(case: Case) -> Iterator[Seen]:
+def misaligned_shapes(case: Case) -> Iterator[RuleHit]:
     """Half-precision matrix products whose sides do not fit tensor cores."""
     devices = [device for device in case.devices if _has_tensor_cores(device, "float16")]
-    products = {name: one for name, one in case.precision.products.items() if one.runs_half}
-    odd = {
-        name: one.flops or 0.0
-        for name, one in products.items()
-        if any(side % ALIGNED_SIDE for side in one.sides)
+    products = {
+        name: product for name, product in case.precision.products.items() if product.runs_half
     }
-    total = sum(one.flops or 0.0 for one in products.values())
+    odd = {
+        name: product.flops or 0.0
+        for name, product in products.items()
+        if any(side % ALIGNED_SIDE for side in product.sides)
+    }
+    total = sum(product.flops or 0.0 for product in products.values())
     if not devices or sum(odd.values()) < MISALIGNED_SHARE * total or not odd:
         return
     names = sorted(odd, key=lambda name: -odd[name])
-    yield Seen(
+    yield RuleHit(
         at=case.scale,
         layer=names[0],
         summary=f"{percent_text(sum(odd.values()) / total)} of the operations are in matrices "
@@ -201,7 +205,7 @@ def _rounded(products: Mapping[str, LayerPrecision], names: Sequence[str]) -> st
 
 
 @rule("AMP507", "no-tensor-cores", Severity.INFO)
-def no_tensor_cores(case: Case) -> Iterator[Seen]:
+def no_tensor_cores(case: Case) -> Iterator[RuleHit]:
     """A GPU without tensor cores for the format of autocast."""
     for dtype in _HALF:
         devices = [device for device in case.devices if _has_tensor_cores(device, dtype) is False]
@@ -210,11 +214,11 @@ def no_tensor_cores(case: Case) -> Iterator[Seen]:
             return
 
 
-def _slow(devices: Sequence[OneDeviceHistory], dtype: str, case: Case) -> Seen:
+def _slow(devices: Sequence[OneDeviceHistory], dtype: str, case: Case) -> RuleHit:
     device, needed = devices[0], TENSOR_CORES[dtype]
-    return Seen(
+    return RuleHit(
         at=case.scale,
-        ranks=tuple(sorted({device.rank for device in devices})),
+        ranks=_ranks(devices),
         summary=f"The {device.name or 'GPU'} gains no speed from {dtype}.",
         cause=f"Its compute capability is {device.capability}; tensor cores for {dtype} came with "
         f"{needed}."

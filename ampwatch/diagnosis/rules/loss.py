@@ -1,4 +1,4 @@
-"""AMP206, AMP303, AMP307: bad batches, spikes that recover, a loss that does not come back."""
+"""AMP206, AMP303, AMP306, AMP307, AMP309 to AMP313: bad batches, spikes, a loss that stays high."""
 
 from __future__ import annotations
 
@@ -9,36 +9,24 @@ import numpy as np
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats
-from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.learning_rate import RateRows, constants
-from ampwatch.diagnosis.learning_rate.judgement import Cause
-from ampwatch.diagnosis.learning_rate.noise import trailing_medians
-from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign, loss_wanders
-from ampwatch.diagnosis.learning_rate.trouble import rows_around
+from ampwatch.diagnosis.event import Event
+from ampwatch.diagnosis.findings import Evidence, Severity, State
+from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.loss_rise import (
-    GREW,
-    OUT_OF_BAND,
-    ROUNDED,
     TELLING,
-    WINDOW,
     LossRise,
     RiseKind,
-    has_left_band,
 )
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
 from ampwatch.diagnosis.medians import known_of, median
-from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.outcome import APART, REMEDIES, outcome_of
+from ampwatch.diagnosis.rule import Rule, RuleHit, rule
+from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.value_text import count_text, share_text
-from ampwatch.rows import LR_LEAP
+from ampwatch.rows import EventKind
 
 # Jumps of one step: three are more than chance; two are, if the updates jumped with them.
 LEAPS, GROWN_LEAPS = 3, 2
-# Of a loss that stays high: as many rows at either end; and a level that has doubled, further above
-# all before than that was wide.
-_END_ROWS, _DOUBLE, _WIDE = 64, 2.0, 1.0
-# Neither drift nor a change of the data lifts a loss above its past by so many times the width of
-# that past.
-_FAR = 4
 # More rises than one in a hundred steps are normal for such data; in a short record, more than a
 # few.
 _FEW = 8
@@ -62,7 +50,7 @@ _LEFT_OUT = (
 
 
 @rule("AMP206", "bad-batch", Severity.WARNING)
-def bad_batch(case: Case) -> Iterator[Seen]:
+def bad_batch(case: Case) -> Iterator[RuleHit]:
     """Isolated batches that stand out by their input or by a jump of the loss."""
     if case.judgement.is_the_rate:
         return
@@ -73,7 +61,7 @@ def bad_batch(case: Case) -> Iterator[Seen]:
     elif first is not None:
         harmless = inputs.are_crowded or inputs.are_left_out
         what = ", several close together" if inputs.are_crowded else ""
-        yield Seen(
+        yield RuleHit(
             severity=Severity.INFO if harmless else Severity.WARNING,
             at=inputs.times,
             summary=f"{_batches(inputs.times.count)} stood out from those before{what}.",
@@ -87,7 +75,7 @@ def bad_batch(case: Case) -> Iterator[Seen]:
         )
 
 
-def _leaps(case: Case) -> Seen | None:
+def _leaps(case: Case) -> RuleHit | None:
     """Single steps whose loss jumped and was back at the next one: bad batches."""
     leaps = case.rises.of(RiseKind.LEAP).apart
     grown, first = 2 * leaps.grown > leaps.count, leaps.first
@@ -98,7 +86,7 @@ def _leaps(case: Case) -> Seen | None:
     are_left_out = leaps.left_out == leaps.count
     repeated &= 2 * leaps.idle_steps <= leaps.count and not are_left_out
     also = ", and gradients or updates rose with it" if first.grew else ""
-    return Seen(
+    return RuleHit(
         severity=Severity.WARNING if repeated else Severity.INFO,
         first_step=first.first_step,
         last_step=leaps.last[-1].last_step,
@@ -122,7 +110,7 @@ def _most(case: Case) -> float:
 
 
 @rule("AMP303", "recoverable-spike", Severity.INFO)
-def recoverable_spike(case: Case) -> Iterator[Seen]:
+def recoverable_spike(case: Case) -> Iterator[RuleHit]:
     """Spikes of the loss, or bursts of skips, from which the run recovered."""
     if case.standing_fall is not None or case.judgement.onset is not None:
         return
@@ -137,7 +125,7 @@ def recoverable_spike(case: Case) -> Iterator[Seen]:
         yield _burst(case)
 
 
-def _spikes(case: Case) -> Seen | None:
+def _spikes(case: Case) -> RuleHit | None:
     """Spikes of the loss that came back by themselves."""
     leaps = case.rises.of(RiseKind.LEAP)
     spikes, met = (
@@ -149,7 +137,7 @@ def _spikes(case: Case) -> Seen | None:
     last, steps, record = both.last[-1], both.steps, case.scale.steps
     which = "The last time it" if both.count > 1 else "It"
     grown = f"; gradients or updates left their band in {both.grown:,} of {both.count:,}"
-    return Seen(
+    return RuleHit(
         severity=Severity.WARNING if _is_habit(case, spikes) else Severity.INFO,
         first_step=both.first.first_step,
         last_step=last.last_step,
@@ -178,11 +166,11 @@ def _is_habit(case: Case, spikes: SpikeOctave) -> bool:
     lost = spikes.steps - spikes.idle_steps
     enough = spikes.count >= LOST_SPIKES or spikes.grown >= GROWN_SPIKES
     # A loss that drifts may stay above its band for long while its gradients stay as they were.
-    kept = [spike for spike in (spikes.first, *spikes.last) if spike]
+    rises = [spike for spike in (spikes.first, *spikes.last) if spike]
     # One line of a sparse log is one outlying batch, however many steps lie between two lines.
-    enough |= lost >= LONG_STEPS and any(spike.out > 1 for spike in kept)
-    enough &= any(spike.strength >= TELLING or spike.entries >= LONG_STEPS for spike in kept)
-    return enough and lost > LOST_SHARE * record and not _cost_nothing(case, kept)
+    enough |= lost >= LONG_STEPS and any(spike.out > 1 for spike in rises)
+    enough &= any(spike.strength >= TELLING or spike.entries >= LONG_STEPS for spike in rises)
+    return enough and lost > LOST_SHARE * record and not _cost_nothing(case, rises)
 
 
 def _cost_nothing(case: Case, spikes: list[LossRise]) -> bool:
@@ -195,12 +183,12 @@ def _cost_nothing(case: Case, spikes: list[LossRise]) -> bool:
     return soon and not grow and spikes[-1].band.height(now) <= -LEARNT_ON
 
 
-def _burst(case: Case) -> Seen:
+def _burst(case: Case) -> RuleHit:
     """Bursts of skips from which the run recovered, reported like a spike of the loss."""
     scale, bursts = case.scale, case.scale.spikes
     octaves = bursts.deepest_octaves
     depth = f", by {octaves:.0f} octaves at most," if octaves else ""
-    return Seen(
+    return RuleHit(
         severity=Severity.INFO,
         first_step=bursts.first_step,
         last_step=bursts.last_step,
@@ -216,26 +204,26 @@ def _burst(case: Case) -> Seen:
 
 
 @rule("AMP307", "diverging-without-overflow", Severity.ERROR)
-def diverging_without_overflow(case: Case) -> Iterator[Seen]:
+def diverging_without_overflow(case: Case) -> Iterator[RuleHit]:
     """A loss that diverges or does not come back while the loss scale is steady."""
     if case.standing_fall is None:
-        seen = _diverged(case) or _not_back(case) or _never_back(case)
-        if seen is not None:
-            yield seen
+        divergence = _diverged(case) or _not_back(case)
+        if divergence is not None:
+            yield divergence
 
 
-def _diverged(case: Case) -> Seen | None:
+def _diverged(case: Case) -> RuleHit | None:
     """A loss far above its first value because of the learning rate."""
     judged = case.judgement
     onset = judged.onset
     if onset is None or not judged.is_the_rate or onset.collapsed or onset.descending:
         return None
     head, tail = (rows.of("loss") for rows in (case.rate.head, case.rate.tail))
-    known, last = head[np.isfinite(head)], _median(tail, thresholds.ESTABLISHED_STEPS)
-    if not len(known) or not last >= thresholds.DIVERGED_LOSS * known[0] > 0:
+    losses, last = head[np.isfinite(head)], _median(tail, thresholds.ESTABLISHED_STEPS)
+    if not len(losses) or not last >= thresholds.DIVERGED_LOSS * losses[0] > 0:
         return None
-    first = float(known[0])
-    return Seen(
+    first = float(losses[0])
+    return RuleHit(
         first_step=onset.step,
         last_step=case.scale.last_step,
         summary=f"The loss diverges without an overflow: {first:.4g} at first, {last:.4g} now.",
@@ -255,109 +243,20 @@ def rise_that_stands(case: Case) -> LossRise | None:
     return None if is_summed else rise
 
 
-def _not_back(case: Case) -> Seen | None:
+def _not_back(case: Case) -> RuleHit | None:
     """A loss that rose out of its recent band and has not come back by the end."""
     rise = rise_that_stands(case)
     if rise is None:
         return None
-    above = "it has been above every earlier value"
-    return _standing(case, rise.first_step, above, rise.level, rise.peak, grew=bool(rise.grew))
-
-
-def _never_back(case: Case) -> Seen | None:
-    """A loss that climbed slowly or from the start and has not come back by the end.
-
-    `rise_that_stands` compares with the losses just before it; the onset, with the best of the run.
-    """
-    onset, found = case.judgement.onset, case.judgement.attribution
-    if onset is None or found is None or found.cause is Cause.RATE:
-        return None
-    if onset.descending or onset.collapsed or onset.sign not in _TURNED:
-        return None
-    before, after = rows_around(case.rate, onset)
-    grown = {row.group for row in found.table if row.reading.strength > 0}
-    level = _median(before.of("loss"), constants.WINDOW_STEPS)
-    now = _median(case.rate.tail.of("loss"), constants.FINAL_STEPS)
-    above = _above_its_past(case, onset, now)
-    if grown & _NOT_ITS_OWN or (_is_raised(before, after) and not above > 0):
-        return None
-    if _has_been_up(case, onset):
-        return None
-    grew = _norms_grew(before, after) or (bool(grown & {"gradients", "drift"}) or None)
-    # Without gradients a loss may wander; no data make it far worse than all before for good.
-    moves = any(np.isfinite(before.of(name)).any() for name in ("grad_norm", "update_norm"))
-    is_far = above > _FAR or (moves and above > _WIDE and now >= _DOUBLE * level > 0)
-    climbed = onset.sign is OnsetSign.CLIMB and not found.recorded
-    if not grew and (_gradients_stayed(before, after) or not (climbed or is_far)):
-        return None
-    return _standing(case, onset.step, onset.sign.value, level, now, grew=bool(grew))
-
-
-# Other batches, or more of them in a step, change what the loss means.
-_NOT_ITS_OWN = {"input", "batch"}
-_TURNED = {OnsetSign.SHIFT, OnsetSign.CLIMB, OnsetSign.RELAPSE}
-
-
-def _above_its_past(case: Case, onset: Onset, now: float) -> float:
-    """How far the loss stands above all earlier losses, in units of their range."""
-    points, head = case.rate.points, case.rate.head.part(0, onset.row)
-    early = trailing_medians(known_of(head.of("loss")))[constants.MEDIAN_STEPS // 2 :]
-    known = np.concatenate([early, known_of(points.rows.of("loss")[points.start < onset.row])])
-    if not len(known):
-        return 0.0
-    top, low = float(known.max()), float(known.min())
-    return (now - top) / max(top - low, ROUNDED * abs(top), 1e-12)
-
-
-def _has_been_up(case: Case, onset: Onset) -> bool:
-    """Whether the loss has risen as far before and come down, as the order of data can cause."""
-    points = case.rate.points
-    loss = points.rows.of("loss")
-    before, after = (
-        known_of(loss[at]) for at in (points.start < onset.row, points.start >= onset.row)
-    )
-    return bool(len(before) and len(after)) and loss_wanders(before, after)
-
-
-def _left_with_loss(before: RateRows, after: RateRows, name: str) -> Iterator[bool | None]:
-    """Whether a norm left its band with the loss: right after the onset, and at the end."""
-    past, since = (rows.of(name) for rows in (before, after))
-    for now in (since[:_END_ROWS], since[-_END_ROWS:]):
-        least = max(2, len(now) // 2)
-        yield has_left_band(past[-WINDOW:], now, least, times=GREW, deviations=OUT_OF_BAND)
-
-
-def _norms_grew(before: RateRows, after: RateRows) -> bool:
-    """Whether gradients rose with the loss, or updates by more than the rate explains."""
-    raised = _is_raised(before, after)
-    names = ("grad_norm",) if raised else ("grad_norm", "update_norm")
-    return any(one is True for name in names for one in _left_with_loss(before, after, name))
-
-
-def _gradients_stayed(before: RateRows, after: RateRows) -> bool:
-    """Whether gradients are known to have stayed in their band while the loss rose."""
-    return all(one is False for one in _left_with_loss(before, after, "grad_norm"))
-
-
-def _is_raised(before: RateRows, after: RateRows) -> bool:
-    """Whether the rate was raised when the loss rose: after a warm restart both fall again."""
-    low, high = (_median(rows.of("lr"), constants.WINDOW_STEPS) for rows in (before, after))
-    return high >= LR_LEAP * low
-
-
-def _median(values: Floats, last: int) -> float:
-    return median(known_of(values)[-last:])
-
-
-def _standing(case: Case, step: int, what: str, level: float, height: float, *, grew: bool) -> Seen:
-    return Seen(
+    step, grew = rise.first_step, bool(rise.grew)
+    return RuleHit(
         # A change of the data may raise the loss for good; only gradients could tell.
         severity=Severity.ERROR if grew else Severity.WARNING,
         first_step=step,
         last_step=case.scale.last_step,
         summary="The loss rose out of its band and has not come back: "
-        f"{level:.4g} before, up to {height:.4g} since.",
-        cause=f"From step {step} {what}"
+        f"{rise.level:.4g} before, up to {rise.peak:.4g} since.",
+        cause=f"From step {step} it has been above every earlier value"
         + (
             ", and gradients or updates left their band with it."
             if grew
@@ -369,5 +268,162 @@ def _standing(case: Case, step: int, what: str, level: float, height: float, *, 
         if grew
         else "Look at the batches around the step at which the loss rose: was the data changed "
         "there? If it was not, lower the learning rate and start once more.",
-        evidence=Evidence("loss_peak", step, height, level, "before"),
+        evidence=Evidence("loss_peak", step, rise.peak, rise.level, "before"),
+    )
+
+
+def _median(values: Floats, last: int) -> float:
+    return median(known_of(values)[-last:])
+
+
+# --- outcomes, in their own words -----------------------------------------------------------------
+
+
+_UNKNOWN = "This record does not show why."
+
+
+def _tells(code: str, name: str, usual: Severity, *states: State, cause: str = _UNKNOWN) -> Rule:
+    """Make the rule that tells of these outcomes."""
+
+    def check(case: Case) -> Iterator[RuleHit]:
+        if outcome_of(case).state in states:
+            yield outcome_hit(case, cause)
+
+    return Rule(code, name, usual, check)
+
+
+def outcome_hit(case: Case, cause: str = _UNKNOWN) -> RuleHit:
+    """The outcome of a case in its own words, as a rule would tell of it."""
+    outcome = outcome_of(case)
+    # A slow fall has no first step: whatever explains it may come later.
+    is_slow = outcome.state is State.HARDLY_FALLS
+    why, remedy = APART if outcome.grew_apart else (cause, REMEDIES.get(outcome.state))
+    return RuleHit(
+        severity=outcome.severity,
+        first_step=None if is_slow else outcome.since_step,
+        last_step=case.scale.last_step,
+        summary=outcome.words,
+        cause=why,
+        action=remedy,
+        evidence=outcome.evidence,
+    )
+
+
+no_progress = _tells(
+    "AMP309", "no-progress", Severity.ERROR, State.STANDS_STILL, State.HARDLY_FALLS
+)
+overfitting = _tells(
+    "AMP310", "overfitting", Severity.WARNING, State.OVERFITS,
+    cause="The model learns its training data by heart.",
+)  # fmt: skip
+goal_lost = _tells("AMP311", "goal-lost", Severity.ERROR, State.GOAL_LOST, State.GOAL_FALLS)
+discriminator_won = _tells(
+    "AMP312", "discriminator-won", Severity.ERROR, State.ADVERSARY_WON,
+    cause="The discriminator tells every sample apart: it leaves the generator no gradient.",
+)  # fmt: skip
+score_stands_still = _tells(
+    "AMP313", "score-stands-still", Severity.WARNING, State.GOAL_STILL,
+    cause="What is measured is not what is trained, or the data are in an order that teaches one "
+    "thing at a time.",
+)  # fmt: skip
+
+
+# --- trouble that began with a change -------------------------------------------------------------
+
+
+@rule("AMP306", "jump-at-event", Severity.WARNING)
+def jump_at_event(case: Case) -> Iterator[RuleHit]:
+    """Trouble that began right after something was changed."""
+    onset, rise = case.judgement.onset, rise_that_stands(case)
+    if (lost := harmful_restart(case)) is not None:
+        yield lost
+        return
+    if onset is not None:
+        began, sign = onset.step, onset.sign.value
+    elif rise is not None:
+        began, sign = rise.first_step, "the loss was above its recent band"
+    else:
+        return
+    start = case.scale.first_step or 0
+    near = [
+        (step, what)
+        for step, what in _changes(case)
+        if start < step and 0 <= began - step <= thresholds.JUMP_STEPS
+    ]
+    if near:
+        step, what = max(near)
+        yield RuleHit(
+            first_step=step,
+            last_step=began,
+            summary=f"The trouble began {count_text(began - step, 'step')} after {what}.",
+            cause=f"From step {began} {sign}; at step {step} {what}.",
+            action=_back(case, step),
+            evidence=Evidence("onset", began, float(began), float(step), "step of the change"),
+        )
+
+
+def _back(case: Case, step: int) -> str | None:
+    """What to do if the change before the trouble was a leap of the rate; else None."""
+    leapt = case.rate_advice.leapt_at_step
+    is_this = leapt is not None and abs(step - leapt) <= 1  # an event may come a step early
+    return how_to_change_rate(case.rate_advice) if is_this else None
+
+
+def _changes(case: Case) -> Iterator[tuple[int, str]]:
+    """When something was changed before the trouble, and what; stairs of a warm-up do not count."""
+    leaps = case.leaps
+    for event in case.events.changes:
+        if event.kind != EventKind.LR_CHANGED.value or not leaps.is_climb(event.step):
+            yield event.step, _said(event)
+    for leap in filter(leaps.is_settled, leaps.leaps):  # of records without events
+        yield leap.step, f"the rate went from {leap.before:.3g} to {leap.after:.3g}"
+
+
+def _said(event: Event) -> str:
+    before, after = (event.detail.get(end) for end in ("from", "to"))
+    are_numbers = isinstance(before, (int, float)) and isinstance(after, (int, float))
+    way = f"went from {before:,.6g} to {after:,.6g}" if are_numbers else "changed"
+    group = event.detail.get("group")
+    return {
+        "state-loaded": "a state was loaded",
+        "optimizer-replaced": "the optimizer was replaced",
+        "scaler-replaced": "the scaler was replaced",
+        "batch-size-changed": f"the batch size {way}",
+        "lr-changed": f"the rate of group {group} {way}" if group else f"the rate {way}",
+    }[event.kind]
+
+
+_NORMS = {"update": "the updates", "grad_norm": "the gradient norm"}
+
+
+def harmful_restart(case: Case) -> RuleHit | None:
+    """A loss that jumps right after a restart, together with updates or gradients.
+
+    A warning even if the run recovers: the next restart will do the same.
+    """
+    first, last, jumps = case.restarts.first, case.restarts.last, case.restarts.jumps
+    if first is None or last is None:
+        return None
+    before, after = last.loss
+    norm = f", {_NORMS[last.norm]} {last.times:.1f} times as large" if last.norm else ""
+    times = f"At {count_text(jumps.count, 'restart')}" if jumps.count > 1 else "At the restart"
+    where = f"before step {first.step}" if first.is_seam else f"at step {first.step}"
+    summary = f"{times} {where} the loss jumped from {before:.3g} to {after:.3g}."
+    cause = f"It stayed there for tens of steps{norm}: the run did not continue as it "
+    cause += "was. Usually the optimizer's state was not loaded."
+    action = "Save optimizer.state_dict() with each checkpoint and load it on resume. If that is "
+    action += "not possible, warm the rate up."
+    if last.rates is not None:
+        summary = f"Since the restart {where} the loss went from {before:.3g} to {after:.3g}."
+        cause = f"The rate rose from {last.rates[0]:.3g} to {last.rates[1]:.3g} there, and at the "
+        cause += f"record's end the loss has not come back{norm}: the schedule started over."
+        action = "Load the scheduler's state with that checkpoint."
+    return RuleHit(
+        severity=Severity.WARNING,
+        first_step=first.step,
+        last_step=last.step,
+        summary=summary,
+        cause=cause,
+        action=action,
+        evidence=Evidence("loss", last.step, after, before, "before"),
     )

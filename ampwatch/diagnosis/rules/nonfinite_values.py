@@ -10,9 +10,9 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
-from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
-from ampwatch.diagnosis.rules.scale_search_and_growth import no_scale_helps, startup_has_failed
+from ampwatch.diagnosis.rule import RuleHit, rule
+from ampwatch.diagnosis.rules.scale import no_scale_helps, startup_has_failed
+from ampwatch.diagnosis.rules.training_loop import left_out_ending
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import alone_text, count_text, list_text, steps_text
 
@@ -20,14 +20,14 @@ _LEAST_EVALUATIONS = 2  # a single one may be of an empty batch
 
 
 @rule("AMP204", "loss-not-finite", Severity.ERROR)
-def loss_not_finite(case: Case) -> Iterator[Seen]:
+def loss_not_finite(case: Case) -> Iterator[RuleHit]:
     """A loss that is not finite although the activations are."""
     times, value = _bad_losses(case), case.numbers.bad_loss_value
     if not times.count:
         yield from _lost_evaluations(case)
         return
     standing = case.standing(times)
-    yield Seen(
+    yield RuleHit(
         standing=standing,
         at=times,
         summary=_loss_summary(case, times, value, standing),
@@ -38,12 +38,12 @@ def loss_not_finite(case: Case) -> Iterator[Seen]:
     )
 
 
-def _lost_evaluations(case: Case) -> Iterator[Seen]:
+def _lost_evaluations(case: Case) -> Iterator[RuleHit]:
     """A loss of an evaluation that is not finite any more, while that of training is."""
     for name, lost in case.metrics.lost.items():
         if lost.count < _LEAST_EVALUATIONS or case.numbers.any_bad_loss:
             continue
-        yield Seen(
+        yield RuleHit(
             severity=Severity.WARNING,
             first_step=lost.since,
             last_step=case.scale.last_step,
@@ -69,24 +69,24 @@ def _loss_summary(case: Case, times: Times, value: str, standing: FindingStatus)
 
 def _bad_losses(case: Case) -> Times:
     """The losses that were not finite before any layer, input or weight was."""
-    numbers, seen = case.numbers, case.numbers.bad_loss_finite_forward
+    numbers, sampled = case.numbers, case.numbers.bad_loss_finite_forward
     if not numbers.sees_forward:
         return numbers.bad_loss
     if case.events.forward:
-        return seen
+        return sampled
     unseen, weights = numbers.bad_loss_no_forward, numbers.bad_weights
     # Without a scaler, the step of such a loss is what writes nan into the weights.
     came_first = not case.scale.has_scaler and unseen.began_before(weights)
     elsewhere = (weights.count and not came_first) or numbers.bad_input.count
-    return unseen if seen.count or not elsewhere else seen
+    return unseen if sampled.count or not elsewhere else sampled
 
 
 def _layers_seen(case: Case) -> str:
     """What is known about the layers when the loss was not finite, as part of a sentence."""
-    seen = case.numbers.bad_loss_finite_forward.count
+    count = case.numbers.bad_loss_finite_forward.count
     if not case.numbers.sees_forward:
         return "; the layers were not recorded"
-    if not seen:
+    if not count:
         return "; none of these steps was sampled, so a layer may have been the first"
     return ", while every layer's output was finite in the sampled steps"
 
@@ -108,15 +108,15 @@ def _loss_action(case: Case, times: Times) -> str:
 
 
 @rule("AMP207", "weights-not-finite", Severity.ERROR)
-def weights_not_finite(case: Case) -> Iterator[Seen]:
+def weights_not_finite(case: Case) -> Iterator[RuleHit]:
     """Weights that are not finite before the forward pass."""
-    times, layers, told = case.numbers.bad_weights, case.layers, case.events.weights
+    times, layers, event = case.numbers.bad_weights, case.layers, case.events.weights
     if not times.count:
         return
     named = [layers.names[i] for i in np.flatnonzero(layers.weight_bad)]
-    names = [told.layer] if told is not None and told.layer else innermost_layers(named)
+    names = [event.layer] if event is not None and event.layer else innermost_layers(named)
     where = names[0] if len(names) == 1 else None
-    yield Seen(
+    yield RuleHit(
         first_step=times.first_step,
         last_step=case.scale.last_step,
         layer=where,
@@ -132,7 +132,7 @@ def weights_not_finite(case: Case) -> Iterator[Seen]:
 def _weights_action(case: Case) -> str:
     """What may have made weights not finite, of what the record leaves possible."""
     scaled = ", a step without the scaler or at a scale below 2^-126" * case.scale.has_scaler
-    half = any(one.keeps_float16 for one in case.precision.layers.values())
+    half = any(layer.keeps_float16 for layer in case.precision.layers.values())
     eps = ", an optimizer whose eps vanishes in fp16" * half
     return (
         "Find what made them so: an update far too large, gradients that were not finite"
@@ -148,7 +148,7 @@ _KEPT = "The running statistics of {} have stored it: evaluation returns nan fro
 
 
 @rule("AMP209", "non-finite-input", Severity.ERROR)
-def non_finite_input(case: Case) -> Iterator[Seen]:
+def non_finite_input(case: Case) -> Iterator[RuleHit]:
     """An input of the model that is not finite."""
     times = case.numbers.bad_input
     if not times.count:
@@ -167,7 +167,7 @@ def non_finite_input(case: Case) -> Iterator[Seen]:
         cure += " The weights are not finite any more."
     elif norms:
         cure += " Call reset_running_stats(), or load them from a checkpoint."
-    yield Seen(
+    yield RuleHit(
         standing=standing,
         severity=Severity.WARNING if norms and not standing.weighs else None,
         at=times,
@@ -212,7 +212,7 @@ _MOST_SHARE, _MOST_STEPS = 1 / 2, thresholds.NO_ACCIDENT_STEPS
 
 
 @rule("AMP211", "gradients-not-finite", Severity.ERROR)
-def gradients_not_finite(case: Case) -> Iterator[Seen]:
+def gradients_not_finite(case: Case) -> Iterator[RuleHit]:
     """Gradients that are not finite in steps of which no skip is recorded."""
     course, weights = case.unskipped, case.numbers.bad_weights
     if not _may_be_told(case):
@@ -230,7 +230,7 @@ def gradients_not_finite(case: Case) -> Iterator[Seen]:
     elif most:
         ending = ", and the loop leaves them out: most of its steps are lost."
     where = f"It began in the backward pass of {course.layer}, which received finite ones. "
-    yield Seen(
+    yield RuleHit(
         severity=Severity.ERROR if stands or spoils else Severity.WARNING,
         at=times,
         layer=course.layer,

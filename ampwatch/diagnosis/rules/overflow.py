@@ -1,22 +1,30 @@
-"""AMP201 to AMP203: values that leave half precision, and the layer in which they first do."""
+"""AMP201 to AMP203, AMP205, AMP210: values that leave half precision, or soon will, and where."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.layer_history import ROOT
+from ampwatch.diagnosis.layer_history import (
+    LOW_HEADROOM_OCTAVES,
+    ROOT,
+    TREND_SAMPLES,
+    AttentionScore,
+    AttentionScoreHistory,
+    LayerHistory,
+)
 from ampwatch.diagnosis.learning_rate.noise import rounding_unit
 from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.overflow_culprits import LayerOverflows
-from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
-from ampwatch.diagnosis.rules.scale_search_and_growth import DEFAULT_SCALE, raise_scale_text
+from ampwatch.diagnosis.rule import RuleHit, counted, rule
+from ampwatch.diagnosis.rules.scale import DEFAULT_SCALE, raise_scale_text
+from ampwatch.diagnosis.rules.training_loop import left_out_ending
 from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import (
     alone_text,
@@ -43,7 +51,7 @@ _OUTPUTS = {
 
 
 @rule("AMP201", "gradient-underflow", Severity.WARNING)
-def gradient_underflow(case: Case) -> Iterator[Seen]:
+def gradient_underflow(case: Case) -> Iterator[RuleHit]:
     """A layer that loses its small gradients to underflow in most of its samples."""
     layers = case.layers
     lost = layers.losing_layers()
@@ -57,13 +65,13 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
     name, last = layers.names[worst], int(layers.last_step[worst])
     total = int((layers.samples > 0).sum())
     are_all = "" if total == len(layers.names) else " with gradients other than 0"
-    told = "all of them" if share == 1.0 else percent_text(share)
-    yield Seen(
+    how_much = "all of them" if share == 1.0 else percent_text(share)
+    yield RuleHit(
         first_step=int(layers.first_step[worst]),
         last_step=last,
         layer=name,
         summary=f"{len(lost)} of {count_text(total, 'layer')}{are_all} lose most of their "
-        f"gradients to underflow; layer {name} loses {told}.",
+        f"gradients to underflow; layer {name} loses {how_much}.",
         cause="Their gradients are smaller than the smallest normal fp16 number, 2^-14"
         f"{'' if case.observed.scale else ', and nothing scales the loss'}.",
         action=_keep_gradients(case),
@@ -71,7 +79,7 @@ def gradient_underflow(case: Case) -> Iterator[Seen]:
     )
 
 
-def _flushed_norms(case: Case) -> Iterator[Seen]:
+def _flushed_norms(case: Case) -> Iterator[RuleHit]:
     """Gradient norms of exactly 0 among others that fp16 hardly holds, where a loss is left."""
     tail, final = case.rate.tail, case.final_scale
     rows = tail.where(tail.accepted & np.isfinite(tail.of("grad_norm"))).part(-FLUSHED_STEPS)
@@ -88,7 +96,7 @@ def _flushed_norms(case: Case) -> Iterator[Seen]:
     scaled = "nothing in this record scales the loss"
     if final is not None:
         scaled = f"the loss scale is {scale_text(final)}"
-    yield Seen(
+    yield RuleHit(
         first_step=begin,
         last_step=end,
         summary=f"The gradient norm is exactly 0 in {len(zeros)} of the last "
@@ -112,20 +120,20 @@ def _keep_gradients(case: Case) -> str | None:
 
 
 @rule("AMP202", "backward-overflow", Severity.WARNING)
-def backward_overflow(case: Case) -> Iterator[Seen]:
+def backward_overflow(case: Case) -> Iterator[RuleHit]:
     """A layer that overflows again and again in the backward pass."""
     named = case.scale.culprits.layers
     if not named:
         return
-    most = max(named.values(), key=lambda one: one.times.count)
+    most = max(named.values(), key=lambda layer: layer.times.count)
     times = most.times
     if times.count < thresholds.BACKWARD_OVERFLOWS:
         return
-    total, standing = sum(one.times.count for one in named.values()), case.standing(times)
+    total, standing = sum(layer.times.count for layer in named.values()), case.standing(times)
     since = (times.last_step or 0) - (case.scale.first_accepted_step or 0)
     if total <= case.scale.scaler.skips_by_growth(since):
         return  # heavy-tailed gradients overflow anywhere below the scale that growth tries
-    yield Seen(
+    yield RuleHit(
         standing=standing,
         at=times,
         layer=most.layer,
@@ -137,31 +145,29 @@ def backward_overflow(case: Case) -> Iterator[Seen]:
         "at 0 (add an eps inside, compute it in float32). Then check this layer's gradient."
         if most.is_at_loss
         else "Check this layer's gradient; run the layer in float32, or normalise its input.",
-        evidence=Evidence(
-            "overflows", times.last_step, float(times.count), float(total), "of all layers"
-        ),
+        evidence=counted("overflows", times, total, "of all layers"),
     )
 
 
 @rule("AMP203", "forward-overflow", Severity.ERROR)
-def forward_overflow(case: Case) -> Iterator[Seen]:
+def forward_overflow(case: Case) -> Iterator[RuleHit]:
     """A layer whose activations overflow in the forward pass."""
     named, unnamed = list(case.events.forward.values()), case.events.unnamed_forward
     if not named:
         if unnamed.count:
             yield _somewhere(case, unnamed)
         return
-    first = min(named, key=lambda one: one.times.first_step or 0)
-    times = functools.reduce(Times.joined, (one.times for one in named)).joined(unnamed)
+    first = min(named, key=lambda layer: layer.times.first_step or 0)
+    times = functools.reduce(Times.joined, (layer.times for layer in named)).joined(unnamed)
     standing = case.standing(times)
     is_nan = 2 * first.nans > first.times.count
     what, why = _OUTPUTS["nan" if is_nan else "inf"]
-    yield Seen(
+    yield RuleHit(
         standing=standing,
         first_step=_began(case, times),
         last_step=times.last_step,
         layer=first.layer,
-        ranks=tuple(sorted(frozenset().union(*(one.ranks for one in named)))),
+        ranks=tuple(sorted(frozenset().union(*(layer.ranks for layer in named)))),
         summary=f"{_who(first)} {_is_first(first)} whose output {what}"
         f"{alone_text(case.lone_rank)}{standing.ending}.",
         cause=f"Its inputs and weights are finite, its output is not: {why}, and the loss scale "
@@ -172,7 +178,7 @@ def forward_overflow(case: Case) -> Iterator[Seen]:
             Evidence(
                 "act_finite", first.times.first_step, "false", FP16_MAX, "largest number of fp16"
             ),
-            Evidence("overflows", times.last_step, float(times.count)),
+            counted("overflows", times),
         ),
     )
 
@@ -182,16 +188,16 @@ def _began(case: Case, times: Times) -> int | None:
 
     Layers are looked at from the step after the one that overflowed.
     """
-    lost, seen = case.numbers.bad_loss_no_forward.first_step, times.first_step
-    if lost is None or seen is None:
-        return seen
-    return lost if 0 < seen - lost <= thresholds.DELAY_STEPS else seen
+    lost, layer_step = case.numbers.bad_loss_no_forward.first_step, times.first_step
+    if lost is None or layer_step is None:
+        return layer_step
+    return lost if 0 < layer_step - lost <= thresholds.DELAY_STEPS else layer_step
 
 
-def _somewhere(case: Case, times: Times) -> Seen:
+def _somewhere(case: Case, times: Times) -> RuleHit:
     """A forward overflow that the loop caught, in a layer that no sample names."""
     standing = case.standing(times)
-    return Seen(
+    return RuleHit(
         standing=standing,
         at=times,
         summary="The model's output is not finite"
@@ -228,7 +234,7 @@ def _float32_call(case: Case, layer: str) -> str:
     started = case.events.started
     given = None if started is None else started.detail.get("models")
     models = given if isinstance(given, list) else []
-    named = any(isinstance(one, dict) and one.get("prefix") for one in models)
+    named = any(isinstance(model, dict) and model.get("prefix") for model in models)
     return f'ampwatch.run_in_float32({"models" if named else "model"}, "{layer}")'
 
 
@@ -264,3 +270,140 @@ def _grown(case: Case) -> str:
 def _is_first(named: LayerOverflows) -> str:
     """How a finding says that a layer is the first to overflow: surely, or as far as recorded."""
     return "is, as far as the record shows, the first" if named.is_bound else "is the first"
+
+
+# --- headroom below the limit of a format ---------------------------------------------------------
+
+
+# Close to the limit: in most samples of a layer, and in at least this many.
+LOW_HEADROOM_SAMPLES = 5
+# Due to overflow within this many steps, if the last samples go on growing: over at least this many
+# steps, by at least an octave in all, and hardly ever falling back.
+HEADROOM_HORIZON_STEPS = 500
+TREND_STEPS, TREND_OCTAVES, TREND_FALLING_SHARE = 100, 1.0, 0.8
+
+
+@rule("AMP205", "low-headroom", Severity.WARNING)
+def low_headroom(case: Case) -> Iterator[RuleHit]:
+    """A layer with little headroom below the limit of its format, or due to lose it."""
+    layers = case.layers
+    at = _nearest(layers)
+    summary, cause = ".", "Its largest activation stays that close in most samples."
+    if at is None and (due := _due_to_overflow(layers)) is not None:
+        at, left = due
+        summary = f", and will pass it in about {left:.0f} steps."
+        cause = f"Its largest activation has grown in its last {TREND_SAMPLES} samples."
+    if at is None:
+        return
+    name, octaves = layers.names[at], float(layers.trend_values[at, -1])
+    step = int(layers.trend_steps[at, -1])
+    yield RuleHit(
+        first_step=int(np.nanmin(layers.trend_steps[at])),
+        last_step=step,
+        layer=name,
+        summary=f"Layer {name} has {octaves:.1f} octaves left below the limit of half precision"
+        f"{summary}",
+        cause=cause,
+        evidence=Evidence("log2_headroom", step, octaves, LOW_HEADROOM_OCTAVES, "threshold"),
+    )
+
+
+def _nearest(layers: LayerHistory) -> int | None:
+    """The layer with the least headroom, if it still is close to its format's limit."""
+    close = (layers.headrooms >= LOW_HEADROOM_SAMPLES) & (2 * layers.near > layers.headrooms)
+    last = np.where(close, layers.trend_values[:, -1], np.inf)
+    close &= last <= LOW_HEADROOM_OCTAVES
+    return int(np.argmin(last)) if close.any() else None
+
+
+def _due_to_overflow(layers: LayerHistory) -> tuple[int, float] | None:
+    """The layer whose headroom will be used up first, and in how many steps."""
+    steps, values = layers.trend_steps, layers.trend_values
+    with np.errstate(all="ignore"):  # nan where a layer has fewer samples
+        span, lost = steps[:, -1] - steps[:, 0], values[:, 0] - values[:, -1]
+        falling = (np.diff(values, axis=1) < 0).mean(axis=1) >= TREND_FALLING_SHARE
+        left = np.maximum(values[:, -1], 0.0) * span / lost
+        due = falling & (span >= TREND_STEPS) & (lost >= TREND_OCTAVES)
+        # No further than the samples themselves show: what begins at zero (LoRA) grows fast, far
+        # below.
+        due &= (left <= HEADROOM_HORIZON_STEPS) & (values[:, -1] <= lost)
+    if not due.any():
+        return None
+    first = int(np.argmin(np.where(due, left, np.inf)))
+    return first, float(left[first])
+
+
+# --- attention scores -----------------------------------------------------------------------------
+
+
+# Attention scores that grow: over thousands of steps, in a row of windows each higher than the one
+# before, four times higher in all. The growth after a start slows down before that.
+SCORE_WINDOWS = 4
+SCORE_STEPS = 2000
+SCORE_OCTAVES = 2.0
+
+
+@rule("AMP210", "attention-logit-growth", Severity.WARNING)
+def attention_logit_growth(case: Case) -> Iterator[RuleHit]:
+    """Attention scores that have grown for long and will exceed the range of half precision."""
+    drift = _due_to_exceed(case.scores)
+    if drift is None:
+        return
+    name, course = drift.score.layer, case.scores
+    first = int(course.first_steps.values[drift.begin])
+    what = "The largest query times the largest key at" if drift.score.product else "The scores at"
+    yield RuleHit(
+        first_step=first,
+        last_step=course.last_step,
+        layer=name,
+        summary=f"Attention scores at {name} have grown since step {first} and will exceed half "
+        f"precision in about {drift.steps_left:,.0f} steps.",
+        cause=f"{what} {name} have risen by {drift.octaves:.1f} octaves without a break; "
+        f"{max(drift.left, 0.0):.1f} octaves remain below 65504.",
+        action="Normalise queries and keys, or compute their product and its softmax in float32: "
+        "multiply q.float() by k.float() within torch.autocast(device_type, enabled=False).",
+        evidence=Evidence(
+            "log2_headroom", course.last_step, drift.left, drift.left + drift.octaves, "at first"
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Drift:
+    """How far one attention's scores have risen, and when they reach the format's end."""
+
+    score: AttentionScore
+    begin: int  # the window
+    octaves: float  # risen since
+    left: float  # below the format's end
+    steps_left: float
+
+
+def _due_to_exceed(course: AttentionScoreHistory) -> _Drift | None:
+    """The attention whose scores will exceed the format's range first; None if none will."""
+    if not course.scores:
+        return None
+    levels = course.levels()
+    known = np.flatnonzero(~np.isnan(levels).all(axis=0))
+    if len(known) < SCORE_WINDOWS:
+        return None
+    until = levels[:, : known[-1] + 1].tolist()
+    pairs = zip(course.scores, until, strict=True)
+    drifts = [_drift(score, left, course.width) for score, left in pairs]
+    due = [drift for drift in drifts if drift is not None]
+    return min(due, key=lambda drift: drift.steps_left, default=None)
+
+
+def _drift(score: AttentionScore, left: Sequence[float], width: int) -> _Drift | None:
+    """How far one attention's scores rose, by the octaves left in each window; None if not due."""
+    begin = last = len(left) - 1
+    while begin and left[begin - 1] > left[begin]:  # nan breaks the drift
+        begin -= 1
+    run, octaves = last - begin, left[begin] - left[last]
+    if run + 1 < SCORE_WINDOWS or run * width < SCORE_STEPS or octaves < SCORE_OCTAVES:
+        return None
+    middle = last - run // 2
+    pace = (left[middle] - left[last]) / ((last - middle) * width)
+    steps_left = max(left[last], 0.0) / pace
+    is_due = steps_left <= run * width
+    return _Drift(score, begin, octaves, left[last], steps_left) if is_due else None

@@ -13,64 +13,70 @@ from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.finiteness_history import DEAD_RATE
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.learning_rate.onset import Onset
+from ampwatch.diagnosis.learning_rate.trouble import Onset
 from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.value_text import count_text, go_back_text
 
 
 @rule("AMP301", "learning-rate-too-high", Severity.ERROR)
-def learning_rate_too_high(case: Case) -> Iterator[Seen]:
+def learning_rate_too_high(case: Case) -> Iterator[RuleHit]:
     """A learning rate that causes lasting trouble and was no longer rising."""
-    seen, onset = case.judgement, case.judgement.onset
+    judgement, onset = case.judgement, case.judgement.onset
     advice = case.rate_advice
-    if advice.action is Action.LOWER and seen.warmup is None and onset is not None:
+    if advice.action is Action.LOWER and judgement.warmup is None and onset is not None:
         severity = Severity.WARNING if onset.is_slow else Severity.ERROR
-        yield _seen(seen, onset, advice, severity, "The learning rate is too high.")
+        yield _seen(judgement, onset, advice, severity, "The learning rate is too high.")
 
 
 @rule("AMP302", "warmup-too-steep", Severity.WARNING)
-def warmup_too_steep(case: Case) -> Iterator[Seen]:
+def warmup_too_steep(case: Case) -> Iterator[RuleHit]:
     """A learning rate that caused lasting trouble while it was still rising."""
-    seen, onset = case.judgement, case.judgement.onset
+    judgement, onset = case.judgement, case.judgement.onset
     advice = case.rate_advice
-    if advice.action is Action.LOWER and seen.warmup is not None and onset is not None:
+    if advice.action is Action.LOWER and judgement.warmup is not None and onset is not None:
         severity = Severity.ERROR if onset.collapsed else Severity.WARNING
-        rate = f"{seen.warmup.rate:.3g}"
+        rate = f"{judgement.warmup.rate:.3g}"
         summary = f"The learning rate became too high in the warm-up, when it had reached {rate}."
-        yield _seen(seen, onset, advice, severity, summary)
+        yield _seen(judgement, onset, advice, severity, summary)
 
 
 @rule("AMP305", "learning-rate-could-rise", Severity.INFO)
-def learning_rate_could_rise(case: Case) -> Iterator[Seen]:
+def learning_rate_could_rise(case: Case) -> Iterator[RuleHit]:
     """A learning rate so low that the gradient still points the same way after an update."""
-    seen = case.judgement
+    judgement = case.judgement
     advice = case.rate_advice
-    if advice.action is not Action.RAISE or seen.alignment is None:
+    if advice.action is not Action.RAISE or judgement.alignment is None:
         return
-    yield Seen(
-        first_step=seen.last_step,
-        last_step=seen.last_step,
+    yield RuleHit(
+        first_step=judgement.last_step,
+        last_step=judgement.last_step,
         summary="The learning rate could be higher.",
         cause=advice.because,
         action=how_to_change_rate(advice),
         evidence=Evidence(
-            "next_gradient", seen.last_step, seen.alignment, constants.RAISE_ALIGNMENT, "threshold"
+            "next_gradient",
+            judgement.last_step,
+            judgement.alignment,
+            constants.RAISE_ALIGNMENT,
+            "threshold",
         ),
     )
 
 
-def _seen(seen: Judgement, onset: Onset, advice: Advice, severity: Severity, summary: str) -> Seen:
-    assert seen.attribution is not None
-    sign, proofs = onset.sign.value, seen.attribution.proofs
-    told = "; ".join(row.told for row in proofs[:2])
-    return Seen(
+def _seen(
+    judgement: Judgement, onset: Onset, advice: Advice, severity: Severity, summary: str
+) -> RuleHit:
+    assert judgement.attribution is not None
+    sign, proofs = onset.sign.value, judgement.attribution.proofs
+    signs = "; ".join(row.told for row in proofs[:2])
+    return RuleHit(
         severity=severity,
         first_step=onset.step,
-        last_step=seen.last_step,
+        last_step=judgement.last_step,
         summary=summary,
         # The advice has the arithmetic.
-        cause=f"{sign[0].upper()}{sign[1:]}, with {told}. {seen.attribution.told}",
+        cause=f"{sign[0].upper()}{sign[1:]}, with {signs}. {judgement.attribution.told}",
         action=how_to_change_rate(advice),
         evidence=tuple(
             Evidence(row.entry.signal, row.reading.step, *row.entry.compared(row.reading))
@@ -81,8 +87,8 @@ def _seen(seen: Judgement, onset: Onset, advice: Advice, severity: Severity, sum
 
 def rate_evidence_lines(case: Case) -> list[str]:
     """The table of evidence for the rate as text, one line a sign with its points."""
-    seen = case.judgement.attribution
-    return [] if seen is None else [str(row) for row in seen.table]
+    attribution = case.judgement.attribution
+    return [] if attribution is None else [str(row) for row in attribution.table]
 
 
 def how_to_change_rate(advice: Advice) -> str:
@@ -129,7 +135,7 @@ VANISHED, VANISHED_SHARE, _VANISHED_ENTRIES, _FELL = 0.009, 0.5, 20, 0.05
 
 
 @rule("AMP308", "rate-never-rose", Severity.WARNING)
-def rate_never_rose(case: Case) -> Iterator[Seen]:
+def rate_never_rose(case: Case) -> Iterator[RuleHit]:
     """A learning rate that is zero throughout, or stays where its warm-up began."""
     if rate_is_stuck(case):
         yield _stuck(case)
@@ -144,7 +150,7 @@ def rate_never_rose(case: Case) -> Iterator[Seen]:
     # A log that prints a rate only now and then must have printed it often.
     if numbers.rates < DEAD_LINES or numbers.rates < min(DEAD_MANY, scale.entries):
         return
-    yield Seen(
+    yield RuleHit(
         severity=Severity.ERROR if numbers.rates >= DEAD_MANY else Severity.WARNING,
         at=scale,
         summary="Nothing is learnt: the learning rate stayed at its start in "
@@ -167,22 +173,22 @@ def rate_is_stuck(case: Case) -> bool:
     return enough and setup.begins_below(FIRST_SHARE)
 
 
-def _vanished(case: Case) -> Seen | None:
+def _vanished(case: Case) -> RuleHit | None:
     """A rate that fell to next to nothing of its highest long before the record ends."""
     rows = case.rate.head if case.rate.is_whole else case.rate.points.rows
-    known = np.flatnonzero(np.isfinite(rows.of("lr")))
-    if len(known) < _VANISHED_ENTRIES:
+    entries = np.flatnonzero(np.isfinite(rows.of("lr")))
+    if len(entries) < _VANISHED_ENTRIES:
         return None
-    rate, step = rows.of("lr")[known], rows.of("step")[known]
+    rate, step = rows.of("lr")[entries], rows.of("step")[entries]
     top = float(rate.max())
     alive = np.flatnonzero(rate > VANISHED * top)
     since = int(alive[-1]) + 1 if len(alive) else 0
     if not since or since > (1 - VANISHED_SHARE) * len(rate):
         return None
-    if _falls_on(rows.of("loss")[known][since:]):
+    if _falls_on(rows.of("loss")[entries][since:]):
         return None
     first = int(step[since])
-    return Seen(
+    return RuleHit(
         first_step=first,
         last_step=case.scale.last_step,
         summary=f"The learning rate fell to next to nothing: from {top:.3g} to "
@@ -200,10 +206,10 @@ def _falls_on(loss: Floats) -> bool:
     return median_of_known(loss[-few:]) < (1 - _FELL) * median_of_known(loss[:few])
 
 
-def _stuck(case: Case) -> Seen:
+def _stuck(case: Case) -> RuleHit:
     first = case.setup.first_rate
     assert first.rate is not None, "a constant rate is known"
-    return Seen(
+    return RuleHit(
         at=case.scale,
         summary=f"The learning rate never rose: it was {first.rate:.3g} in all "
         f"{count_text(first.steps, 'step')}, {100 * first.share:.2g} % of its base rate.",

@@ -10,17 +10,17 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event import Event, positive_number
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.rule import RuleHit, counted, rule
 from ampwatch.diagnosis.value_text import bytes_text, count_text, list_text
 from ampwatch.rows import EventKind
 
 
 @rule("AMP901", "incomplete-data", Severity.INFO)
-def incomplete_data(case: Case) -> Iterator[Seen]:
+def incomplete_data(case: Case) -> Iterator[RuleHit]:
     """What could not be judged because the record lacks it."""
     missing = [*case.record.notes, *_blind_spots(case), *_foreign_spots(case)]
     if missing:
-        yield Seen(
+        yield RuleHit(
             summary="Some things could not be judged.",
             cause=" ".join(missing),
             action="Keep this in mind when you read the findings.",
@@ -50,8 +50,16 @@ def _lacks_layers(case: Case) -> bool:
 def _bounded_layers(case: Case) -> list[str]:
     """Layers that a finding names although the record only bounds where the overflow began."""
     named = case.scale.culprits.layers.values()
-    often = [one for one in named if one.times.count >= thresholds.BACKWARD_OVERFLOWS]
-    return sorted({one.layer for one in (*often, *case.events.forward.values()) if one.is_bound})
+    often = [
+        overflows for overflows in named if overflows.times.count >= thresholds.BACKWARD_OVERFLOWS
+    ]
+    return sorted(
+        {
+            overflows.layer
+            for overflows in (*often, *case.events.forward.values())
+            if overflows.is_bound
+        }
+    )
 
 
 _NAMES = {"loss": "loss", "lr": "learning rate", "grad_norm": "gradient norm"}
@@ -101,13 +109,13 @@ def _or(names: Sequence[str]) -> str:
 
 
 @rule("AMP902", "run-ended-uncleanly", Severity.INFO)
-def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
+def run_ended_uncleanly(case: Case) -> Iterator[RuleHit]:
     """A record that ends with an exception or has no end mark."""
     last = case.scale.last_step
     if case.events.fatal:
         yield _ended_by(case.events.fatal[-1], after_steps=case.numbers.steps > 0)
     elif not case.record.clean_end and case.observed.loop:  # others write no end mark
-        yield Seen(
+        yield RuleHit(
             first_step=last,
             last_step=last,
             summary="The record has no end mark.",
@@ -116,14 +124,14 @@ def run_ended_uncleanly(case: Case) -> Iterator[Seen]:
         )
 
 
-def _ended_by(event: Event, *, after_steps: bool) -> Seen:
+def _ended_by(event: Event, *, after_steps: bool) -> RuleHit:
     """The exception with which the record ends: its type, layer and line of the user's code."""
     text = " ".join(str(event.detail.get("message", "")).split())[:200]
     place = str(event.detail.get("user_frame") or "").rpartition("/")[2]
     summary = f"The run ended by {event.exception}"
     summary += f" in layer {event.layer}" if event.layer else ""
     summary += f" at {place}." if place else "."
-    return Seen(
+    return RuleHit(
         first_step=event.step,
         last_step=event.step,
         ranks=(event.rank,),
@@ -137,17 +145,17 @@ def _ended_by(event: Event, *, after_steps: bool) -> Seen:
 
 
 @rule("AMP903", "telemetry-gap", Severity.INFO)
-def telemetry_gap(case: Case) -> Iterator[Seen]:
+def telemetry_gap(case: Case) -> Iterator[RuleHit]:
     """Rows missing from the record, as its `gap` events say."""
     gaps, events = case.events.of(EventKind.GAP), case.events
-    told = " ".join(sorted(events.gap_reasons))
+    reasons = " ".join(sorted(events.gap_reasons))
     if gaps.count:
-        yield Seen(
+        yield RuleHit(
             at=gaps,
             ranks=tuple(sorted(events.gap_ranks)),
             summary=f"{count_text(gaps.count, 'gap')} in the record.",
-            cause=told or "Rows were lost between the probe and the log.",
-            evidence=Evidence("gaps", gaps.last_step, float(gaps.count)),
+            cause=reasons or "Rows were lost between the probe and the log.",
+            evidence=counted("gaps", gaps),
         )
 
 
@@ -157,7 +165,7 @@ FRAGMENTED_SHARE = 0.1
 
 
 @rule("AMP415", "dtype-mismatch", Severity.ERROR)
-def dtype_mismatch(case: Case) -> Iterator[Seen]:
+def dtype_mismatch(case: Case) -> Iterator[RuleHit]:
     """A fatal error about mixed data types."""
     for event in case.events.fatal:
         if is_about_dtypes(_message(event)):
@@ -193,13 +201,13 @@ def is_about_dtypes(message: str) -> bool:
 
 
 @rule("AMP506", "out-of-memory", Severity.ERROR)
-def out_of_memory(case: Case) -> Iterator[Seen]:
+def out_of_memory(case: Case) -> Iterator[RuleHit]:
     """A fatal error because the device ran out of memory."""
     for event in case.events.fatal:
-        told = f"{event.exception} {_message(event)}"
-        if event.detail.get("out_of_memory") or "out of memory" in told or "OutOfMem" in told:
-            seen = _ended_by_error(event, "Training ran out of memory")
-            yield replace(seen, cause=" ".join((seen.cause, *_memory_then(event))))
+        message = f"{event.exception} {_message(event)}"
+        if event.detail.get("out_of_memory") or "out of memory" in message or "OutOfMem" in message:
+            error = _ended_by_error(event, "Training ran out of memory")
+            yield replace(error, cause=" ".join((error.cause, *_memory_then(event))))
 
 
 def _memory_then(event: Event) -> Iterator[str]:
@@ -224,10 +232,10 @@ def _message(event: Event) -> str:
     return str(event.detail.get("message", ""))
 
 
-def _ended_by_error(event: Event, what: str) -> Seen:
+def _ended_by_error(event: Event, what: str) -> RuleHit:
     where = f" in {event.layer}" if event.layer else ""
     text = " ".join(_message(event).split())
-    return Seen(
+    return RuleHit(
         first_step=event.step,
         last_step=event.step,
         layer=event.layer,

@@ -1,16 +1,29 @@
-"""AMP410: parameters without gradients, or gradients that are all zero."""
+"""AMP304 and AMP410: gradients that keep growing, and gradients that are zero or not there.
+
+Of a growing norm the last four fifths of the record are tested first, then shorter and shorter
+endings, because a late rise does not show in the parts before it. An ending is also compared with
+the steps just before it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Integers
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.findings import Evidence, Severity
-from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.rules.scale_search_and_growth import raise_scale_text
+from ampwatch.diagnosis.learning_rate import RateRows
+from ampwatch.diagnosis.medians import median_of_known
+from ampwatch.diagnosis.rule import RuleHit, rule
+from ampwatch.diagnosis.rules.scale import raise_scale_text
 from ampwatch.diagnosis.value_text import count_text, scale_text
+
+# --- no gradients ---------------------------------------------------------------------------------
+
 
 # Gradients that are all exactly zero: one batch may give none, so many batches in a row do not. In
 # a log: five lines, if the loss does not change either.
@@ -18,13 +31,13 @@ ZERO_STEPS, ZERO_LINES = thresholds.NO_ACCIDENT_STEPS, 5
 
 
 @rule("AMP410", "no-gradients", Severity.ERROR)
-def no_gradients(case: Case) -> Iterator[Seen]:
+def no_gradients(case: Case) -> Iterator[RuleHit]:
     """Parameters without gradients, a loss without a graph, or gradients that are all zero."""
     raised = next((text for text in _REFUSALS if text in case.events.raised), None)
     if raised is not None:
         yield _refused(case, raised)
     elif _are_frozen(case):
-        yield Seen(
+        yield RuleHit(
             at=case.scale,
             summary="No parameter has a gradient: every observed layer is frozen.",
             cause="No step has a gradient norm, no update moved a weight, and no layer's weights "
@@ -40,14 +53,14 @@ def no_gradients(case: Case) -> Iterator[Seen]:
 
 def is_without_gradients(case: Case) -> bool:
     """Whether the optimizer's parameters never had a gradient, so that no step moved a weight."""
-    loop, told = case.loop, case.numbers.told
-    steps_on_nothing = case.numbers.any_rate and "grad_norm" not in told and not loop.updates
+    loop, columns = case.loop, case.numbers.told
+    steps_on_nothing = case.numbers.any_rate and "grad_norm" not in columns and not loop.updates
     return case.observed.loop and steps_on_nothing and loop.unmoved >= ZERO_STEPS
 
 
-def _without_gradients(case: Case) -> Seen:
+def _without_gradients(case: Case) -> RuleHit:
     count = count_text(case.loop.unmoved, "step")
-    return Seen(
+    return RuleHit(
         at=case.scale,
         summary="Steps are taken and the weights do not move: the optimizer's parameters have no "
         "gradients.",
@@ -72,9 +85,9 @@ _REFUSALS = {
 }
 
 
-def _refused(case: Case, text: str) -> Seen:
+def _refused(case: Case, text: str) -> RuleHit:
     event, (summary, action) = case.events.raised[text], _REFUSALS[text]
-    return Seen(
+    return RuleHit(
         first_step=event.step,
         last_step=event.step,
         ranks=(event.rank,),
@@ -93,17 +106,17 @@ def _are_zero(case: Case) -> bool:
     return zeros.run.times.count >= ZERO_LINES and zeros.is_constant
 
 
-def _zeros(case: Case) -> Seen:
+def _zeros(case: Case) -> RuleHit:
     zeros, run = case.zeros, case.zeros.run
     began_so = not (zeros.gave or zeros.earlier)
     since = "from the first step on" if began_so else f"since step {run.times.first_step:,}"
-    told = f"Every gradient is exactly zero {since}:"
+    beginning = f"Every gradient is exactly zero {since}:"
     evidence = [Evidence("grad_norm", run.times.last_step, 0.0)]
     if zeros.is_learnt:
-        return Seen(
+        return RuleHit(
             severity=Severity.INFO,
             at=run.times,
-            summary=f"{told} nothing is left to learn.",
+            summary=f"{beginning} nothing is left to learn.",
             cause=f"The loss has come down to {run.highest_loss:.3g} or less, and these batches "
             "give no gradient any more.",
             action="Nothing to do, if that is the loss you wanted.",
@@ -112,10 +125,10 @@ def _zeros(case: Case) -> Seen:
     cause, action = _reason(case)
     evidence.append(Evidence("loss_peak", run.times.first_step, run.highest_loss))
     evidence.append(Evidence("scale", run.times.last_step, case.final_scale))
-    return Seen(
+    return RuleHit(
         severity=Severity.WARNING if zeros.is_lossless or not case.observed.loop else None,
         at=run.times,
-        summary=f"{told} nothing is learnt.",
+        summary=f"{beginning} nothing is learnt.",
         cause=cause,
         action=action,
         evidence=tuple(evidence),
@@ -177,3 +190,88 @@ def _are_frozen(case: Case) -> bool:
     untold = not (case.numbers.norms or zeros.gave or zeros.earlier or zeros.run.times.count)
     still = case.loop.unmoved >= ZERO_STEPS and not case.loop.updates
     return untold and still and zeros.frozen and not zeros.learning
+
+
+# --- a norm that keeps rising ---------------------------------------------------------------------
+
+
+# Endings of the record, each about two thirds of the one before, so that one of them begins where
+# the rise does: in a shorter one too few points are left to tell it from noise.
+ENDINGS = (thresholds.DRIFT_PART, 0.55, 0.4, 0.3, 0.2, 0.1)
+# ... which end this far above everything within twice their length before: norms that vary with the
+# rate or the data come back to where they were.
+BEYOND_BEFORE = 2.0
+
+
+@rule("AMP304", "gradient-norm-drift", Severity.WARNING)
+def gradient_norm_drift(case: Case) -> Iterator[RuleHit]:
+    """A gradient norm that keeps rising."""
+    endings = ENDINGS if case.rate.rows >= thresholds.DRIFT_ROWS else ()
+    drift = next((rise for part in endings if (rise := _drift(case, part))), None)
+    if drift is None:
+        return
+    began, first, last = drift
+    yield RuleHit(
+        first_step=began,
+        last_step=case.scale.last_step,
+        summary=f"The gradient norm has grown {last / first:.0f}-fold.",
+        cause=f"From {first:.3g} at step {began} to {last:.3g}, rising in every part of the "
+        "record since.",
+        evidence=Evidence("grad_norm", case.scale.last_step, last, first, f"at step {began:,}"),
+    )
+
+
+def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
+    """The step since which the norm rose in every part of the record's ending, and how far."""
+    rows, total = case.rate.points, case.rate.rows
+    begin = (1.0 - part) * total
+    is_early = begin * _steps_a_row(case) < thresholds.DRIFT_EARLY_STEPS
+    if part != thresholds.DRIFT_PART and is_early:
+        return None
+    late = rows.start >= begin
+    windows = np.array_split(np.flatnonzero(late), thresholds.DRIFT_WINDOWS)
+    first = last = _median(rows.rows, windows[0])
+    for at in windows[1:]:
+        before, last = last, _median(rows.rows, at)
+        if not before < last:  # nor if one is unknown
+            return None
+    if last < thresholds.DRIFT_FACTOR * first:
+        return None
+    if part == thresholds.DRIFT_PART:
+        # A norm that is still far below its start came down before it climbed.
+        start = _median(rows.rows, np.flatnonzero(~late))
+        came_down = last < start / thresholds.DRIFT_FACTOR
+        if came_down or _is_early_learning(case, windows):
+            return None
+    elif not _is_beyond(case, part, last):
+        return None
+    return int(rows.rows.of("step")[late][0]), first, last
+
+
+def _is_beyond(case: Case, part: float, last: float) -> bool:
+    """Whether the norm drifted above everything in twice the stretch before."""
+    points, total = case.rate.points, case.rate.rows
+    since = (1.0 - 3 * part) * total
+    before = np.flatnonzero((points.start >= since) & (points.start < (1.0 - part) * total))
+    parts = np.array_split(before, 2 * thresholds.DRIFT_WINDOWS)
+    medians = [value for at in parts if np.isfinite(value := _median(points.rows, at))]
+    return bool(medians) and last >= BEYOND_BEFORE * max(medians)
+
+
+def _is_early_learning(case: Case, windows: list[Integers]) -> bool:
+    """Whether the norm's drift is harmless: the run is young and its last losses the lowest."""
+    if case.rate.accepted * _steps_a_row(case) >= thresholds.DRIFT_EARLY_STEPS:
+        return False
+    loss = case.rate.points.rows.of("loss")
+    medians = [median_of_known(loss[at]) for at in windows]
+    finite = [value for value in medians if np.isfinite(value)]
+    return len(finite) > 1 and finite[-1] <= thresholds.DRIFT_LOSS * min(finite[:-1])
+
+
+def _steps_a_row(case: Case) -> float:
+    """For the norm's drift, how many steps a row stands for; programs print one in ten or fewer."""
+    return 1.0 if case.observed.every_step else max(10.0, case.scale.steps / case.scale.entries)
+
+
+def _median(rows: RateRows, at: Integers) -> float:
+    return median_of_known(rows.of("grad_norm")[at])
