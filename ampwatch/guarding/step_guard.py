@@ -126,7 +126,7 @@ class StepGuard:
         if view.number not in self._evaluated:
             self._evaluated.add(view.number)
             turn = self.loop.turns.turn(view)
-            self._judge(optimizer, view, turn, self.loop.unscaled_steps.evaluated(view))
+            self._judge(optimizer, view, turn, self.loop.turns.evaluated(view))
 
     def ended(self, optimizer: Any) -> None:
         """An optimizer's step has run."""

@@ -119,7 +119,7 @@ class ScriptWatch:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         from ampwatch.probe import live_watches
-        from ampwatch.probe.backward_losses import hear_of_losses, tell_of_lookups
+        from ampwatch.probe.backward_passes import hear_of_losses, tell_of_lookups
 
         tell_of_each(torch.amp.GradScaler, self._made_scaler)
         tell_of_each(torch.optim.Optimizer, self._made_optimizer)

@@ -7,9 +7,8 @@ The training thread only collects values; the courier's thread computes with the
 into the training, nothing synchronises a device, and no bit of the training changes.
 
 - begin and end: attach, watch, run_identity, fatal_exceptions, own_failures
-- who calls us: watched_scaler, unscaled_steps, hooks
-- the loop: loop, current_step, optimizer_turns, optimizers, backward_passes, backward_losses,
-  records
+- who calls us: watched_scaler, hooks
+- the loop: loop, current_step, optimizer_turns, optimizers, backward_passes, records
 - what is measured: tensor_values, norms, weight_updates, optimizer_state, checkpoints, devices
 - layers while they run: models, layer_observer, sampled_layers, operand_casts, number_formats,
   library_formats

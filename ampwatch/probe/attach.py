@@ -23,7 +23,7 @@ from ampwatch.environment import quiet, switched_off
 from ampwatch.errors import AmpwatchError, AttachError, say_to_stderr, warn
 from ampwatch.printable_text import printable, with_article
 from ampwatch.probe import hooks, run_identity
-from ampwatch.probe.backward_losses import hear_of_losses
+from ampwatch.probe.backward_passes import hear_of_losses
 from ampwatch.probe.control import Control
 from ampwatch.probe.courier import Courier, Log, MemoryLog
 from ampwatch.probe.current_step import Sampling

@@ -16,7 +16,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -158,6 +158,28 @@ def _part(value: Tensor) -> Tensor:
 # -- the step --------------------------------------------------------------------------------------
 
 
+class LoopOfStep(Protocol):
+    """What the parts of a step ask of the loop that it belongs to; `loop.Loop`."""
+
+    def close_step(self, *, update_seen: bool | None) -> None:
+        """The step in progress is over."""
+
+    def close_without_update(self) -> None:
+        """An optimizer steps again: the step before had no update."""
+
+    def adopt(self, scaler: Any) -> None:
+        """The loop goes on with a scaler that nobody has attached."""
+
+    def optimizer_gone(self, reference: Any) -> None:
+        """The user has let an optimizer go."""
+
+    def backward_began(self) -> None:
+        """A backward pass that is followed has begun."""
+
+    def backward_ended(self) -> None:
+        """It has ended, and has accumulated gradients."""
+
+
 class CurrentStep:
     """The step in progress, and what is known of the scaler."""
 
@@ -177,11 +199,12 @@ class CurrentStep:
         self.used = not self.enabled  # whether an enabled scaler has been called yet
         self.scaler: Callable[[], Any] = _no_scaler
         self._is_idle = False
+        self.loop: LoopOfStep
         self._deliver = deliver
         self._reported: set[str] = set()  # codes of mistakes
         self._warned: set[tuple[str, str]] = set()  # of which mistake in what the user logs, where
         if scaler is not None:
-            self.use(scaler)
+            self.set_scaler(scaler)
 
     def begin(self) -> StepRecord:
         """The record of the step in progress; a new one if there is none."""
@@ -246,18 +269,18 @@ class CurrentStep:
             self._warned.add(mistake)
             warn(sentence)
 
-    def use(self, scaler: Any) -> None:
+    def set_scaler(self, scaler: Any) -> None:
         """The loop goes on with this scaler: the current step is its."""
         # Weak: an optimizer's hook holds us, and may not hold the scaler.
         self.scaler = weakref.ref(scaler)
 
-    def take_up(self) -> None:
+    def scaler_is_used(self) -> None:
         """The scaler is called for the first time."""
         self.used = True
         if self._is_idle:
             self._is_idle, self.enabled = False, True
 
-    def leave_idle(self) -> None:
+    def ignore_unused_scaler(self) -> None:
         """An optimizer steps before the scaler was called: go on as if there were no scaler."""
         self._is_idle, self.enabled = True, False
         warn(
@@ -296,7 +319,7 @@ class Sampling:
         elif self._observer.armed:
             self._observer.disarm()
 
-    def look_away(self) -> None:
+    def stop_observing(self) -> None:
         """Stop sampling the current step, which does not end, and forget what was noted of it."""
         if self._observer is not None:
             self._observer.disarm()

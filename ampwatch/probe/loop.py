@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +26,6 @@ from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
 from ampwatch.probe.tensor_values import dtype_name, measurable
-from ampwatch.probe.unscaled_steps import UnscaledSteps
 from ampwatch.rows import EventKind
 
 # Of one step, however many micro-batches it accumulates; later ones are not looked at.
@@ -80,32 +78,12 @@ class Loop:
         self.actor: StepActor | None = None  # where a guard may
         self.forwards = Forwards(several_models=len(survey.roots) > 1)
         self.current = CurrentStep(scaler, sampling, self.forwards, deliver, start_step)
+        self.current.loop = self
         self.sampling = sampling
         self._deliver = deliver
-        self._backward = BackwardWatch(
-            survey.parameters,
-            self._backward_began,
-            self._backward_ended,
-            self.current.misuse,
-            guard,
-        )
+        self._backward = BackwardWatch(survey.parameters, self.current, guard)
         self.losses = Losses(self.current, self._backward)
-        self.turns = Turns(
-            self.current,
-            survey,
-            self._backward,
-            self.losses,
-            come_round=self._come_round,
-            stepped_alone=self._stepped_alone,
-            gone=self._optimizer_gone,
-        )
-        self.unscaled_steps = UnscaledSteps(
-            self.current,
-            self.turns,
-            guard,
-            adopt=self._adopt,
-            close_step=partial(self.close_step, update_seen=None),
-        )
+        self.turns = Turns(self.current, survey, self._backward, self.losses, guard)
         self._batch_size = BatchSize()
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
@@ -131,7 +109,7 @@ class Loop:
         forwards.unused += 1
         if forwards.count >= MOST_FORWARDS:
             if forwards.count == MOST_FORWARDS:
-                self._look_away(record)
+                self._stop_observing(record)
             return
         if inputs and inputs[0].ndim and type(size := inputs[0].size(0)) is int:
             record.samples += size
@@ -142,9 +120,9 @@ class Loop:
         if torch.is_autocast_enabled(device_type):
             record.autocast_dtype = dtype_name(torch.get_autocast_dtype(device_type))
 
-    def _look_away(self, record: StepRecord) -> None:
+    def _stop_observing(self, record: StepRecord) -> None:
         """Record no more of this step: its memory would grow without bound."""
-        self.sampling.look_away()
+        self.sampling.stop_observing()
         if not (record.turns or self.losses.pending):
             warn(
                 f"{MOST_FORWARDS} training forward passes, and no optimizer step was seen (one "
@@ -165,10 +143,10 @@ class Loop:
                 self._backward.follow(value, None)
                 return
 
-    def _adopt(self, scaler: Any) -> None:
+    def adopt(self, scaler: Any) -> None:
         """The loop goes on with a scaler that nobody has attached."""
-        self.current.take_up()
-        self.current.use(scaler)
+        self.current.scaler_is_used()
+        self.current.set_scaler(scaler)
         if self.owner is not None:
             self.owner.adopt(scaler)
         detail = {
@@ -179,24 +157,23 @@ class Loop:
         }
         self.current.event(EventKind.SCALER_REPLACED, detail)
 
-    def _stepped_alone(self, optimizer: Any) -> None:
-        """An optimizer has stepped, and not by our scaler."""
-        self.unscaled_steps.ended(optimizer)
-
-    def _optimizer_gone(self, _reference: Any) -> None:
+    def optimizer_gone(self, _reference: Any) -> None:
         """The user has let an optimizer go."""
         if self.owner is not None:
             self.owner.end_if_over()
 
-    def _backward_began(self) -> None:
+    def backward_began(self) -> None:
+        """A backward pass that is followed has begun: what was given has been of use."""
         self.forwards.used()
         self.turns.backward_began()
 
-    def _backward_ended(self) -> None:
+    def backward_ended(self) -> None:
+        """A backward pass that is followed has accumulated gradients."""
+        turns = self.turns
         if not self.current.enabled:
-            self.unscaled_steps.backward_ended()
-        elif self.turns.detailed and (self.sampling.sampled or self.turns.unseen_edits):
-            self.turns.backward_ended()
+            turns.measure_early()
+        elif turns.detailed and (self.sampling.sampled or turns.unseen_edits):
+            turns.measure_left()
 
     # -- the scaler's calls ----------------------------------------------------------------------
 
@@ -293,7 +270,7 @@ class Loop:
         record.doubtful = doubtful
         self.close_step(update_seen=False)
 
-    def _come_round(self) -> None:
+    def close_without_update(self) -> None:
         """An optimizer steps again without an update: pending losses belong to the next step."""
         losses, self.losses.pending = self.losses.pending, []
         if self.current.enabled:
@@ -342,7 +319,7 @@ class Loop:
         turns = self.turns
         if turns.stepping is optimizer:
             return turns.in_step
-        if self.unscaled_steps.begun is optimizer:
+        if turns.begun is optimizer:
             view = turns.view(optimizer)
             return view, turns.turn(view)
         return None
@@ -419,7 +396,6 @@ class Loop:
             self.actor = None
         self.owner = None
         self.turns.release()
-        self.unscaled_steps.release()
         self._backward.release()
         self.losses.release()
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ampwatch.errors import warn
 from ampwatch.probe import fatal_exceptions, hooks, watched_scaler
-from ampwatch.probe.backward_losses import hear_no_more
+from ampwatch.probe.backward_passes import hear_no_more
 from ampwatch.probe.courier import Courier
 from ampwatch.probe.devices import DeviceSampler
 from ampwatch.probe.layer_observer import LayerObserver

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from ampwatch.probe.loop import Loop
+from ampwatch.probe.optimizer_turns import WATCHED
 from ampwatch.probe.own_failures import Guard
-from ampwatch.probe.unscaled_steps import WATCHED
 
 
 def swap(scaler: Any, loop: Loop, guard: Guard) -> type:
@@ -73,9 +73,9 @@ def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
 
     def scale(self: Any, outputs: Any) -> Any:
         if current.scaler() is not self:
-            current.use(self)
+            current.set_scaler(self)
         if not current.used:
-            run(current.take_up)
+            run(current.scaler_is_used)
         results = original.scale(self, outputs)
         run(losses.take, outputs, results)
         return results

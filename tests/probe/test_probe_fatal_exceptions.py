@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ampwatch.probe import devices, fatal_exceptions
-from ampwatch.probe.backward_losses import tell_of_lookups
+from ampwatch.probe.backward_passes import tell_of_lookups
 from ampwatch.probe.devices import DeviceRow, DeviceSampler
 from ampwatch.probe.fatal_exceptions import describe, passed_through
 
