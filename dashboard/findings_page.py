@@ -37,8 +37,7 @@ from ampwatch.diagnosis.value_text import (
     when_text,
 )
 from ampwatch.follow import as_it_stands, lesson_for
-from ampwatch.recovery.proof import kept_proof
-from ampwatch.recovery.proved_advice import with_proof
+from ampwatch.recovery.proof import kept_proof, with_proof
 from ampwatch.report import html_report
 from ampwatch.report.overview_chart import is_change
 from ampwatch.report.painter import SEVERITY_COLOR

@@ -133,8 +133,7 @@ def print_said(
     """
     from ampwatch.diagnosis import Diagnosis
     from ampwatch.diagnosis.earlier_runs import with_lesson
-    from ampwatch.recovery.proof import kept_proof, sentence_of
-    from ampwatch.recovery.proved_advice import with_proof
+    from ampwatch.recovery.proof import kept_proof, sentence_of, with_proof
     from ampwatch.report import print_fact, print_report, print_reports, to_json
     from ampwatch.report.settings import changed_text
 
@@ -181,8 +180,7 @@ def write_html(run: Run, path: Path, earlier: str | None = None) -> Diagnosis:
     from ampwatch.diagnosis import Engine, conclude
     from ampwatch.diagnosis.earlier_runs import with_lesson
     from ampwatch.follow import as_it_stands
-    from ampwatch.recovery.proof import kept_proof
-    from ampwatch.recovery.proved_advice import with_proof
+    from ampwatch.recovery.proof import kept_proof, with_proof
     from ampwatch.report import html_report
 
     refuse_no_file(path)

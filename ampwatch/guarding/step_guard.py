@@ -18,25 +18,30 @@ from typing import Any
 import torch
 
 from ampwatch.errors import warn
-from ampwatch.guarding.caps import AMONG, MOST_IN_A_ROW, STANDING, Cap, StandingFault
 from ampwatch.guarding.guard_advice import write_plan
-from ampwatch.guarding.guard_settings import LEAVE_OUT, NON_FINITE, STOP, Proposed, Settings
-from ampwatch.guarding.joint_decision import Alone, Together, Word
-from ampwatch.guarding.left_out_step import (
-    DeviceVerdicts,
-    LeftOut,
-    Pending,
-    leave_out,
-    put_back,
+from ampwatch.guarding.guard_settings import (
+    AMONG,
+    LEAVE_OUT,
+    MOST_IN_A_ROW,
+    NON_FINITE,
+    STANDING,
+    STOP,
+    Cap,
+    Proposed,
+    Settings,
+    StandingFault,
+    checked,
 )
+from ampwatch.guarding.joint_decision import Alone, Together, Word
+from ampwatch.guarding.left_out_step import DeviceVerdicts, LeftOut, Pending, leave_out, put_back
 from ampwatch.guarding.lowered_rate import RateActions
-from ampwatch.guarding.step_signs import Guarded, Measured, Seen, UsualSteps, rate_of
+from ampwatch.guarding.outlying_steps import Guarded, Measured, Seen, UsualSteps, rate_of
 from ampwatch.probe.control import interrupt
 from ampwatch.probe.hooks import Handle, hook_step_begin, hook_step_end
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.records import StepRecord, Turn
-from ampwatch.probe.watch import Watch
+from ampwatch.probe.watch import NoWatch, Watch
 from ampwatch.rows import EventKind
 
 AGAIN_STEPS = 100  # a second outlier within so many is no accident of the data
@@ -439,3 +444,51 @@ def _evaluate(
     if guard is not None:
         guard.run(guard.evaluated, optimizer(), view)
     return given
+
+
+# -- the user's call -------------------------------------------------------------------------------
+
+
+class NoGuard:
+    """What `guard` returns where nothing is watched: does nothing."""
+
+    stopped = False
+    plan_path: Any = None
+    exit_code = 0
+
+    def on_stop(self, stop: Callable[[], object]) -> None:
+        """Ignored."""
+
+
+def guard(
+    watch: Watch | NoWatch,
+    skip: str | None = "outliers",
+    lower_rate: bool = True,  # noqa: FBT001, FBT002 - the contract
+    stop: bool = False,  # noqa: FBT001, FBT002
+    dry_run: bool = True,  # noqa: FBT001, FBT002
+    most: tuple[int, int] = (5, 100),
+    on_action: Callable[[Proposed], object] | None = None,
+) -> StepGuard | NoGuard:
+    """Let ampwatch act in this training; at first it only tells what it would do.
+
+    `skip` leaves out steps whose gradients are not finite and, with "outliers", those whose
+    gradients, loss, inputs or rate are far above what is usual. `lower_rate` lowers the rate for a
+    while where a second one follows soon and the diagnosis blames the rate. `stop` ends the
+    training where more follow than `most` (actions, steps) allows, or where steps that are not
+    finite have become the rule. `on_action` is asked before each action and may return False. With
+    several ranks call it on each, with the same arguments. Wrong arguments raise GuardError.
+    """
+    if isinstance(watch, NoWatch):
+        return NoGuard()
+    settings = Settings(skip, lower_rate, stop, dry_run, most, on_action)
+    checked(watch, settings)
+    if watch.closed:
+        warn("guard() after close() does nothing; attach again for a new run.")
+        return NoGuard()
+    known = watch.loop.actor
+    if isinstance(known, StepGuard):
+        warn("this training has a guard already, which goes on.")
+        return known
+    made = StepGuard(watch, settings)
+    watch.loop.actor = made
+    return made

@@ -29,8 +29,17 @@ from ampwatch.recovery.change import (
     Value,
     switch_text,
 )
-from ampwatch.recovery.outcome import Try, ceiling, has_learnt, is_doubtful
-from ampwatch.recovery.proof import LEARNT_LITTLE, TIME_WAS_UP, Proof, kept_proof, words_of
+from ampwatch.recovery.proof import (
+    LEARNT_LITTLE,
+    TIME_WAS_UP,
+    Proof,
+    Try,
+    ceiling,
+    has_learnt,
+    is_doubtful,
+    kept_proof,
+    words_of,
+)
 from ampwatch.recovery.rerun import (
     Asked,
     Command,

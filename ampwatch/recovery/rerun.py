@@ -29,8 +29,7 @@ from ampwatch.recovery.change import (
     changes_text,
     switch_text,
 )
-from ampwatch.recovery.outcome import WINDOW, Try, highest_loss
-from ampwatch.recovery.proof import TIME_WAS_UP
+from ampwatch.recovery.proof import TIME_WAS_UP, WINDOW, Try, highest_loss
 from ampwatch.recovery.switches import Trouble, trouble_of
 from ampwatch.rows import Table
 from ampwatch.store import Run, list_runs

@@ -5,14 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from ampwatch.guarding.caps import AMONG, STANDING, StandingFault
-from ampwatch.guarding.step_signs import Measured, Seen, UsualSteps
-from ampwatch.guarding.usual_values import (
+from ampwatch.guarding.guard_settings import AMONG, STANDING, StandingFault
+from ampwatch.guarding.outlying_steps import (
     SETTLED,
     START,
     WINDOW,
+    Measured,
+    Seen,
     UsualLosses,
     UsualRates,
+    UsualSteps,
     usual_inputs,
     usual_norms,
 )
