@@ -22,13 +22,12 @@ import torch
 from torch import Tensor, nn
 
 import ampwatch
-from ampwatch.probe import operand_casts
-from ampwatch.probe.layer_observer import LayerObserver
+from ampwatch.probe.formats import casts
+from ampwatch.probe.layer_observer import LayerObserver, SeenTensor
 from ampwatch.probe.row_maker import RowMaker
-from ampwatch.probe.sampled_layers import SeenTensor
 
 LAYERS = 12
-BEGIN = operand_casts.Operands.begin
+BEGIN = casts.Operands.begin
 
 
 class Plain(nn.Module):
@@ -126,7 +125,7 @@ class Training:
         )  # fmt: skip
 
     def step(self) -> None:
-        setattr(operand_casts.Operands, "begin", BEGIN if self.kind.casts else _nothing)  # noqa: B010
+        setattr(casts.Operands, "begin", BEGIN if self.kind.casts else _nothing)  # noqa: B010
         with torch.autocast("cpu", self.kind.dtype, enabled=self.kind.autocast):
             loss = self.model(self.x).float().square().mean()
         loss.backward()

@@ -35,10 +35,16 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from ampwatch.probe.current_step import CurrentStep
-from ampwatch.probe.hooks import Handle, Hook, hook_any_step_end, hook_gradient, hook_step_begin
+from ampwatch.probe.hooks import (
+    Guard,
+    Handle,
+    Hook,
+    hook_any_step_end,
+    hook_gradient,
+    hook_step_begin,
+)
 from ampwatch.probe.norms import Fingerprint, fingerprint
 from ampwatch.probe.optimizers import OptimizerView
-from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import Loss, Mark, Stale, StepRecord, Value, Waiting
 from ampwatch.probe.tensor_values import Pack
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ampwatch import codec
 from ampwatch.errors import AmpwatchError, warn
 from ampwatch.probe.control import Control
-from ampwatch.probe.own_failures import Guard
+from ampwatch.probe.hooks import Guard
 from ampwatch.probe.records import EventRecord, HostUpdate, StepRecord
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.rows import EventKind, Table

@@ -20,10 +20,10 @@ from ampwatch.probe.backward_passes import BackwardWatch, Losses
 from ampwatch.probe.checkpoints import SavedMoments
 from ampwatch.probe.control import Control
 from ampwatch.probe.current_step import BatchSize, CurrentStep, Forwards, Sampling
+from ampwatch.probe.hooks import Guard
 from ampwatch.probe.models import Survey
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
-from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
 from ampwatch.probe.tensor_values import dtype_name, measurable
 from ampwatch.rows import EventKind

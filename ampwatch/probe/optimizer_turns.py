@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from ampwatch.errors import warn
-from ampwatch.probe import optimizer_state
 from ampwatch.probe.backward_passes import BackwardWatch, Losses, StaleGradients
 from ampwatch.probe.current_step import CurrentStep
-from ampwatch.probe.hooks import hook_step_begin
+from ampwatch.probe.hooks import Guard, hook_step_begin
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import (
     Fingerprint,
@@ -30,9 +29,7 @@ from ampwatch.probe.norms import (
     norms_of,
     versions_of,
 )
-from ampwatch.probe.optimizer_state import Stepped
-from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
-from ampwatch.probe.own_failures import Guard
+from ampwatch.probe.optimizers import OptimizerView, Stepped, matrix_parameters, read_state
 from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.tensor_values import Pack, is_shard
 from ampwatch.rows import EventKind
@@ -367,7 +364,7 @@ class Turns:
         turn.update = view.slices.compare(before, after, pack)
         if self._step.sampling.sampled:
             stepped = Stepped(view.reference(), view.groups, view.slices, before, after)
-            turn.state = optimizer_state.read(stepped, pack)
+            turn.state = read_state(stepped, pack)
 
     def is_stood_in_for(self, optimizer: Any) -> bool:
         """Whether the scaler was given an object in this optimizer's place, and the loop steps it.

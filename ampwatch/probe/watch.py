@@ -28,11 +28,11 @@ from ampwatch.probe.control import Control
 from ampwatch.probe.courier import Courier, Log, MemoryLog
 from ampwatch.probe.current_step import Sampling
 from ampwatch.probe.devices import DeviceSampler
+from ampwatch.probe.formats.library_formats import conversions_asked_for
+from ampwatch.probe.hooks import Guard
 from ampwatch.probe.layer_observer import LayerObserver
-from ampwatch.probe.library_formats import conversions_asked_for
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
-from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.rows import EventKind

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ampwatch.probe.hooks import Guard
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.optimizer_turns import WATCHED
-from ampwatch.probe.own_failures import Guard
 
 
 def swap(scaler: Any, loop: Loop, guard: Guard) -> type:

@@ -23,8 +23,7 @@ from torch import Tensor, nn, optim
 from torch.utils.hooks import RemovableHandle
 
 import ampwatch
-from ampwatch.probe.hooks import Hook, hook_after
-from ampwatch.probe.own_failures import Guard
+from ampwatch.probe.hooks import Guard, Hook, hook_after
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
 

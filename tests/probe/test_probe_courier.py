@@ -19,8 +19,8 @@ from ampwatch.codec import decode
 from ampwatch.errors import AmpwatchWarning, RunError
 from ampwatch.probe import courier as courier_module
 from ampwatch.probe.courier import Courier, MemoryLog
+from ampwatch.probe.hooks import Guard
 from ampwatch.probe.models import survey
-from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, StepRecord
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.probe.tensor_values import Pack
