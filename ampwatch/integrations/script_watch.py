@@ -95,7 +95,6 @@ class SeenInScript:
     """What a script under `ampwatch run` did while nothing was attached."""
 
     optimizers: set[str] = field(default_factory=set)  # their classes' names
-    scalers: int = 0
     ran: bool = False  # a module in training mode, though none that an optimizer trains
     evaluated: bool = False  # a module in eval mode, or without gradients
     went_back: bool = False
@@ -145,7 +144,6 @@ class ScriptWatch:
             if issubclass(kind, torch.amp.GradScaler):
                 self._hear_calls_of(kind)
         self._scalers.add(scaler)
-        self._seen.scalers += 1
 
     def _hear_calls_of(self, kind: type) -> None:
         for name, tell in (("scale", self._scaling), ("step", self._stepping)):

@@ -29,8 +29,7 @@ from ampwatch.probe.current_step import CurrentStep
 from ampwatch.probe.learning_rates import number_of
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView, groups_of
-from ampwatch.probe.records import EventRecord
-from ampwatch.probe.run_identity import Ranks, Store
+from ampwatch.probe.run_identity import Ranks
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
@@ -68,13 +67,12 @@ class Control:
         self._step_s, self._stepped_at = 0.0, time.perf_counter()
         self._save: Callable[[], object] | None = None
         self._stop: Callable[[], object] | None = None
-        self._loop: tuple[Turns, CurrentStep, Callable[[EventRecord], None]] | None = None
+        self._turns: Turns | None = None  # of the loop, as the next one
+        self._step: CurrentStep | None = None
 
-    def follow(
-        self, turns: Turns, step: CurrentStep, deliver: Callable[[EventRecord], None]
-    ) -> None:
+    def follow(self, turns: Turns, step: CurrentStep) -> None:
         """Act on this loop when a page asks; tell in its rows what may be asked for."""
-        self._loop = turns, step, deliver
+        self._turns, self._step = turns, step
         self._offer()
 
     def on_save(self, save: Callable[[], object]) -> None:
@@ -99,8 +97,8 @@ class Control:
 
     def look(self) -> None:
         """On the courier's thread, often: see what the other ranks say of an instruction."""
-        if self._ranks is not None and self._loop is not None:
-            self._ranks.look(self._loop[1])
+        if self._ranks is not None and self._step is not None:
+            self._ranks.look(self._step)
 
     def step_over(self) -> None:
         """A step has ended, on the training thread: do what was asked."""
@@ -121,16 +119,16 @@ class Control:
 
     def _propose(self, asked: Asked) -> str:
         """Have it done after this step, or by all ranks after one that all can see coming."""
-        if self._ranks is None or self._loop is None:
+        if self._ranks is None or self._step is None:
             self._waiting.append(asked)
             return ""
-        return self._ranks.propose(asdict(asked), self._loop[1].number, self._step_s)
+        return self._ranks.propose(asdict(asked), self._step.number, self._step_s)
 
     def _take_what_is_due(self, ranks: RankAgreement) -> None:
         now = time.perf_counter()
         took_s, self._stepped_at = now - self._stepped_at, now
         self._step_s = min(took_s, 2 * self._step_s) if self._step_s else took_s
-        due = None if self._loop is None else ranks.due(self._loop[1].number)
+        due = None if self._step is None else ranks.due(self._step.number)
         if due is None:
             return
         asked = Asked(**due[0])
@@ -190,7 +188,7 @@ class Control:
             self._say({"outcome": "undone", "number": number, "told": told})
 
     def _views(self) -> list[OptimizerView]:
-        return [] if self._loop is None else list(self._loop[0].views.values())
+        return [] if self._turns is None else list(self._turns.views.values())
 
     def _rates(self) -> list[float]:
         """Each group's rate, of all optimizers; without those that only a device knows."""
@@ -235,9 +233,8 @@ class Control:
         self._say({"offers": self._offers()})
 
     def _say(self, detail: dict[str, Any]) -> None:
-        if self._loop is not None:
-            _, step, deliver = self._loop
-            deliver(EventRecord(step.number, time.time_ns(), EventKind.CONTROL, detail))
+        if self._step is not None:
+            self._step.event(EventKind.CONTROL, detail)
 
 
 def interrupt() -> None:
@@ -277,9 +274,7 @@ class RankAgreement:
 
     def __init__(self, ranks: Ranks) -> None:
         self.look_s = max(LOOK_S, ranks.world_size / _RANKS_A_SECOND)
-        self._rank, self._others = ranks.rank, ranks.world_size - 1
-        self._find_store = ranks.find_store
-        self._store: Store | None = None
+        self._ranks, self._others = ranks, ranks.world_size - 1
         self._agreed: Proposal | None = None
         self._decided = False  # for it; rank 0 alone knows before the step
         self._deciding = threading.Lock()
@@ -290,7 +285,7 @@ class RankAgreement:
         """On rank 0: propose it for a step that all can still see coming; else why not."""
         if self._agreed is not None:
             return "another instruction is on its way to all ranks"
-        store = self._met()
+        store = self._ranks.store()
         if store is None:
             return "the ranks have no process group to agree in"
         ahead = max(_LEAST_STEPS, math.ceil((2 * self.look_s + _SPARE_S) / max(step_s, 1e-3)))
@@ -308,7 +303,7 @@ class RankAgreement:
         if now - self._looked_at < self.look_s:
             return
         self._looked_at = now
-        if self._rank != 0:
+        if self._ranks.rank != 0:
             self._look_for_proposal(step)
         elif (mine := self._agreed) is not None:
             self._decide_if_all_agree(mine)
@@ -318,14 +313,16 @@ class RankAgreement:
         agreed = self._agreed
         if agreed is None or step < agreed.at_step:
             return None
-        is_done = self._decide_now(agreed) if self._rank == 0 else self._await_decision(agreed)
+        is_done = (
+            self._decide_now(agreed) if self._ranks.rank == 0 else self._await_decision(agreed)
+        )
         self._agreed = None
         return agreed.what, is_done
 
     # --- rank 0 ----------------------------------------------------------------------------------
 
     def _decide_if_all_agree(self, mine: Proposal) -> None:
-        store = self._met()
+        store = self._ranks.store()
         if store is None or store.add(f"agreed/{mine.number}", 0) < self._others:
             return
         with self._deciding:
@@ -335,14 +332,14 @@ class RankAgreement:
 
     def _decide_now(self, mine: Proposal) -> bool:
         with self._deciding:
-            if not self._decided and (store := self._met()) is not None:
+            if not self._decided and (store := self._ranks.store()) is not None:
                 store.set(f"decision/{mine.number}", _DROP)
             return self._decided
 
     # --- the others ------------------------------------------------------------------------------
 
     def _look_for_proposal(self, step: CurrentStep) -> None:
-        store, number = self._met(), self._last_number + 1
+        store, number = self._ranks.store(), self._last_number + 1
         if store is None or self._agreed is not None or not store.check([f"proposal/{number}"]):
             return
         told = json.loads(store.get(f"proposal/{number}"))
@@ -355,15 +352,10 @@ class RankAgreement:
             self._agreed = None
 
     def _await_decision(self, agreed: Proposal) -> bool:
-        store, key = self._met(), f"decision/{agreed.number}"
+        store, key = self._ranks.store(), f"decision/{agreed.number}"
         until = time.monotonic() + _PATIENCE_S
         while store is not None and time.monotonic() < until:
             if store.check([key]):
                 return store.get(key).decode() == _DO
             time.sleep(0.001)
         return False
-
-    def _met(self) -> Store | None:
-        if self._store is None:
-            self._store = self._find_store()
-        return self._store

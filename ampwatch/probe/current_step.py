@@ -1,8 +1,15 @@
 """The step in progress: its record, its forward passes, whether it is sampled, what users log.
 
-The parts of a watched loop (`loop`, `optimizer_turns`, `unscaled_steps`, `backward_passes`) share
-one `CurrentStep`, the one owner of the record. Whoever sees the first call of a step begins it;
-`Loop` closes it.
+The parts of a watched loop (`loop`, `optimizer_turns`, `backward_passes`) share one `CurrentStep`,
+the one owner of the record. A step is in one of these states:
+
+    not begun   `record` is None              until any call of the loop
+    forward     `forwards.unused` is not 0    until a loss is scaled, or a backward begins
+    backward    `losses.pending` holds losses until an optimizer's turn takes them
+    turn        a `Turn` in `record.turns`    from `unscale_` or `step` on, one for each optimizer
+    stepping    `turns.stepping` or `.begun`  until that optimizer's step returns
+    done        `turn.done`                   until `update`; without a scaler the step is over
+    closed      `Loop.close_step`             the record waits for its values, then it is handed over
 
 A loop that guards itself against a nan loss stops, or leaves the step out, and calls nothing of
 ours again. So what left the model (of large outputs a copy of some values) is kept until the loss
@@ -158,6 +165,16 @@ def _part(value: Tensor) -> Tensor:
 # -- the step --------------------------------------------------------------------------------------
 
 
+class LoopOwner(Protocol):
+    """Whose loop this is; `watch.Watch`."""
+
+    def adopt(self, scaler: Any) -> None:
+        """The loop goes on with this scaler too."""
+
+    def end_if_over(self) -> None:
+        """An optimizer is gone: the watch ends if nobody is left."""
+
+
 class LoopOfStep(Protocol):
     """What the parts of a step ask of the loop that it belongs to; `loop.Loop`."""
 
@@ -166,12 +183,6 @@ class LoopOfStep(Protocol):
 
     def close_without_update(self) -> None:
         """An optimizer steps again: the step before had no update."""
-
-    def adopt(self, scaler: Any) -> None:
-        """The loop goes on with a scaler that nobody has attached."""
-
-    def optimizer_gone(self, reference: Any) -> None:
-        """The user has let an optimizer go."""
 
     def backward_began(self) -> None:
         """A backward pass that is followed has begun."""
@@ -200,6 +211,8 @@ class CurrentStep:
         self.scaler: Callable[[], Any] = _no_scaler
         self._is_idle = False
         self.loop: LoopOfStep
+        # Who owns us must live as long as the scaler or the optimizer that calls us.
+        self.owner: LoopOwner | None = None
         self._deliver = deliver
         self._reported: set[str] = set()  # codes of mistakes
         self._warned: set[tuple[str, str]] = set()  # of which mistake in what the user logs, where
@@ -273,6 +286,25 @@ class CurrentStep:
         """The loop goes on with this scaler: the current step is its."""
         # Weak: an optimizer's hook holds us, and may not hold the scaler.
         self.scaler = weakref.ref(scaler)
+
+    def adopt(self, scaler: Any) -> None:
+        """The loop goes on with a scaler that nobody has attached."""
+        self.scaler_is_used()
+        self.set_scaler(scaler)
+        if self.owner is not None:
+            self.owner.adopt(scaler)
+        detail = {
+            "class": type(scaler).__name__,
+            # With the scale of the step in progress these tell how often it has skipped, unseen.
+            "init_scale": getattr(scaler, "_init_scale", None),
+            "backoff_factor": getattr(scaler, "_backoff_factor", None),
+        }
+        self.event(EventKind.SCALER_REPLACED, detail)
+
+    def optimizer_gone(self, _reference: Any) -> None:
+        """The user has let an optimizer go."""
+        if self.owner is not None:
+            self.owner.end_if_over()
 
     def scaler_is_used(self) -> None:
         """The scaler is called for the first time."""

@@ -37,16 +37,6 @@ Stepping = tuple[OptimizerView, Turn]
 NO_CHECKS = "No inf checks were recorded prior to update"
 
 
-class LoopOwner(Protocol):
-    """Whose loop this is; `watch.Watch`."""
-
-    def adopt(self, scaler: Any) -> None:
-        """The loop goes on with this scaler too."""
-
-    def end_if_over(self) -> None:
-        """An optimizer is gone: the watch ends if nobody is left."""
-
-
 class StepActor(Protocol):
     """Who acts on the steps, where the user allows it; `guarding.StepGuard`."""
 
@@ -72,8 +62,6 @@ class Loop:
         guard: Guard,
         start_step: int = 0,
     ) -> None:
-        # Who owns us must live as long as the scaler or the optimizer that calls us.
-        self.owner: LoopOwner | None = None
         self.control: Control | None = None  # where a page may act
         self.actor: StepActor | None = None  # where a guard may
         self.forwards = Forwards(several_models=len(survey.roots) > 1)
@@ -142,25 +130,6 @@ class Loop:
             if value.requires_grad:
                 self._backward.follow(value, None)
                 return
-
-    def adopt(self, scaler: Any) -> None:
-        """The loop goes on with a scaler that nobody has attached."""
-        self.current.scaler_is_used()
-        self.current.set_scaler(scaler)
-        if self.owner is not None:
-            self.owner.adopt(scaler)
-        detail = {
-            "class": type(scaler).__name__,
-            # With the scale of the step in progress these tell how often it has skipped, unseen.
-            "init_scale": getattr(scaler, "_init_scale", None),
-            "backoff_factor": getattr(scaler, "_backoff_factor", None),
-        }
-        self.current.event(EventKind.SCALER_REPLACED, detail)
-
-    def optimizer_gone(self, _reference: Any) -> None:
-        """The user has let an optimizer go."""
-        if self.owner is not None:
-            self.owner.end_if_over()
 
     def backward_began(self) -> None:
         """A backward pass that is followed has begun: what was given has been of use."""
@@ -394,7 +363,7 @@ class Loop:
         if self.actor is not None:
             self.actor.release()
             self.actor = None
-        self.owner = None
+        self.current.owner = None
         self.turns.release()
         self._backward.release()
         self.losses.release()

@@ -120,7 +120,7 @@ class Turns:
             optimizer,
             self._positions,
             self._optimizer_stepped,
-            self._step.loop.optimizer_gone,
+            self._step.optimizer_gone,
             detailed=self.detailed,
         )
         shared = {id(p) for view in self.views.values() for p in view.parameters}
@@ -420,7 +420,7 @@ class Turns:
         turn = self.turn(view)
         turn.bypassed = self._step.enabled and other is None
         if other is not None:
-            self._step.loop.adopt(other)
+            self._step.adopt(other)
         self.begun = optimizer
         self.take_before(optimizer, view, turn)
         if idle:  # nobody has looked whether somebody clipped

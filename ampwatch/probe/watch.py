@@ -81,9 +81,7 @@ class Watch:
         own_info, self.rank = _run_info(scaler, settings)
         log, info, self.run_folder = _open_log(own_info, self.rank, settings)
         self.ranks = ranks = run_identity.Ranks(
-            self.rank,
-            own_info.world_size,
-            partial(run_identity.store_of_process_group, f"{own_info.id}/{_attached}"),
+            self.rank, own_info.world_size, f"{own_info.id}/{_attached}"
         )
         row_maker = RowMaker(survey)
         control = Control(ranks) if settings.control else None
@@ -106,7 +104,7 @@ class Watch:
         self.loop = loop  # public for what acts on it: `guarding`
         loop.current.event(EventKind.STARTED, _started(own_info, settings, self.rank, survey))
         if control is not None:
-            control.follow(loop.turns, loop.current, courier.deliver)
+            control.follow(loop.turns, loop.current)
             loop.control = control
         for optimizer in optimizers:
             loop.turns.view(optimizer)
@@ -125,7 +123,7 @@ class Watch:
         self._reported_before = fatal_exceptions.last_reported()
         if scaler is not None:
             self.adopt(scaler)
-        loop.owner = self
+        loop.current.owner = self
         _LIVE.add(self)
         at_exit = partial(_call_if_there, weakref.WeakMethod(self.close_at_exit))
         self._cancel = fatal_exceptions.at_end(at_exit)
