@@ -106,10 +106,10 @@ class ScriptWatch:
     """Watches a script that does not call ampwatch itself."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        from ampwatch.probe import Guard
+        from ampwatch.probe import FailureShield
 
         self._options = options
-        self._guard = Guard()
+        self._shield = FailureShield()
         self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # of no training so far
         self._fruitless: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -130,7 +130,7 @@ class ScriptWatch:
         tell_of_each(torch.optim.Optimizer, self._made_optimizer)
         tell_of_lookups(torch.Tensor, "backward", self._going_back)  # before the loss is taken
         tell_of_function(torch, "compile", self._compiling)
-        self._losses = hear_of_losses(live_watches, self._guard)
+        self._losses = hear_of_losses(live_watches, self._shield)
         self._losses.is_kept = True
         register_optimizer_step_pre_hook(self._optimizer_begins)
         atexit.register(self._say_if_nothing)
@@ -179,27 +179,27 @@ class ScriptWatch:
         if not (module.training and torch.is_grad_enabled()):
             self._seen.evaluated = True
         elif module not in self._strangers:
-            self._guard.run(self._begin_with, module)
+            self._shield.run(self._begin_with, module)
 
     def _scaling(self, scaler: Any, outputs: Any, *_: Any, **__: Any) -> None:
-        self._guard.run(self._losses.add_scaled, scaler, outputs)
+        self._shield.run(self._losses.add_scaled, scaler, outputs)
         if self._compiles and self._optimizers:
-            self._guard.run(self._begin_with, None)
+            self._shield.run(self._begin_with, None)
 
     def _going_back(self, _loss: Tensor) -> None:
         self._seen.went_back = True
         if self._optimizers:
-            self._guard.run(self._begin_unscaled)
+            self._shield.run(self._begin_unscaled)
 
     def _stepping(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
-        self._guard.run(self._begin_with_step, scaler, optimizer)
+        self._shield.run(self._begin_with_step, scaler, optimizer)
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         """Called as an optimizer without a watch steps in the script."""
         import torch
 
         if not torch.compiler.is_compiling() and optimizer in self._optimizers:
-            self._guard.run(self._count_steps_without_module, optimizer)
+            self._shield.run(self._count_steps_without_module, optimizer)
 
     def _count_steps_without_module(self, optimizer: Any) -> None:
         steps = self._fruitless[optimizer] = self._fruitless.get(optimizer, 0) + 1

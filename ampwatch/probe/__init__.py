@@ -17,7 +17,7 @@ into the training, nothing synchronises a device, and no bit of the training cha
 
 from ampwatch.errors import warn
 from ampwatch.probe.attach import attach
-from ampwatch.probe.hooks import Guard
+from ampwatch.probe.hooks import FailureShield
 from ampwatch.probe.watch import NoWatch, Watch, live_watches
 
-__all__ = ["Guard", "NoWatch", "Watch", "attach", "live_watches", "warn"]
+__all__ = ["FailureShield", "NoWatch", "Watch", "attach", "live_watches", "warn"]

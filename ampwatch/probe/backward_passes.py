@@ -36,7 +36,7 @@ from torch.autograd import Variable
 
 from ampwatch.probe.current_step import CurrentStep
 from ampwatch.probe.hooks import (
-    Guard,
+    FailureShield,
     Handle,
     Hook,
     hook_any_step_end,
@@ -78,21 +78,21 @@ class BackwardWatch:
         self,
         parameters: Sequence[Tensor],
         step: CurrentStep,
-        guard: Guard,
+        shield: FailureShield,
     ) -> None:
         self._parameters: list[Tensor] = []
         self._frozen: dict[int, Tensor] = {}  # those that a loop may yet unfreeze
         self._known: dict[int, int] = {}  # each parameter's place in the list, by its id
         self._step = step
-        self._guard = guard
+        self._shield = shield
         self._task: int | None = None  # the pass in progress, by the engine's number
         self._before: Fingerprint | None = None
         self.gradients_left: Fingerprint | None = None  # as the last pass left them
         self._losses: list[Loss] = []
         self._passes: dict[int, int] = {}
         self._released = False
-        self._again = Hook(guard, self._queue_last)
-        self._last = Hook(guard, self._finish)
+        self._again = Hook(shield, self._queue_last)
+        self._last = Hook(shield, self._finish)
         self.add(parameters)
 
     def add(self, parameters: Sequence[Tensor]) -> None:
@@ -125,7 +125,7 @@ class BackwardWatch:
         """Mark the backward pass that will start at this tensor."""
         if not self._parameters:  # no model was given and no optimizer has been seen yet
             self.add(leaves_of(start))
-        hook_gradient(start, Hook(self._guard, self._pass_begins, loss))
+        hook_gradient(start, Hook(self._shield, self._pass_begins, loss))
 
     def _pass_begins(self, loss: Loss | None, gradient: Tensor) -> None:
         if self._released:
@@ -484,9 +484,9 @@ class _LookedUp:
 class BackwardLosses:
     """The sum of the losses of a step's backward passes, one of each micro-batch."""
 
-    def __init__(self, watches: Callable[[], Collection[Training]], guard: Guard) -> None:
+    def __init__(self, watches: Callable[[], Collection[Training]], shield: FailureShield) -> None:
         self._watches = watches  # those that go on; nothing here keeps one alive
-        self._guard = guard
+        self._shield = shield
         self._handles: list[Handle] = []
         self.is_kept = False  # a script may attach at any time
         self._total: Tensor | None = None
@@ -516,7 +516,7 @@ class BackwardLosses:
 
     def _going_back(self, loss: Tensor) -> None:
         if not torch.compiler.is_compiling():
-            self._guard.run(self.add, loss)
+            self._shield.run(self.add, loss)
 
     def add(self, loss: Tensor) -> None:
         """Add the loss whose `backward` is about to run to the step's sum."""
@@ -556,7 +556,7 @@ class BackwardLosses:
             return
         self._stepping = weakref.ref(optimizer)
         if self._total is not None:
-            self._guard.run(self._log_several, self._total)
+            self._shield.run(self._log_several, self._total)
 
     def _log_several(self, total: Tensor) -> None:
         unscaled = [watch for watch in self._watches() if not watch.scales]
@@ -579,10 +579,12 @@ def _sum(before: Tensor | float | None, loss: Tensor) -> Tensor:
 _heard: list[BackwardLosses] = []
 
 
-def hear_of_losses(watches: Callable[[], Collection[Training]], guard: Guard) -> BackwardLosses:
+def hear_of_losses(
+    watches: Callable[[], Collection[Training]], shield: FailureShield
+) -> BackwardLosses:
     """The losses of this process that go backward; they are heard of from the first call on."""
     if not _heard:
-        _heard.append(BackwardLosses(watches, guard))
+        _heard.append(BackwardLosses(watches, shield))
         _heard[0].begin()
     return _heard[0]
 

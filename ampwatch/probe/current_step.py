@@ -9,7 +9,7 @@ the one owner of the record. A step is in one of these states:
     turn        a `Turn` in `record.turns`    from `unscale_` or `step` on, one for each optimizer
     stepping    `turns.stepping` or `.begun`  until that optimizer's step returns
     done        `turn.done`                   until `update`; without a scaler the step is over
-    closed      `Loop.close_step`             the record waits for its values, then it is handed over
+    closed      `Loop.close_step`             the record is handed over once its values are there
 
 A loop that guards itself against a nan loss stops, or leaves the step out, and calls nothing of
 ours again. So what left the model (of large outputs a copy of some values) is kept until the loss

@@ -1,7 +1,7 @@
-"""Our hooks on the user's modules, tensors and optimizers, and the guard at the probe's edge.
+"""Our hooks on the user's modules, tensors and optimizers, and the shield at the probe's edge.
 
-What fails in us never reaches the training. The guard warns once, counts, carries on, and after too
-many failures switches the watch off. Under our own tests (`AMPWATCH_STRICT=1`) it re-raises, so
+What fails in us never reaches the training. The shield warns once, counts, carries on, and after
+too many failures switches the watch off. Under our own tests (`AMPWATCH_STRICT=1`) it re-raises, so
 that nothing hides there.
 
 Hooks refer weakly to what they call, so a model keeps no watch alive. They stand in torch's ordered
@@ -50,7 +50,7 @@ def _apart_from_modes() -> Iterator[None]:
         yield
 
 
-class Guard:
+class FailureShield:
     """Runs our code for its effect; its failures are counted, not raised."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Guard:
 # -- hooks -----------------------------------------------------------------------------------------
 
 
-Place = OrderedDict[int, Any]
+HookTable = OrderedDict[int, Any]
 
 _numbers = itertools.count(-1, -1)  # of our hooks
 _all_steps: Any = _global_optimizer_pre_hooks
@@ -107,13 +107,13 @@ class Hook:
     saved loads where ampwatch is not installed.
     """
 
-    __slots__ = ("_bound", "_function", "_guard", "_owner")
+    __slots__ = ("_bound", "_function", "_owner", "_shield")
 
     # Says to torch that a tensor with this hook may be saved without a warning.
     __torch_unserializable__ = True
 
-    def __init__(self, guard: Guard, function: Callable[..., None], *bound: Any) -> None:
-        self._guard = guard
+    def __init__(self, shield: FailureShield, function: Callable[..., None], *bound: Any) -> None:
+        self._shield = shield
         self._owner: weakref.ref[Any] | None = None
         self._function: Callable[..., None] = function
         if isinstance(function, MethodType):
@@ -127,11 +127,11 @@ class Hook:
         if _is_compiling() or _tracing() is not None:
             return
         if self._owner is None:
-            self._guard.run(self._function, *self._bound, *args)
+            self._shield.run(self._function, *self._bound, *args)
             return
         owner = self._owner()
         if owner is not None:
-            self._guard.run(self._function, owner, *self._bound, *args)
+            self._shield.run(self._function, owner, *self._bound, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
@@ -151,7 +151,7 @@ class Handle:
 
     __slots__ = ("_number", "_places")
 
-    def __init__(self, hook: Any, place: Place, *marks: Place, saved: bool = True) -> None:
+    def __init__(self, hook: Any, place: HookTable, *marks: HookTable, saved: bool = True) -> None:
         self._number = number = next(_numbers)
         self._places = tuple([weakref.ref(each) for each in (place, *marks)])
         if saved:  # with what it belongs to
@@ -198,14 +198,14 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> Handle:
     return Handle(hook, _gradient_hooks(tensor), saved=False)
 
 
-def _gradient_hooks(tensor: Any) -> Place:
+def _gradient_hooks(tensor: Any) -> HookTable:
     """The tensor's dict of hooks, made as `Tensor.register_hook` makes it."""
     node = tensor.grad_fn
     if tensor._backward_hooks is None:
         tensor._backward_hooks = OrderedDict()
         if node is not None:
             node._register_hook_dict(tensor)
-    hooks: Place = tensor._backward_hooks
+    hooks: HookTable = tensor._backward_hooks
     return hooks
 
 
@@ -258,7 +258,7 @@ class _Holder:
 
     __slots__ = ("count", "reference")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: HookTable) -> None:
         self.count = 0
         self.reference = weakref.ref(place, partial(_is_gone, id(place)))
 
@@ -269,7 +269,7 @@ _before: Callable[[Any], Any] | None = None  # what the picklers called before u
 _asked = False  # whether our function is in copyreg's table, or called by a later one there
 
 
-def _note_hook(place: Place) -> None:
+def _note_hook(place: HookTable) -> None:
     """One more hook of ours is about to be put into this dict."""
     holder = _holder(place)
     if holder is None:
@@ -278,7 +278,7 @@ def _note_hook(place: Place) -> None:
     holder.count += 1
 
 
-def _forget_hook(place: Place) -> None:
+def _forget_hook(place: HookTable) -> None:
     """One of our hooks was removed from this dict."""
     holder = _holder(place)
     if holder is None:
@@ -288,7 +288,7 @@ def _forget_hook(place: Place) -> None:
         _is_gone(id(place))
 
 
-def _holder(place: Place) -> _Holder | None:
+def _holder(place: HookTable) -> _Holder | None:
     holder = _holders.get(id(place))
     return holder if holder is not None and holder.reference() is place else None
 
@@ -326,9 +326,9 @@ def _reduce(place: Any) -> Any:
     return place.__reduce_ex__(4) if _before is None else _before(place)
 
 
-def _without_ours(place: Place) -> Place:
+def _without_ours(place: HookTable) -> HookTable:
     # Copied at once: another thread may add and remove hooks meanwhile.
     kept = [(number, value) for number, value in list(place.items()) if number >= 0]
-    plain: Place = OrderedDict(kept)
+    plain: HookTable = OrderedDict(kept)
     vars(plain).update(vars(place))
     return plain

@@ -40,7 +40,7 @@ from ampwatch.probe.exponent_histogram import (
     histogram_of_counts,
 )
 from ampwatch.probe.formats.casts import CastBatches, GradientCast, LayerCasts, Operands
-from ampwatch.probe.hooks import Guard, Handle, Hook, hook_after, hook_before, hook_gradient
+from ampwatch.probe.hooks import FailureShield, Handle, Hook, hook_after, hook_before, hook_gradient
 from ampwatch.probe.models import Layer, Survey
 from ampwatch.probe.norms import WeightMeasure
 from ampwatch.probe.tensor_values import (
@@ -188,10 +188,10 @@ class SampledLayers:
 class StepNotes:
     """One step's notes; let go of with `release`, after which the tensors are unwatched."""
 
-    def __init__(self, survey: Survey, guard: Guard) -> None:
+    def __init__(self, survey: Survey, shield: FailureShield) -> None:
         self.visits: dict[int, Visit] = {}
         self._survey = survey
-        self._guard = guard
+        self._shield = shield
         self._seen: dict[int, SeenTensor] = {}
         self._order = itertools.count()
         self._weights: WeightMeasure | None = None
@@ -275,7 +275,7 @@ class StepNotes:
         self._on_host = self._on_host and tensor.is_cpu
         seen = self._seen[id(tensor)] = SeenTensor(tensor, version)
         if seen.requires_grad:
-            hook = Hook(self._guard, SeenTensor.note_gradient, seen)
+            hook = Hook(self._shield, SeenTensor.note_gradient, seen)
             self._hooks.append(hook_gradient(tensor, hook))
         return seen
 
@@ -310,16 +310,18 @@ class ForwardListener(Protocol):
 class LayerObserver:
     """Hooks on every eager module while armed; two on each root, one on the first layer always."""
 
-    def __init__(self, survey: Survey, guard: Guard, *, several_ranks: bool = False) -> None:
+    def __init__(
+        self, survey: Survey, shield: FailureShield, *, several_ranks: bool = False
+    ) -> None:
         self.armed = False
         self.first_layer: Layer | None = None
         self._survey = survey
-        self._guard = guard
+        self._shield = shield
         self._listener: ForwardListener | None = None
         self._ran_roots: set[int] = set()  # ids of root modules that have run
         self._part: Layer | None = None  # one that is called though its root is not, at work
-        self._notes = StepNotes(survey, guard)
-        self.local = LocalGradients(survey, guard) if several_ranks else None
+        self._notes = StepNotes(survey, shield)
+        self.local = LocalGradients(survey, shield) if several_ranks else None
         self._while_armed: dict[int, tuple[Handle, ...]] = {}  # by the layer's number
         self._hooks: dict[int, tuple[Hook, Hook]] = {}  # to enter and to leave, likewise
         self._heard: set[int] = set()  # layers whose hooks have been called
@@ -364,8 +366,8 @@ class LayerObserver:
         """A layer's two hooks, made once and put on again for each armed step."""
         made = self._hooks.get(layer.number)
         if made is None:
-            enter = Hook(self._guard, self._enter, layer)
-            made = self._hooks[layer.number] = enter, Hook(self._guard, self._leave, layer)
+            enter = Hook(self._shield, self._enter, layer)
+            made = self._hooks[layer.number] = enter, Hook(self._shield, self._leave, layer)
         return made
 
     def _unhook_modules(self) -> None:
@@ -405,7 +407,7 @@ class LayerObserver:
     def _begin_notes(self) -> None:
         self._part = None
         self._notes.release()
-        self._notes = StepNotes(self._survey, self._guard)
+        self._notes = StepNotes(self._survey, self._shield)
 
     def _is_inside_a_graph(self, layer: Layer) -> bool:
         """Whether hooks here would be compiled in; notes why a layer cannot be seen inside."""
@@ -476,10 +478,10 @@ class LayerObserver:
     def _follow_forwards(self, first: Layer, last: Layer) -> None:
         """Tell the listener when a training forward begins in the one, and what the other gave."""
         if first.hooked is not None and not _compiles_its_call(first.module):
-            begin = Hook(self._guard, self._begin, first)
+            begin = Hook(self._shield, self._begin, first)
             self._permanent.append(hook_before(first.hooked, begin))
         if last.hooked is not None and not _compiles_its_call(last.module):
-            end = Hook(self._guard, self._end, last)
+            end = Hook(self._shield, self._end, last)
             self._permanent.append(hook_after(last.hooked, end))
 
     def _begin(
@@ -520,7 +522,7 @@ class LayerObserver:
                 and layer.sealed is None
                 and visits[layer.number].outputs
             ):
-                hook = Hook(self._guard, self._note_first, layer)
+                hook = Hook(self._shield, self._note_first, layer)
                 self._permanent.append(hook_after(module, hook))
                 self.first_layer = layer
                 return
@@ -591,9 +593,9 @@ class LocalCapture:
 class LocalGradients:
     """Hooks on the parameters while armed, and on the first layer's output in each forward."""
 
-    def __init__(self, survey: Survey, guard: Guard) -> None:
+    def __init__(self, survey: Survey, shield: FailureShield) -> None:
         self._survey = survey
-        self._guard = guard
+        self._shield = shield
         self._handles: list[Handle] = []
         self._first_handles: list[Handle] = []
         self._seen: dict[int, list[Extremes]] = {}
@@ -608,7 +610,7 @@ class LocalGradients:
             layer = self._survey.layers[self._survey.parameter_layers[position]]
             sealed = layer.number in unseen or layer.parent in unseen
             if parameter.requires_grad and type(parameter) in PLAIN and not sealed:
-                hook = Hook(self._guard, self._note, position)
+                hook = Hook(self._shield, self._note, position)
                 self._handles.append(hook_gradient(parameter, hook))
 
     def disarm(self) -> None:
@@ -626,7 +628,7 @@ class LocalGradients:
         """Look at the gradients that will reach these outputs of the first layer."""
         for tensor in outputs:
             if tensor.requires_grad and measurable(tensor):
-                hook = Hook(self._guard, self._note_first)
+                hook = Hook(self._shield, self._note_first)
                 self._first_handles.append(hook_gradient(tensor, hook))
 
     def collect(self, pack: Pack) -> LocalCapture | None:

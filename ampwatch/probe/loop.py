@@ -20,7 +20,7 @@ from ampwatch.probe.backward_passes import BackwardWatch, Losses
 from ampwatch.probe.checkpoints import SavedMoments
 from ampwatch.probe.control import Control
 from ampwatch.probe.current_step import BatchSize, CurrentStep, Forwards, Sampling
-from ampwatch.probe.hooks import Guard
+from ampwatch.probe.hooks import FailureShield
 from ampwatch.probe.models import Survey
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
@@ -59,7 +59,7 @@ class Loop:
         survey: Survey,
         deliver: Callable[[StepRecord | EventRecord], None],
         sampling: Sampling,
-        guard: Guard,
+        shield: FailureShield,
         start_step: int = 0,
     ) -> None:
         self.control: Control | None = None  # where a page may act
@@ -69,9 +69,9 @@ class Loop:
         self.current.loop = self
         self.sampling = sampling
         self._deliver = deliver
-        self._backward = BackwardWatch(survey.parameters, self.current, guard)
+        self._backward = BackwardWatch(survey.parameters, self.current, shield)
         self.losses = Losses(self.current, self._backward)
-        self.turns = Turns(self.current, survey, self._backward, self.losses, guard)
+        self.turns = Turns(self.current, survey, self._backward, self.losses, shield)
         self._batch_size = BatchSize()
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
@@ -313,8 +313,10 @@ class Loop:
     def _hand_over(self, record: StepRecord) -> None:
         """The values of this record have arrived: check them and give it to the courier."""
         left_out = record.unfollowed and record.was_left_out
-        if record.doubtful and not self._counts(left_out=left_out):
-            return
+        if record.doubtful:
+            if not left_out:
+                return
+            self._renumber_later()
         turns = self.turns
         if left_out:
             self.sampling.arm_after(self.current.number, failed=True, seen=record.sampled)
@@ -332,15 +334,13 @@ class Loop:
         if self.actor is not None:
             self.actor.settled(record)
 
-    def _counts(self, *, left_out: bool) -> bool:
-        """Whether a doubtful step counts; if so, the numbers of the steps after it go up by one."""
-        if left_out:
-            for later in self._settling:
-                later.step += 1
-            if self.current.record is not None:
-                self.current.record.step += 1
-            self.current.number += 1
-        return left_out
+    def _renumber_later(self) -> None:
+        """A doubtful step counts: the numbers of the steps after it go up by one."""
+        for later in self._settling:
+            later.step += 1
+        if self.current.record is not None:
+            self.current.record.step += 1
+        self.current.number += 1
 
     def _report_stale(self, turn: Turn, stale: Stale, record: StepRecord) -> None:
         found = stale.misuse(record)

@@ -17,7 +17,7 @@ import torch
 from ampwatch.errors import warn
 from ampwatch.probe.backward_passes import BackwardWatch, Losses, StaleGradients
 from ampwatch.probe.current_step import CurrentStep
-from ampwatch.probe.hooks import Guard, hook_step_begin
+from ampwatch.probe.hooks import FailureShield, hook_step_begin
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import (
     Fingerprint,
@@ -61,7 +61,7 @@ class Turns:
         survey: Survey,
         backward: BackwardWatch,
         losses: Losses,
-        guard: Guard,
+        shield: FailureShield,
     ) -> None:
         self.views: dict[int, OptimizerView] = {}
         self.detailed = bool(survey.parameters)  # without a model: the scalars and the skips alone
@@ -90,7 +90,7 @@ class Turns:
         self.begun: Any = None  # the optimizer that steps without our scaler
         self._early: dict[int, _EarlyNorms] = {}  # by optimizer, where no scaler will unscale
         self._unedited_steps = 0
-        self._guarded = guard.run
+        self._guarded = shield.run
         # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
         self._hook = hook_step_begin(partial(_any_optimizer_begins, weakref.ref(self)))
         weakref.finalize(self, self._hook.leave)  # some optimizer's step may be under way

@@ -29,7 +29,7 @@ from ampwatch.probe.courier import Courier, Log, MemoryLog
 from ampwatch.probe.current_step import Sampling
 from ampwatch.probe.devices import DeviceSampler
 from ampwatch.probe.formats.library_formats import conversions_asked_for
-from ampwatch.probe.hooks import Guard
+from ampwatch.probe.hooks import FailureShield
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
@@ -46,7 +46,7 @@ _LONGEST_PATH = 1000
 _SCALER_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 
 _LIVE: weakref.WeakSet[Watch] = weakref.WeakSet()
-_LOSSES = Guard()  # of what hears of the losses of all trainings in this process
+_LOSSES = FailureShield()  # of what hears of the losses of all trainings in this process
 _attached = 0
 _told_in: int | None = None  # the process that has said where its run is
 
@@ -77,7 +77,7 @@ class Watch:
         self, scaler: Any, survey: Survey, optimizers: Sequence[Any], settings: Settings
     ) -> None:
         hooks.remove_what_was_left()
-        self.errors = guard = Guard()  # counts our own failures
+        self.errors = shield = FailureShield()  # counts our own failures
         own_info, self.rank = _run_info(scaler, settings)
         log, info, self.run_folder = _open_log(own_info, self.rank, settings)
         self.ranks = ranks = run_identity.Ranks(
@@ -92,13 +92,13 @@ class Watch:
             partial(_open_sender, info, self.rank, log, settings, control),
             self._devices.sample,
             control,
-            Guard(),  # its own: the courier works on when the watch has ended
+            FailureShield(),  # its own: the courier works on when the watch has ended
         )
         self._observer = None
         if survey.layers:
-            self._observer = LayerObserver(survey, guard, several_ranks=ranks.world_size > 1)
+            self._observer = LayerObserver(survey, shield, several_ranks=ranks.world_size > 1)
         sampling = Sampling(self._observer, settings.layer_every, settings.start_step)
-        loop = Loop(scaler, survey, courier.deliver, sampling, guard, settings.start_step)
+        loop = Loop(scaler, survey, courier.deliver, sampling, shield, settings.start_step)
         if self._observer is not None:
             self._observer.follow(loop)
         self.loop = loop  # public for what acts on it: `guarding`
@@ -129,7 +129,7 @@ class Watch:
         self._cancel = fatal_exceptions.at_end(at_exit)
         if scaler is None or not scaler.is_enabled():
             hear_of_losses(live_watches, _LOSSES)
-        guard.run(_say_where, self.run_folder, self.rank)
+        shield.run(_say_where, self.run_folder, self.rank)
 
     @property
     def closed(self) -> bool:

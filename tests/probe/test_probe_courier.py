@@ -19,7 +19,7 @@ from ampwatch.codec import decode
 from ampwatch.errors import AmpwatchWarning, RunError
 from ampwatch.probe import courier as courier_module
 from ampwatch.probe.courier import Courier, MemoryLog
-from ampwatch.probe.hooks import Guard
+from ampwatch.probe.hooks import FailureShield
 from ampwatch.probe.models import survey
 from ampwatch.probe.records import EventRecord, StepRecord
 from ampwatch.probe.row_maker import RowMaker
@@ -58,7 +58,7 @@ class Carried:
         self.row_maker = RowMaker(survey(None))
         devices = lambda time_ns: {"time_ns": [time_ns], "device": ["cpu"]}  # noqa: E731
         self.courier = Courier(
-            weakref.ref(self.row_maker), self.log, lambda: None, devices, None, Guard()
+            weakref.ref(self.row_maker), self.log, lambda: None, devices, None, FailureShield()
         )
 
     def step(self, number):
