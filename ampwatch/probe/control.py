@@ -6,10 +6,9 @@ late, comes twice, is not on the list or came unencrypted is refused.
 
 All ranks do it in the same step, or none does. No collective is added to the training's. The ranks
 meet in the store of its process group, on their courier threads. Rank 0 proposes a step some
-seconds ahead. A rank that sees the proposal before that step agrees to it. Once all have agreed,
-rank 0 decides for it; otherwise, when it comes to the step itself, against it. A rank that has
-agreed asks for the decision as it comes to the step: the one moment when a training thread may
-wait, and only for rank 0.
+seconds ahead. A rank that sees the proposal before that step agrees to it. The rank that comes to
+the step first decides for all: for it if all have agreed by then, else against it. The decision is
+a key that is written once, so that all read the same, and no training thread waits for another.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ LOOK_S = 1.0  # between two looks at the ranks' store; longer where many of them
 _RANKS_A_SECOND = 1000
 _SPARE_S = 2.0
 _LEAST_STEPS = 2
-_PATIENCE_S = 60.0  # a rank 0 that is silent for longer is dead
 _DO, _DROP = "do", "drop"
 RATE, SAVE, STOP = "learning-rate", "save", "stop"  # `feed.Key`, which would load zmq
 _NAMES = {RATE: "A change of the learning rate", SAVE: "A checkpoint", STOP: "Stopping"}
@@ -276,8 +274,6 @@ class RankAgreement:
         self.look_s = max(LOOK_S, ranks.world_size / _RANKS_A_SECOND)
         self._ranks, self._others = ranks, ranks.world_size - 1
         self._agreed: Proposal | None = None
-        self._decided = False  # for it; rank 0 alone knows before the step
-        self._deciding = threading.Lock()
         self._last_number = 0
         self._looked_at = -math.inf
 
@@ -290,55 +286,16 @@ class RankAgreement:
             return "the ranks have no process group to agree in"
         ahead = max(_LEAST_STEPS, math.ceil((2 * self.look_s + _SPARE_S) / max(step_s, 1e-3)))
         self._last_number += 1
-        made = Proposal(self._last_number, step + ahead, what)
-        self._decided = False
-        self._agreed = made
-        text = json.dumps({"at_step": made.at_step, "what": what})
-        store.set(f"proposal/{made.number}", text)
+        self._agreed = mine = Proposal(self._last_number, step + ahead, what)
+        store.set(f"proposal/{mine.number}", json.dumps({"at_step": mine.at_step, "what": what}))
         return ""
 
     def look(self, step: CurrentStep) -> None:
-        """On the courier's thread, often: agree, or see whether all have."""
+        """On the courier's thread of the other ranks, often: agree to what rank 0 proposes."""
         now = time.monotonic()
-        if now - self._looked_at < self.look_s:
+        if self._ranks.rank == 0 or now - self._looked_at < self.look_s:
             return
         self._looked_at = now
-        if self._ranks.rank != 0:
-            self._look_for_proposal(step)
-        elif (mine := self._agreed) is not None:
-            self._decide_if_all_agree(mine)
-
-    def due(self, step: int) -> tuple[Any, bool] | None:
-        """After each step: what was to be done now, and whether it is; None if nothing was."""
-        agreed = self._agreed
-        if agreed is None or step < agreed.at_step:
-            return None
-        is_done = (
-            self._decide_now(agreed) if self._ranks.rank == 0 else self._await_decision(agreed)
-        )
-        self._agreed = None
-        return agreed.what, is_done
-
-    # --- rank 0 ----------------------------------------------------------------------------------
-
-    def _decide_if_all_agree(self, mine: Proposal) -> None:
-        store = self._ranks.store()
-        if store is None or store.add(f"agreed/{mine.number}", 0) < self._others:
-            return
-        with self._deciding:
-            if self._agreed is mine and not self._decided:
-                store.set(f"decision/{mine.number}", _DO)
-                self._decided = True
-
-    def _decide_now(self, mine: Proposal) -> bool:
-        with self._deciding:
-            if not self._decided and (store := self._ranks.store()) is not None:
-                store.set(f"decision/{mine.number}", _DROP)
-            return self._decided
-
-    # --- the others ------------------------------------------------------------------------------
-
-    def _look_for_proposal(self, step: CurrentStep) -> None:
         store, number = self._ranks.store(), self._last_number + 1
         if store is None or self._agreed is not None or not store.check([f"proposal/{number}"]):
             return
@@ -351,11 +308,13 @@ class RankAgreement:
         else:
             self._agreed = None
 
-    def _await_decision(self, agreed: Proposal) -> bool:
-        store, key = self._ranks.store(), f"decision/{agreed.number}"
-        until = time.monotonic() + _PATIENCE_S
-        while store is not None and time.monotonic() < until:
-            if store.check([key]):
-                return store.get(key).decode() == _DO
-            time.sleep(0.001)
-        return False
+    def due(self, step: int) -> tuple[Any, bool] | None:
+        """After each step: what was to be done now, and whether it is; None if nothing was."""
+        agreed = self._agreed
+        if agreed is None or step < agreed.at_step or (store := self._ranks.store()) is None:
+            return None
+        have_all_agreed = store.add(f"agreed/{agreed.number}", 0) >= self._others
+        mine = _DO if have_all_agreed else _DROP
+        decision = store.compare_set(f"decision/{agreed.number}", "", mine).decode()
+        self._agreed = None
+        return agreed.what, decision == _DO
