@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import ampwatch
 from ampwatch.probe.formats import casts
-from ampwatch.probe.layer_observer import LayerObserver, SeenTensor
+from ampwatch.probe.layer_observer import LayerObserver, MeasuredTensor
 from ampwatch.probe.row_maker import RowMaker
 
 LAYERS = 12
@@ -138,7 +138,7 @@ def measure(args: argparse.Namespace, folder: str) -> dict[str, list[tuple[float
     hooks, courier = Spent(), Spent()
     for name in ("_enter", "_leave", "collect"):
         hooks.count(LayerObserver, name)
-    hooks.count(SeenTensor, "note_gradient")
+    hooks.count(MeasuredTensor, "note_gradient")
     courier.count(RowMaker, "rows")
     every = {name: Training(kind, args, folder) for name, kind in KINDS.items()}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in every}

@@ -221,7 +221,7 @@ class UsualSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JudgedStep:
     """One step, and what was usual when it came."""
 
     step: Measured

@@ -35,7 +35,7 @@ from ampwatch.guarding.guard_settings import (
 from ampwatch.guarding.joint_decision import Alone, Together, Word
 from ampwatch.guarding.left_out_step import DeviceVerdicts, LeftOut, Pending, leave_out, put_back
 from ampwatch.guarding.lowered_rate import RateActions
-from ampwatch.guarding.outlying_steps import Guarded, Measured, Seen, UsualSteps, rate_of
+from ampwatch.guarding.outlying_steps import Guarded, JudgedStep, Measured, UsualSteps, rate_of
 from ampwatch.probe.control import interrupt
 from ampwatch.probe.hooks import Handle, hook_step_begin, hook_step_end
 from ampwatch.probe.norms import NormCapture
@@ -214,13 +214,13 @@ class StepGuard:
         rate = rate_of(optimizer, view, turn, self._usual_of(view))
         return Guarded(view, turn, norms, record, rate)
 
-    def _seen(self, part: Guarded) -> Seen:
+    def _seen(self, part: Guarded) -> JudgedStep:
         return self._seen_in(part.measured(), part.view)
 
-    def _seen_in(self, step: Measured, view: OptimizerView) -> Seen:
+    def _seen_in(self, step: Measured, view: OptimizerView) -> JudgedStep:
         if not self.together.sees_all:  # else one rank alone would leave it out
             step = replace(step, loss=math.nan, largest_input=math.nan)
-        return Seen(step, self._usual_of(view))
+        return JudgedStep(step, self._usual_of(view))
 
     def _needs_no_word(self) -> bool:
         """Whether a step may be left out before the host, the user or other ranks know of it."""
@@ -247,7 +247,7 @@ class StepGuard:
         self.cap.allows(step)
         self._on_device.allow(self.cap.take_balance() + (left_out and seen.is_finite))
 
-    def _decide(self, optimizer: Any, view: OptimizerView, seen: Seen, step: int) -> None:
+    def _decide(self, optimizer: Any, view: OptimizerView, seen: JudgedStep, step: int) -> None:
         self.together.step(step, seen.step.norm)
         outlying = seen.is_outlying and (not seen.is_finite or self.settings.skip != NON_FINITE)
         word, why = Word.TAKE, ""
@@ -265,7 +265,7 @@ class StepGuard:
             self._let_it_pass(seen, step, why or "ranks")
         seen.usual.take(seen.step)
 
-    def _wanted(self, seen: Seen, step: int) -> tuple[Word, str]:
+    def _wanted(self, seen: JudgedStep, step: int) -> tuple[Word, str]:
         """What to do with an outlying step; and if it is to be taken, why."""
         settings, word = self.settings, Word.LEAVE_OUT
         stops = False
@@ -300,7 +300,7 @@ class StepGuard:
 
     # --- acting -----------------------------------------------------------------------------------
 
-    def _act(self, optimizer: Any, seen: Seen, step: int, word: int) -> None:
+    def _act(self, optimizer: Any, seen: JudgedStep, step: int, word: int) -> None:
         """All ranks have called this step outlying."""
         skips = self.settings.skip is not None
         if word == Word.LEAVE_OUT_NOT_FINITE:
@@ -319,7 +319,7 @@ class StepGuard:
         if again and self.settings.lower_rate:
             self._rate.ask(step)
 
-    def _leave_out(self, optimizer: Any, seen: Seen, step: int, word: int) -> None:
+    def _leave_out(self, optimizer: Any, seen: JudgedStep, step: int, word: int) -> None:
         dry = self.settings.dry_run
         if not dry and optimizer is not None:  # else a device has done it
             self._left[id(optimizer)] = optimizer, leave_out(optimizer)
@@ -334,7 +334,7 @@ class StepGuard:
             told += f"each {what}, and the training stands still. End it, and look for the cause."
             self.say(LEAVE_OUT, step, told, seen.detail, standing=count)
 
-    def _let_it_pass(self, seen: Seen, step: int, why: str) -> None:
+    def _let_it_pass(self, seen: JudgedStep, step: int, why: str) -> None:
         count = self._let_pass[why] = self._let_pass.get(why, 0) + 1
         if count & (count - 1):  # as above
             return
@@ -356,7 +356,7 @@ class StepGuard:
 
     # --- stopping ---------------------------------------------------------------------------------
 
-    def _told_of_stop(self, seen: Seen) -> str:
+    def _told_of_stop(self, seen: JudgedStep) -> str:
         dry = self.settings.dry_run
         acted = "would have acted" if dry else "has acted"
         why = f"though the guard {acted} as often as it may, {self.cap.words}"
@@ -365,7 +365,7 @@ class StepGuard:
         what = "would be stopped (dry run)" if dry else "is stopped"
         return f"{seen.words}, {why}: the training {what}."
 
-    def _stop(self, optimizer: Any, seen: Seen, step: int) -> None:
+    def _stop(self, optimizer: Any, seen: JudgedStep, step: int) -> None:
         """The training is stopped after this step, which is left out."""
         self.stopped = True
         self.say(STOP, step, self._told_of_stop(seen), seen.detail)

@@ -91,7 +91,7 @@ def _keep_closed_streams_closed() -> None:
 
 
 @dataclass(slots=True)
-class SeenInScript:
+class ScriptFacts:
     """What a script under `ampwatch run` did while nothing was attached."""
 
     optimizers: set[str] = field(default_factory=set)  # their classes' names
@@ -116,7 +116,7 @@ class ScriptWatch:
         self._strangers: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hold nothing of theirs
         self._waiting: Any = None
         self._compiles = False
-        self._seen = SeenInScript()
+        self._seen = ScriptFacts()
 
     def begin(self) -> None:
         """Hear of every scaler and optimizer that the script makes, and of `torch.compile`."""
@@ -124,10 +124,14 @@ class ScriptWatch:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         from ampwatch.probe import live_watches
-        from ampwatch.probe.backward_passes import hear_of_losses, tell_of_lookups
+        from ampwatch.probe.backward_passes import hear_of_losses
+        from ampwatch.probe.hooks import tell_of_lookups
 
-        tell_of_each(torch.amp.GradScaler, self._made_scaler)
-        tell_of_each(torch.optim.Optimizer, self._made_optimizer)
+        for kind, tell in (
+            (torch.amp.GradScaler, self._made_scaler),
+            (torch.optim.Optimizer, self._made_optimizer),
+        ):
+            tell_of_lookups(kind, "__init__", tell, also_by_class=True)
         tell_of_lookups(torch.Tensor, "backward", self._going_back)  # before the loss is taken
         tell_of_function(torch, "compile", self._compiling)
         self._losses = hear_of_losses(live_watches, self._shield)
@@ -316,7 +320,7 @@ def _is_own_process() -> bool:
     return asked is None or asked == str(own) or "LOCAL_RANK" in os.environ
 
 
-def why_unwatched(seen: SeenInScript) -> str:
+def why_unwatched(seen: ScriptFacts) -> str:
     """A sentence that says why nothing in the script was watched, and what to do."""
     named = " and ".join(sorted(seen.optimizers))
     if not named and not seen.went_back:
@@ -361,11 +365,6 @@ def when_torch_is_loaded(tell: Callable[[], None]) -> None:
         sys.meta_path.insert(0, _TorchFinder(tell))
 
 
-def tell_of_each(kind: type, tell: Callable[[Any], None]) -> None:
-    """Hook: call `tell` with each object of this class as the script begins to make it."""
-    kind.__init__ = _Making(kind.__init__, tell)  # type: ignore[misc]
-
-
 def tell_of_calls(kind: Any, name: str, tell: Callable[..., None]) -> None:
     """Hook: call `tell` before each call of a method by the script; a second hook does nothing.
 
@@ -386,27 +385,6 @@ def tell_of_function(module: Any, name: str, tell: Callable[[], None]) -> None:
         return plain(*arguments, **named)
 
     setattr(module, name, function)
-
-
-class _Making:
-    """The hook in place of `__init__`."""
-
-    def __init__(self, plain: Callable[..., None], tell: Callable[[Any], None]) -> None:
-        self._plain = plain
-        self._tell = tell
-
-        @functools.wraps(plain)
-        def init(made: Any, *arguments: Any, **named: Any) -> None:
-            tell(made)
-            plain(made, *arguments, **named)
-
-        self._by_name = init  # for subclasses that write `Base.__init__(self, ...)`
-
-    def __get__(self, made: Any, _kind: Any = None) -> Any:
-        if made is None:
-            return self._by_name
-        self._tell(made)
-        return MethodType(self._plain, made)
 
 
 class _Called:

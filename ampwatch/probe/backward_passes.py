@@ -27,7 +27,6 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from types import MethodType
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +41,8 @@ from ampwatch.probe.hooks import (
     hook_any_step_end,
     hook_gradient,
     hook_step_begin,
+    tell_no_more,
+    tell_of_lookups,
 )
 from ampwatch.probe.norms import Fingerprint, fingerprint
 from ampwatch.probe.optimizers import OptimizerView
@@ -83,7 +84,7 @@ class BackwardWatch:
         self._parameters: list[Tensor] = []
         self._frozen: dict[int, Tensor] = {}  # those that a loop may yet unfreeze
         self._known: dict[int, int] = {}  # each parameter's place in the list, by its id
-        self._step = step
+        self._step, self._loop = step, step.loop
         self._shield = shield
         self._task: int | None = None  # the pass in progress, by the engine's number
         self._before: Fingerprint | None = None
@@ -135,7 +136,7 @@ class BackwardWatch:
             self._task = task
             self._losses = []
             self._before = fingerprint(self._parameters)
-            self._step.loop.backward_began()
+            self._loop.backward_began()
             device_type = gradient.device.type
             if torch.is_autocast_enabled(device_type):
                 self._step.misuse("AMP409", {"device": device_type})
@@ -161,7 +162,7 @@ class BackwardWatch:
         self.gradients_left = now
         for loss in self._losses:
             loss.counted = True
-        self._step.loop.backward_ended()
+        self._loop.backward_ended()
 
     def _count_passes(self, now: Fingerprint) -> None:
         """Count this backward pass for each parameter that it has reached."""
@@ -443,42 +444,6 @@ class Training(Protocol):
     def knows(self, optimizer: Any) -> bool: ...  # noqa: D102
     def watches(self, scaler: Any) -> bool: ...  # noqa: D102
     def found_loss(self, loss: Tensor) -> None: ...  # noqa: D102
-
-
-def tell_of_lookups(kind: Any, name: str, tell: Callable[[Any], None]) -> None:
-    """Call `tell` with an object as its method is looked up, about to be called.
-
-    Who asks first is told first; a hook that is there takes one more to tell.
-    """
-    there = vars(kind).get(name)
-    if isinstance(there, _LookedUp):
-        there.tells.append(tell)
-    else:
-        setattr(kind, name, _LookedUp(getattr(kind, name), tell))
-
-
-def tell_no_more(kind: Any, name: str, tell: Callable[[Any], None]) -> None:
-    """Take back what `tell_of_lookups` did; the last one leaves the method as it was."""
-    there = vars(kind).get(name)
-    if isinstance(there, _LookedUp) and tell in there.tells:
-        there.tells.remove(tell)
-        if not there.tells:
-            setattr(kind, name, there.plain)
-
-
-class _LookedUp:
-    """The hook in place of a method that is looked up."""
-
-    def __init__(self, plain: Callable[..., Any], tell: Callable[[Any], None]) -> None:
-        self.tells = [tell]
-        self.plain = plain
-
-    def __get__(self, asked: Any, _kind: Any = None) -> Any:
-        if asked is None:
-            return self.plain
-        for tell in self.tells:
-            tell(asked)
-        return MethodType(self.plain, asked)
 
 
 class BackwardLosses:

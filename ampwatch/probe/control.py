@@ -46,7 +46,7 @@ _NAMES = {RATE: "A change of the learning rate", SAVE: "A checkpoint", STOP: "St
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Request:
     """One thing to do."""
 
     key: str
@@ -59,7 +59,7 @@ class Control:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = RankAgreement(ranks) if ranks.world_size > 1 else None
-        self._waiting: deque[Asked] = deque()
+        self._waiting: deque[Request] = deque()
         self._last_number = 0
         self._lowered: tuple[int, list[float], list[float]] | None = None
         self._step_s, self._stepped_at = 0.0, time.perf_counter()
@@ -85,7 +85,7 @@ class Control:
     def take(self, arrived: InstructionArrived) -> None:
         """An instruction has come: it waits for the step's end, or is refused."""
         told = arrived.instruction
-        asked = Asked(told.key.value, told.value, arrived.number)
+        asked = Request(told.key.value, told.value, arrived.number)
         why = self._refusal(asked, arrived)
         if not why:
             self._last_number = arrived.number
@@ -115,7 +115,7 @@ class Control:
 
     # --- several ranks ---------------------------------------------------------------------------
 
-    def _propose(self, asked: Asked) -> str:
+    def _propose(self, asked: Request) -> str:
         """Have it done after this step, or by all ranks after one that all can see coming."""
         if self._ranks is None or self._step is None:
             self._waiting.append(asked)
@@ -129,7 +129,7 @@ class Control:
         due = None if self._step is None else ranks.due(self._step.number)
         if due is None:
             return
-        asked = Asked(**due[0])
+        asked = Request(**due[0])
         if due[1]:
             self._waiting.append(asked)
         else:
@@ -137,10 +137,10 @@ class Control:
 
     # --- what is refused -------------------------------------------------------------------------
 
-    def _refuse(self, asked: Asked, why: str) -> None:
+    def _refuse(self, asked: Request, why: str) -> None:
         self._answer(asked, "refused", f"{_NAMES[asked.key]} was refused: {why}.")
 
-    def _refusal(self, asked: Asked, arrived: InstructionArrived) -> str:
+    def _refusal(self, asked: Request, arrived: InstructionArrived) -> str:
         if not arrived.is_authentic:
             return "the feed is not encrypted (AMPWATCH_INSECURE), so anybody may have sent it"
         if arrived.number <= self._last_number:
@@ -158,7 +158,7 @@ class Control:
 
     # --- what is done ----------------------------------------------------------------------------
 
-    def _change_rate(self, asked: Asked) -> None:
+    def _change_rate(self, asked: Request) -> None:
         factor = asked.value
         assert factor is not None
         before, views = self._rates(), self._views()
@@ -193,7 +193,7 @@ class Control:
         found = [number_of(group.get("lr")) for group in groups_of(self._views())]
         return [rate for rate in found if math.isfinite(rate)]
 
-    def _write_checkpoint(self, asked: Asked) -> None:
+    def _write_checkpoint(self, asked: Request) -> None:
         if self._save is None:
             return  # another rank of this training saves
         began = time.perf_counter()
@@ -202,7 +202,7 @@ class Control:
             told = f"A checkpoint was written in {took_s:.1f} s, on the page's request."
             self._answer(asked, "done", told)
 
-    def _end(self, asked: Asked) -> None:
+    def _end(self, asked: Request) -> None:
         told = "The training is ended after this step, on the page's request."
         self._answer(asked, "done", told)
         if self._stop is not None:
@@ -210,7 +210,7 @@ class Control:
         else:
             interrupt()
 
-    def _call(self, function: Callable[[], object], asked: Asked, given_to: str) -> bool:
+    def _call(self, function: Callable[[], object], asked: Request, given_to: str) -> bool:
         """Call the user's function; its exception is reported, and training continues."""
         try:
             function()
@@ -223,7 +223,7 @@ class Control:
 
     # --- reports ---------------------------------------------------------------------------------
 
-    def _answer(self, asked: Asked, outcome: str, told: str, **detail: Any) -> None:
+    def _answer(self, asked: Request, outcome: str, told: str, **detail: Any) -> None:
         about = {"asked": asked.key, "number": asked.number, "outcome": outcome, "told": told}
         self._say({**about, **detail})
 

@@ -22,7 +22,7 @@ import traceback
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, wraps
 from types import MethodType
 from typing import Any
 
@@ -222,6 +222,62 @@ def hook_any_step_end(hook: Callable[..., None]) -> Handle:
 def hook_step_end(optimizer: Any, hook: Callable[..., None]) -> Handle:
     """Call the hook after each step of this optimizer."""
     return Handle(hook, optimizer._optimizer_step_post_hooks)
+
+
+# -- on the lookup of a method ---------------------------------------------------------------------
+
+
+def tell_of_lookups(
+    kind: Any, name: str, tell: Callable[[Any], None], *, also_by_class: bool = False
+) -> None:
+    """Call `tell` with an object as its method is looked up, about to be called.
+
+    Who asks first is told first; a hook that is there takes one more to tell. `also_by_class`: of
+    calls of the class's own function too, as in `Base.__init__(self)`.
+    """
+    there = vars(kind).get(name)
+    if isinstance(there, _LookedUp):
+        there.tells.append(tell)
+    else:
+        hook = _LookedUp(getattr(kind, name), tell)
+        if also_by_class:
+            hook.of_class = hook.telling()
+        setattr(kind, name, hook)
+
+
+def tell_no_more(kind: Any, name: str, tell: Callable[[Any], None]) -> None:
+    """Take back what `tell_of_lookups` did; the last one leaves the method as it was."""
+    there = vars(kind).get(name)
+    if isinstance(there, _LookedUp) and tell in there.tells:
+        there.tells.remove(tell)
+        if not there.tells:
+            setattr(kind, name, there.plain)
+
+
+class _LookedUp:
+    """The hook in place of a method that is looked up."""
+
+    def __init__(self, plain: Callable[..., Any], tell: Callable[[Any], None]) -> None:
+        self.tells = [tell]
+        self.plain = self.of_class = plain
+
+    def __get__(self, asked: Any, _kind: Any = None) -> Any:
+        if asked is None:
+            return self.of_class
+        for tell in self.tells:
+            tell(asked)
+        return MethodType(self.plain, asked)
+
+    def telling(self) -> Callable[..., Any]:
+        """The method as a function that tells as it is called."""
+
+        @wraps(self.plain)
+        def function(asked: Any, *arguments: Any, **named: Any) -> Any:
+            for tell in self.tells:
+                tell(asked)
+            return self.plain(asked, *arguments, **named)
+
+        return function
 
 
 # -- taking them off when nobody iterates over them ------------------------------------------------

@@ -62,7 +62,7 @@ from ampwatch.rows import EXPONENT_BINS
 Shape = tuple[int, ...]
 
 
-class SeenTensor:
+class MeasuredTensor:
     """One tensor, as it was when a layer took or gave it; does not keep the tensor alive."""
 
     __slots__ = ("amax", "at", "bins", "bits", "cast", "counts", "counts_at", "dtype", "extremes",
@@ -128,8 +128,8 @@ class Visit:
 
     order: int
     calls: int = 0
-    inputs: list[SeenTensor] = field(default_factory=list)
-    outputs: list[SeenTensor] = field(default_factory=list)
+    inputs: list[MeasuredTensor] = field(default_factory=list)
+    outputs: list[MeasuredTensor] = field(default_factory=list)
     input_dtype: torch.dtype | None = None
     output_dtype: torch.dtype | None = None
     autocast: bool | None = None
@@ -158,7 +158,7 @@ class SampledLayers:
     sealed: Mapping[int, str]  # layers not seen inside, and why
     batches: CastBatches
     on_host: bool  # else the values must be put before the step's pack is sealed
-    tensors: list[SeenTensor] = field(default_factory=list)  # each once; listed when they are put
+    tensors: list[MeasuredTensor] = field(default_factory=list)  # each once, from `put` on
     is_put: bool = False
 
     def put(self, pack: Pack) -> None:
@@ -192,7 +192,7 @@ class StepNotes:
         self.visits: dict[int, Visit] = {}
         self._survey = survey
         self._shield = shield
-        self._seen: dict[int, SeenTensor] = {}
+        self._seen: dict[int, MeasuredTensor] = {}
         self._order = itertools.count()
         self._weights: WeightMeasure | None = None
         self.operands = Operands(survey)
@@ -230,7 +230,7 @@ class StepNotes:
             if visit.casts is not None and visit.outputs:
                 self.operands.follow_gradient(visit.casts, visit.outputs[0])
 
-    def _cast_operands(self, number: int, visit: Visit, inputs: Sequence[SeenTensor]) -> None:
+    def _cast_operands(self, number: int, visit: Visit, inputs: Sequence[MeasuredTensor]) -> None:
         """Sample what a matrix product takes, if it is cast below sixteen bits or might be."""
         first = inputs[0] if inputs else None
         half = bool(visit.autocast) or (first is not None and first.dtype in HALF)
@@ -261,10 +261,10 @@ class StepNotes:
             hook.remove()
         self._hooks = []
 
-    def _note(self, tensors: Iterable[Tensor]) -> list[SeenTensor]:
+    def _note(self, tensors: Iterable[Tensor]) -> list[MeasuredTensor]:
         return [seen for seen in map(self._find, tensors) if seen is not None]
 
-    def _find(self, tensor: Tensor) -> SeenTensor | None:
+    def _find(self, tensor: Tensor) -> MeasuredTensor | None:
         """What is known of this tensor; measures and hooks one that is new or was changed."""
         version = 0 if tensor.is_inference() else tensor._version
         known = self._seen.get(id(tensor))
@@ -273,9 +273,9 @@ class StepNotes:
         if not measurable(tensor):
             return None
         self._on_host = self._on_host and tensor.is_cpu
-        seen = self._seen[id(tensor)] = SeenTensor(tensor, version)
+        seen = self._seen[id(tensor)] = MeasuredTensor(tensor, version)
         if seen.requires_grad:
-            hook = Hook(self._shield, SeenTensor.note_gradient, seen)
+            hook = Hook(self._shield, MeasuredTensor.note_gradient, seen)
             self._hooks.append(hook_gradient(tensor, hook))
         return seen
 

@@ -23,7 +23,7 @@ from ampwatch.probe import exponent_histogram as histograms
 from ampwatch.probe.formats import NONE, RoleFormats
 from ampwatch.probe.formats.casts import cast_columns
 from ampwatch.probe.formats.library_formats import formats_of
-from ampwatch.probe.layer_observer import SampledLayers, SeenTensor, Visit
+from ampwatch.probe.layer_observer import MeasuredTensor, SampledLayers, Visit
 from ampwatch.probe.models import Layer, Survey
 from ampwatch.probe.optimizers import ratios_by_layer
 from ampwatch.probe.records import StepRecord, Turn
@@ -126,7 +126,7 @@ def figures_of(
 
 _NOT_VISITED = Visit(-1)
 
-Figure = Callable[[SeenTensor], float | None]
+Figure = Callable[[MeasuredTensor], float | None]
 _AMAX: Figure = attrgetter("amax")
 _GRADIENT_AMAX: Figure = attrgetter("gradient_amax")
 
@@ -148,24 +148,24 @@ def _measured_weights(
     return found
 
 
-def _without_masks(tensors: list[SeenTensor]) -> list[SeenTensor]:
+def _without_masks(tensors: list[MeasuredTensor]) -> list[MeasuredTensor]:
     return [seen for seen in tensors if not seen.is_mask]
 
 
-def _amax_and_finite(name: str, tensors: list[list[SeenTensor]], which: Figure) -> Columns:
+def _amax_and_finite(name: str, tensors: list[list[MeasuredTensor]], which: Figure) -> Columns:
     amax = [_largest(of_layer, which) for of_layer in tensors]
     finite = [None if value is None else math.isfinite(value) for value in amax]
     return {f"{name}_amax": amax, f"{name}_finite": finite}
 
 
-def _largest(tensors: Sequence[SeenTensor], which: Figure) -> float | None:
+def _largest(tensors: Sequence[MeasuredTensor], which: Figure) -> float | None:
     """The largest of a figure over some tensors; a layer has seldom more than one."""
     if len(tensors) == 1:
         return which(tensors[0])
     return largest([value for value in map(which, tensors) if value is not None])
 
 
-def _headroom(activations: Iterable[SeenTensor]) -> float | None:
+def _headroom(activations: Iterable[MeasuredTensor]) -> float | None:
     """Octaves between the largest activation and the end of its format; the least of several."""
     room = [
         math.log2(limit / seen.amax)
@@ -176,8 +176,8 @@ def _headroom(activations: Iterable[SeenTensor]) -> float | None:
 
 
 def _gradient_columns(
-    inputs: list[list[SeenTensor]],
-    outputs: list[list[SeenTensor]],
+    inputs: list[list[MeasuredTensor]],
+    outputs: list[list[MeasuredTensor]],
     scale: float | None,
     *,
     flushed: bool,
@@ -216,7 +216,7 @@ def _all_bins(tensors: Iterable[Any]) -> Any:
     return sum((seen.bins for seen in others), first.bins)
 
 
-def _highest_scale(around: Iterable[SeenTensor], scale: float) -> float | None:
+def _highest_scale(around: Iterable[MeasuredTensor], scale: float) -> float | None:
     halves = [seen for seen in around if seen.grad_dtype is torch.float16]
     return histograms.highest_scale(_largest(halves, _GRADIENT_AMAX), scale)
 
@@ -238,7 +238,7 @@ def _all_flushed(sampled: SampledLayers, scaled_loss: float | None) -> bool:
     return histograms.flushed_everywhere(known, outputs, scaled_loss)
 
 
-def _first_bad_call(noted: Sequence[SeenTensor], calls: int) -> int | None:
+def _first_bad_call(noted: Sequence[MeasuredTensor], calls: int) -> int | None:
     """The first call with a value that is not finite, where all calls noted equally many."""
     if not calls or len(noted) % calls:
         return None

@@ -133,7 +133,8 @@ class Loop:
 
     def backward_began(self) -> None:
         """A backward pass that is followed has begun: what was given has been of use."""
-        self.forwards.used()
+        if self.forwards.unused:
+            self.forwards.used()
         self.turns.backward_began()
 
     def backward_ended(self) -> None:

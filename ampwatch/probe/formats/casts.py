@@ -384,7 +384,7 @@ def _fits(form: NumberFormat, width: int) -> bool:
 Extremes = tuple[Tensor, Tensor]
 
 
-class Noted(Protocol):
+class TensorOfLayer(Protocol):
     """A tensor that was measured when a layer took or gave it."""
 
     reference: Any
@@ -437,7 +437,7 @@ class Operands:
         self._survey = survey
         self._inputs: dict[tuple[int, int], CastSample | None] = {}  # by ids of tensor and format
 
-    def begin(self, number: int, taken: Noted | None, *, half: bool) -> LayerCasts | None:
+    def begin(self, number: int, taken: TensorOfLayer | None, *, half: bool) -> LayerCasts | None:
         """A layer is about to run: sample its operands; None if it is no product of interest."""
         layer = self._survey.layers[number]
         module = layer.module
@@ -480,14 +480,14 @@ class Operands:
                     casts.used.append(self.batches.add_number(used))
                 casts.room = None
 
-    def follow_gradient(self, casts: LayerCasts, given: Noted) -> None:
+    def follow_gradient(self, casts: LayerCasts, given: TensorOfLayer) -> None:
         """The layer gave this tensor: its gradient is the product's third operand."""
         if given.cast is None:
             form, scale = casts.formats.grad, casts.scales.get("grad")
             given.cast = GradientCast(self.batches, form, scale, self.what_if)
         casts.grad = given.cast
 
-    def _input(self, taken: Noted, casts: LayerCasts) -> CastSample | None:
+    def _input(self, taken: TensorOfLayer, casts: LayerCasts) -> CastSample | None:
         """A tensor that several layers take is sampled once for each format."""
         form, scale = casts.formats.input, casts.scales.get("input")
         key = (id(taken), id(form))
