@@ -77,31 +77,25 @@ class Watch:
         self, scaler: Any, survey: Survey, optimizers: Sequence[Any], settings: Settings
     ) -> None:
         hooks.remove_what_was_left()
-        self.errors = shield = FailureShield()  # counts our own failures
+        self.errors = FailureShield()  # counts our own failures
         own_info, self.rank = _run_info(scaler, settings)
         log, info, self.run_folder = _open_log(own_info, self.rank, settings)
-        self.ranks = ranks = run_identity.Ranks(
-            self.rank, own_info.world_size, f"{own_info.id}/{_attached}"
-        )
-        row_maker = RowMaker(survey)
-        control = Control(ranks) if settings.control else None
+        meeting = f"{own_info.id}/{_attached}"
+        self.ranks = run_identity.Ranks(self.rank, own_info.world_size, meeting)
+        control = Control(self.ranks) if settings.control else None
+        self._row_maker: RowMaker | None = RowMaker(survey)
         self._devices = DeviceSampler(p.device for p in survey.parameters)
-        self._courier = courier = Courier(
-            weakref.ref(row_maker),
+        self._courier = Courier(
+            weakref.ref(self._row_maker),
             log,
             partial(_open_sender, info, self.rank, log, settings, control),
             self._devices.sample,
             control,
             FailureShield(),  # its own: the courier works on when the watch has ended
         )
-        self._observer = None
-        if survey.layers:
-            self._observer = LayerObserver(survey, shield, several_ranks=ranks.world_size > 1)
-        sampling = Sampling(self._observer, settings.layer_every, settings.start_step)
-        loop = Loop(scaler, survey, courier.deliver, sampling, shield, settings.start_step)
-        if self._observer is not None:
-            self._observer.follow(loop)
-        self.loop = loop  # public for what acts on it: `guarding`
+        self._observer: LayerObserver | None = None
+        # Public for what acts on it: `guarding`.
+        self.loop = loop = self._watched_loop(scaler, survey, settings)
         loop.current.event(EventKind.STARTED, _started(own_info, settings, self.rank, survey))
         if control is not None:
             control.follow(loop.turns, loop.current)
@@ -116,7 +110,6 @@ class Watch:
         self._tells_loss = False  # the user logs the loss
         self._on_gone = partial(_call_if_there, weakref.WeakMethod(self.end_if_over))
         self._roots = [weakref.ref(root, self._on_gone) for root in survey.roots]
-        self._row_maker: RowMaker | None = row_maker
         self._pid = os.getpid()
         self._closed = False
         self._names = {id(layer.module): layer.name for layer in survey.layers}
@@ -129,7 +122,19 @@ class Watch:
         self._cancel = fatal_exceptions.at_end(at_exit)
         if scaler is None or not scaler.is_enabled():
             hear_of_losses(live_watches, _LOSSES)
-        shield.run(_say_where, self.run_folder, self.rank)
+        self.errors.run(_say_where, self.run_folder, self.rank)
+
+    def _watched_loop(self, scaler: Any, survey: Survey, settings: Settings) -> Loop:
+        """The loop, which hears of each forward pass where the model has layers."""
+        if survey.layers:
+            several_ranks = self.ranks.world_size > 1
+            self._observer = LayerObserver(survey, self.errors, several_ranks=several_ranks)
+        start = settings.start_step
+        sampling = Sampling(self._observer, settings.layer_every, start)
+        loop = Loop(scaler, survey, self._courier.deliver, sampling, self.errors, start)
+        if self._observer is not None:
+            self._observer.follow(loop)
+        return loop
 
     @property
     def closed(self) -> bool:
