@@ -29,7 +29,7 @@ from ampwatch.probe.norms import (
     norms_of,
     versions_of,
 )
-from ampwatch.probe.optimizers import OptimizerView, Stepped, matrix_parameters, read_state
+from ampwatch.probe.optimizers import OptimizerView, matrix_parameters, read_state
 from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.tensor_values import Pack, is_shard
 from ampwatch.rows import EventKind
@@ -363,8 +363,7 @@ class Turns:
         after = view.slices.after()
         turn.update = view.slices.compare(before, after, pack)
         if self._step.sampling.sampled:
-            stepped = Stepped(view.reference(), view.groups, view.slices, before, after)
-            turn.state = read_state(stepped, pack)
+            turn.state = read_state(view, before, after, pack)
 
     def is_stood_in_for(self, optimizer: Any) -> bool:
         """Whether the scaler was given an object in this optimizer's place, and the loop steps it.

@@ -261,17 +261,6 @@ _LEAST_ROOT = 1e-30  # divides where an eps of 0 would not
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
-    """One optimizer's step that has just been made."""
-
-    optimizer: Any
-    groups: Sequence[int]  # each parameter's
-    slices: Slices
-    before: Any  # the slices of the weights
-    after: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Rounding:
     """What became of one step's update in half-precision weights."""
 
@@ -305,25 +294,29 @@ class _Bucket:
 
 
 @torch.no_grad()
-def read_state(step: Stepped, pack: Pack) -> StateCapture | None:
-    """What an optimizer's state says of the step just made; None where there is nothing to tell."""
-    if not isinstance(getattr(step.optimizer, "state", None), Mapping):
+def read_state(view: OptimizerView, before: Any, after: Any, pack: Pack) -> StateCapture | None:
+    """What an optimizer's state says of the step just made; None where there is nothing to tell.
+
+    `before` and `after` are the slices of the weights around that step.
+    """
+    optimizer = view.reference()
+    if not isinstance(getattr(optimizer, "state", None), Mapping):
         return None
     places: list[int] = []
     squares_at: list[int] = []
     sums: list[Tensor] = []
-    for bucket in _sorted(step):
+    for bucket in _sorted(view, optimizer):
         gradient = torch.cat(bucket.gradients).float()
         if bucket.kind is _Kind.ADAM:
             places += bucket.places
             first = _put_squares(bucket, gradient, pack)
             squares_at += range(first, first + len(bucket.places))
         if bucket.dtype in HALF:
-            sums.append(_rounding_sums(bucket, gradient, step))
+            sums.append(_rounding_sums(bucket, gradient, view.slices, before, after))
     rounding_at = pack.put(torch.stack(sums).sum(dim=0)) if sums else None
     if not places and rounding_at is None:
         return None
-    return StateCapture(step.slices.layout, tuple(places), tuple(squares_at), rounding_at)
+    return StateCapture(view.slices.layout, tuple(places), tuple(squares_at), rounding_at)
 
 
 def rounding_of(capture: StateCapture, values: Sequence[float]) -> Rounding | None:
@@ -365,11 +358,11 @@ def ratios_by_layer(
 # -- sorting ---------------------------------------------------------------------------------------
 
 
-def _sorted(step: Stepped) -> Iterator[_Bucket]:
+def _sorted(view: OptimizerView, optimizer: Any) -> Iterator[_Bucket]:
     """The parameters by what their update is made of; a large model's in several parts."""
     filling: dict[Any, _Bucket] = {}
-    for place, count in enumerate(step.slices.layout.counts.tolist()):
-        key = _sort_in(filling, step, place)
+    for place, count in enumerate(view.slices.layout.counts.tolist()):
+        key = _sort_in(filling, view, optimizer, place)
         if key is not None:
             bucket = filling[key]
             bucket.elements += count
@@ -378,16 +371,17 @@ def _sorted(step: Stepped) -> Iterator[_Bucket]:
     yield from filling.values()
 
 
-def _sort_in(buckets: dict[Any, _Bucket], step: Stepped, place: int) -> Any:
+def _sort_in(buckets: dict[Any, _Bucket], view: OptimizerView, optimizer: Any, place: int) -> Any:
     """Put one parameter's slices where they belong, and say where; None if they tell nothing."""
-    parameter = step.slices.parameters[place]
-    gradient = step.slices.like(place, parameter.grad)
+    slices = view.slices
+    parameter = slices.parameters[place]
+    gradient = slices.like(place, parameter.grad)
     if gradient is None:
         return None
-    number = step.groups[step.slices.layout.positions[place]]
-    group = step.optimizer.param_groups[number]
-    known = step.optimizer.state.get(parameter) or {}
-    kind, first, second = _formula(step.slices, place, group, known, gradient)
+    number = view.groups[slices.layout.positions[place]]
+    group = optimizer.param_groups[number]
+    known = optimizer.state.get(parameter) or {}
+    kind, first, second = _formula(slices, place, group, known, gradient)
     is_half = parameter.dtype in HALF
     if kind is not _Kind.ADAM and not is_half:
         return None
@@ -469,15 +463,17 @@ def _started(bucket: _Bucket, counts: Sequence[int], moment: int) -> Any:
     return torch.cat([one.expand(n) for one, n in zip(each.unbind(), counts, strict=True)])
 
 
-def _rounding_sums(bucket: _Bucket, gradient: Tensor, step: Stepped) -> Tensor:
+def _rounding_sums(
+    bucket: _Bucket, gradient: Tensor, slices: Slices, before: Any, after: Any
+) -> Tensor:
     """How many half-precision weights have a gradient, and how many of them did not move.
 
     Then of those whose update is understood: how many there are, how many should move, what was
     asked of them, what they moved along it.
     """
     old, new, weights = (
-        step.slices.chosen(values, bucket.places)
-        for values in (step.before, step.after, step.slices.element_weights(step.before))
+        slices.chosen(values, bucket.places)
+        for values in (before, after, slices.element_weights(before))
     )
     weights, moved = weights * (gradient != 0), new - old
     figures = [torch.ones_like(old), moved == 0]
