@@ -120,7 +120,7 @@ def test_a_log_that_hangs_costs_rows_but_no_memory_and_no_time(carried, monkeypa
 
 
 def test_a_record_whose_rows_cannot_be_made_costs_no_other(carried, monkeypatch):
-    monkeypatch.setattr(carried.courier._guard, "_strict", False)
+    monkeypatch.setattr(carried.courier._shield, "_strict", False)
     for number in range(3):
         carried.step(number)
     carried.courier._queue[1].scale_at = 99  # there is no such value
