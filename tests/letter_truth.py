@@ -24,7 +24,7 @@ import ampwatch
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.report.letter import letter_of
 from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Remedy
-from ampwatch.report.letter_text import LetterView
+from ampwatch.report.terminal_report import LetterView
 from ampwatch.rows import Table
 
 _RELATIVE = 1e-5

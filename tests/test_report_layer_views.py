@@ -19,14 +19,15 @@ from ampwatch.report.layer_views import (
     MOST_ROWS,
     WHAT_IF,
     Wanted,
+    Window,
     casts_header,
     chosen_view,
     offered,
     short_percent,
     view_message,
     what_if_header,
+    windows_sentence,
 )
-from ampwatch.report.scale_windows import Window, windows_sentence
 from ampwatch.rows import Table
 
 E4M3, E5M2 = "float8_e4m3fn/tensorwise/dynamic", "float8_e5m2/tensorwise/dynamic"

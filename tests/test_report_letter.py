@@ -20,8 +20,8 @@ from ampwatch.diagnosis.rule import title_of, titles_of
 from ampwatch.recovery.restart_plan import plan_of, sentences_of
 from ampwatch.report.letter import letter_of
 from ampwatch.report.letter_facts import Sentence
-from ampwatch.report.letter_text import LetterView
-from ampwatch.report.new_command import command_with_rate
+from ampwatch.report.letter_to_do import command_with_rate
+from ampwatch.report.terminal_report import LetterView
 from ampwatch.rows import Table
 
 

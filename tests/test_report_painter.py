@@ -25,7 +25,7 @@ def test_a_bundle_holds_each_script_once_after_what_it_imports_and_imports_nothi
     names = re.findall(r"^const from_(\w+) = ", text, re.MULTILINE)
     assert len(names) == len(set(names))
     assert names[-1] == "report"
-    assert {"chart", "layout", "paint", "hover", "message"} < set(names)
+    assert {"chart", "chart_drawing", "legend_and_toolbar", "lines", "message"} < set(names)
     assert not re.search(r"^(import|export) |</script", text, re.MULTILINE)
     for at, name in enumerate(names):
         used = re.findall(

@@ -11,7 +11,7 @@ from written_runs import write_run
 
 from ampwatch import codec, diagnose, open_run, store
 from ampwatch.diagnosis import Severity
-from ampwatch.report.scale_windows import marked_layer, windows_at, windows_header
+from ampwatch.report.layer_views import marked_layer, windows_at, windows_header
 from ampwatch.rows import Table
 
 LEVEL = 2.0**16

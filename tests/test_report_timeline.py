@@ -9,9 +9,8 @@ from written_runs import event_columns, fresh_id, step_columns
 
 from ampwatch import codec, diagnose, store
 from ampwatch.diagnosis import Finding, Severity
-from ampwatch.report.attempts import attempts_of
 from ampwatch.report.thinning import merged
-from ampwatch.report.timeline import MOST_ENTRIES, Kind, condition_of, timeline_of
+from ampwatch.report.timeline import MOST_ENTRIES, Kind, attempts_of, condition_of, timeline_of
 from ampwatch.rows import EventKind, Table
 
 NOBODY = np.zeros(0, np.int64)

@@ -5,7 +5,8 @@ at equal steps say more: a rate is too high if the training is lost with it, if 
 above where it began, or if it learnt much less than with a lower rate.
 
 The proof is saved in the run's folder. Every view takes its advice on the rate from here: an
-estimate gives way to what was tried.
+estimate gives way to what was tried. `judge` puts together what a report says of a run: its own
+rows, what earlier runs showed, what reruns showed.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ampwatch.diagnosis import Action, Advice, Diagnosis
+from ampwatch.diagnosis import Action, Advice, Diagnosis, Engine, conclude
+from ampwatch.diagnosis.earlier_runs import EarlierRun, LessonOfEarlierRuns, with_lesson
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import read_at_most, replace_file
+from ampwatch.follow import KeptEntries, as_it_stands, keep_for_later, lesson_for
 from ampwatch.recovery.change import NOTHING, RATE, Cure, Value, switch_text
+from ampwatch.store import Run
 
 LEARNT = 0.5  # of the progress of a lower rate: less is above the limit, though it lives
 STOOD_ABOVE = 0.5  # of that progress above the first loss, for WINDOW steps: it has diverged
@@ -337,6 +341,29 @@ def _cells(one: Try, at: str | None, *, is_held: bool) -> tuple[str, ...]:
 
 
 PROVED_CONFIDENCE = 0.9  # all of 67 proved rates trained (`benchmarks/results/prove.md`)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """A run's diagnosis as every report gives it, and what went into it beside the run's rows."""
+
+    diagnosis: Diagnosis
+    established_scale: float | None
+    lesson: LessonOfEarlierRuns | None
+    proof: Proof | None
+
+
+def judge(run: Run, others: Sequence[EarlierRun] = ()) -> JudgedRun:
+    """Judge a run as it stands now, by its rows, by earlier runs like it, and by its reruns.
+
+    Earlier runs are those of its folder and `others`. Its facts are kept for lessons of later runs.
+    """
+    case, kept = Engine().feed(run).case(), KeptEntries()
+    judged = as_it_stands(run, conclude(case))
+    lesson, proof = lesson_for(run, others, kept), kept_proof(run.path)
+    keep_for_later(run, judged, kept)
+    diagnosis = with_proof(with_lesson(judged, lesson), proof)
+    return JudgedRun(diagnosis, case.scale.level, lesson, proof)
 
 
 def with_proof(diagnosis: Diagnosis, proof: Proof | None) -> Diagnosis:

@@ -2,13 +2,12 @@
 
 Names of runs and layers are data: they are shown, never interpreted.
 
-- what is told of a run: facts, settings, scaler_settings, attempts, timeline
-- the letter: letter, letter_text, letter_facts, fact_reader, happenings, letter_to_do,
-  letter_certainty, restart_place, new_command
+- what is told of a run: facts, settings, scaler_settings, timeline
+- the letter: letter, letter_facts, happenings, letter_to_do, restart_place
 - the report: terminal_report, html_file, tensorboard_event_files, plotly_figure
 - charts: overview_chart, thinning, painter
-- layers: last_layer_values, scale_windows, format_losses, layer_views
-- several runs: compared_run, divergence, comparison, comparison_text, sweep, sweep_chart
+- layers: last_layer_values, format_losses, layer_views
+- several runs: compared_run, comparison, comparison_text, divergence, sweep
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from ampwatch.report.comparison import Asked, compare
 from ampwatch.report.comparison_text import print_comparison, print_sweep
 from ampwatch.report.facts import last_values
 from ampwatch.report.html_file import html_comparison, html_report
-from ampwatch.report.letter_text import STYLES
 from ampwatch.report.tensorboard_event_files import EventStream, write_event_files
 from ampwatch.report.terminal_report import (
+    STYLES,
     print_fact,
     print_report,
     print_reports,

@@ -12,7 +12,7 @@ import numpy as np
 from ampwatch.diagnosis import Diagnosis, Engine, ForSeveralRuns, conclude
 from ampwatch.diagnosis.column_arrays import Floats, Integers, integers, known, numbers, texts
 from ampwatch.follow import as_it_stands
-from ampwatch.report.facts import rows_of_first_optimizer
+from ampwatch.report.facts import rows_of_optimizer
 from ampwatch.report.settings import settings_of
 from ampwatch.rows import Mark, Table
 
@@ -42,7 +42,7 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ValueCourse:
     """The course of one value over a run. Values that are not finite are counted, not compared."""
 
     count: int
@@ -70,7 +70,7 @@ class Outline:
     diagnosis: Diagnosis
     for_several: ForSeveralRuns
     settings: Mapping[str, str]
-    values: Mapping[str, Course]  # the loss, and what the user's own code logged
+    values: Mapping[str, ValueCourse]  # the loss, and what the user's own code logged
     grad_norm: float | None  # the median, as of the next
     step_time_ms: float | None
     peak_bytes: int | None
@@ -92,7 +92,7 @@ def outline_of(run: Run) -> Outline:
 
 def outline_as(run: Run, diagnosis: Diagnosis, for_several: ForSeveralRuns) -> Outline:
     """The outline of a run with this diagnosis."""
-    rows = rows_of_first_optimizer(run, _COLUMNS)
+    rows = rows_of_optimizer(run, _COLUMNS)
     told = known(rows, "loss")
     loss = course_of(integers(rows, "step")[told], numbers(rows, "loss")[told], LOSS)
     peak, is_host = peak_bytes(run)
@@ -110,7 +110,7 @@ def outline_as(run: Run, diagnosis: Diagnosis, for_several: ForSeveralRuns) -> O
     )
 
 
-def course_of(step: Integers, values: Floats, name: str) -> Course | None:
+def course_of(step: Integers, values: Floats, name: str) -> ValueCourse | None:
     """The course of one value of a compared run, as logged; None where none was."""
     if not len(values):
         return None
@@ -121,7 +121,7 @@ def course_of(step: Integers, values: Floats, name: str) -> Course | None:
         return At(float(values[place]), int(step[place]))
 
     finite = values[at]
-    return Course(
+    return ValueCourse(
         count=len(values),
         first=float(finite[0]) if len(at) else None,
         last=float(finite[-1]) if len(at) else None,
@@ -141,7 +141,7 @@ def higher_is_better(name: str) -> bool | None:
     return True if words & _HIGHER else None
 
 
-def _own_values(run: Run) -> Iterator[tuple[str, Course]]:
+def _own_values(run: Run) -> Iterator[tuple[str, ValueCourse]]:
     """A compared run's own values, given to `watch.log`, from the lowest rank that logged any."""
     rows = run.read(Table.EXTRAS, columns=("rank", "step", "name", "value"))
     if not rows.num_rows:

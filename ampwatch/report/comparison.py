@@ -25,7 +25,7 @@ from ampwatch.diagnosis.value_text import (
 )
 from ampwatch.diagnosis.verdict import verdict_text
 from ampwatch.errors import DifferentModelsError, RunError
-from ampwatch.report.compared_run import LOSS, At, Course, Outline, outline_of
+from ampwatch.report.compared_run import LOSS, At, Outline, ValueCourse, outline_of
 from ampwatch.report.divergence import Divergence, divergence_of, step_rows
 from ampwatch.report.sweep import Setting, Sweep, settings_to_sweep, sweep_of
 
@@ -60,7 +60,7 @@ class Comparison:
     figures: Mapping[str, tuple[str, ...]]
     numbers: Mapping[str, tuple[float | None, ...]]  # of the figures that are numbers
     differences: Mapping[str, tuple[str, ...]]  # of those, to the first run, in words
-    values: Mapping[str, tuple[Course | None, ...]]  # the loss, and the user's own
+    values: Mapping[str, tuple[ValueCourse | None, ...]]  # the loss, and the user's own
     settings: Mapping[str, tuple[str | None, ...]]  # those that differ
     same_settings: Mapping[str, str]  # those that all runs have alike
     partings: tuple[Divergence, ...]  # of each run but the first, compared with the first
@@ -269,7 +269,7 @@ def _figures(run: Outline) -> Iterator[tuple[str, Figure]]:
         yield "peak memory", Figure(text, run.peak_bytes)
 
 
-def _loss_figures(loss: Course | None) -> Iterator[tuple[str, Figure]]:
+def _loss_figures(loss: ValueCourse | None) -> Iterator[tuple[str, Figure]]:
     if loss is None:
         return
     yield LOSS, Figure(_course_text(loss))
@@ -279,7 +279,7 @@ def _loss_figures(loss: Course | None) -> Iterator[tuple[str, Figure]]:
     yield END, Figure(end, loss.at_the_end)
 
 
-def _course_text(course: Course) -> str:
+def _course_text(course: ValueCourse) -> str:
     if course.first is None or course.lowest is None or course.highest is None:
         return "never finite"
     text = f"{course.first:.4g} to {course.last:.4g}"
@@ -289,7 +289,7 @@ def _course_text(course: Course) -> str:
     return f"{text}, then {lost} not finite" if course.lost else text
 
 
-def _value_figures(name: str, course: Course) -> Iterator[tuple[str, Figure]]:
+def _value_figures(name: str, course: ValueCourse) -> Iterator[tuple[str, Figure]]:
     """The best and the last value; where it is not known what is better, both ends."""
     best = course.best
     ends = {"best": best} if best else {"lowest": course.lowest, "highest": course.highest}

@@ -24,9 +24,8 @@ from ampwatch.report.divergence import (
     LayerDifference,
     words_of,
 )
-from ampwatch.report.letter_text import STYLES
 from ampwatch.report.sweep import RATE, Fate, Point, Sweep, besides_text
-from ampwatch.report.terminal_report import Write, advised, is_fancy, labelled, writer
+from ampwatch.report.terminal_report import STYLES, Write, advised, is_fancy, labelled, writer
 from ampwatch.rows import Table
 
 _MOST_IN_FULL = 5  # runs whose differences are told in full
@@ -220,7 +219,7 @@ def parting_parts(one: Divergence, first: str, second: str) -> list[str]:
         names = list_text([words_of(name) for name in one.compared], 4)
         steps = count_text(one.common_steps, "step")
         return [f"Identical to the bit over {steps}, in everything that both recorded: {names}."]
-    said = _said(found.columns[0], first, second)
+    said = _column_text(found.columns[0], first, second)
     parts = [f"They diverge at step {found.step:,}, in the {said}."]
     if found.same_before:
         before = count_text(found.same_before, "common step")
@@ -267,7 +266,7 @@ def layer_text(found: LayerDifference) -> str:
 
 def _rest_text(found: FirstDifference, first: str, second: str) -> str:
     """The sentences on what else differs there, and on what differs later."""
-    there = [_said(part, first, second) for part in found.columns[1:]]
+    there = [_column_text(part, first, second) for part in found.columns[1:]]
     later = [f"{words_of(part.column)} from step {part.step:,}" for part in found.later]
     sentences = []
     if there:
@@ -277,7 +276,7 @@ def _rest_text(found: FirstDifference, first: str, second: str) -> str:
     return " ".join(sentences)
 
 
-def _said(part: ColumnDifference, first: str, second: str) -> str:
+def _column_text(part: ColumnDifference, first: str, second: str) -> str:
     name = words_of(part.column)
     if part.column == "skipped":
         return f"{name} of {first if part.first else second} alone"

@@ -10,6 +10,7 @@ the usual change from step to step. Scales and skips are compared exactly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from ampwatch.diagnosis.learning_rate.constants import (
     ROBUST_DEVIATIONS,
     SUSTAINED_STEPS,
 )
-from ampwatch.report.facts import rows_of_first_optimizer
+from ampwatch.report.facts import rows_of_optimizer
 from ampwatch.rows import DTYPE_NUMBERS, Table, column
 from ampwatch.store import Run
 
@@ -132,7 +133,7 @@ class Divergence:
 def step_rows(run: Record) -> StepRows:
     """A run's columns by step, to compare with another's; of its first optimizer."""
     names = (*GIVEN, *RESULTS)
-    rows = rows_of_first_optimizer(run, ("step", *names))
+    rows = rows_of_optimizer(run, ("step", *names))
     step = integers(rows, "step")
     _, from_end = np.unique(step[::-1], return_index=True)
     last = len(step) - 1 - from_end
@@ -314,37 +315,28 @@ def layer_difference(one: Run, other: Run, step: int, last: int) -> LayerDiffere
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """A layer's numbers at a step, and its place in the forward pass."""
-
-    order: int
-    values: tuple[float, ...]  # of _LAYER_COLUMNS, nan where unknown
-    known: tuple[bool, ...]
+_LayerRow = Mapping[str, Any]
 
 
-def _samples(run: Run, first: int, last: int) -> dict[int, dict[str, _Sample]]:
-    """The layers' samples by step, of the lowest rank."""
+def _samples(run: Run, first: int, last: int) -> dict[int, dict[str, _LayerRow]]:
+    """The layers' rows by step, of the lowest rank; each with its place in the forward pass."""
     names = ("step", "layer", "order", *_LAYER_COLUMNS)
-    found: dict[int, dict[str, _Sample]] = {}
+    samples: dict[int, dict[str, _LayerRow]] = {}
     rank = min(run.ranks, default=0)
     for rows in run.rows_between(Table.LAYERS, names, first, last, rank):
         for row in rows.to_pylist():
             if row["step"] is None or not row["layer"]:
                 continue
-            told = [row[name] for name in _LAYER_COLUMNS]
-            values = tuple(np.nan if value is None else float(value) for value in told)
-            known = tuple(value is not None for value in told)
-            order = row["order"] if row["order"] is not None else len(found.get(row["step"], ()))
-            sample = _Sample(order, values, known)
-            found.setdefault(row["step"], {})[row["layer"]] = sample
-    return found
+            layers = samples.setdefault(row["step"], {})
+            order = len(layers) if row["order"] is None else row["order"]
+            layers[row["layer"]] = {**row, "order": order}
+    return samples
 
 
 def _among(
-    mine: Mapping[str, _Sample], its: Mapping[str, _Sample], step: int, *, began: bool
+    mine: Mapping[str, _LayerRow], its: Mapping[str, _LayerRow], step: int, *, began: bool
 ) -> LayerDifference | None:
-    both = sorted((name for name in mine if name in its), key=lambda name: mine[name].order)
+    both = sorted((name for name in mine if name in its), key=lambda name: mine[name]["order"])
     differing = {
         name: columns for name in both if (columns := _unequal_columns(mine[name], its[name]))
     }
@@ -353,14 +345,12 @@ def _among(
     leaves = {name: columns for name, columns in differing.items() if not _holds_others(name, both)}
     chosen = leaves or differing
     if began:
-        layer, at = _where_it_began(chosen)
+        layer, column = _where_it_began(chosen)
     else:
-        pairs = ((name, at) for name, columns in chosen.items() for at in columns)
-        layer, at = max(pairs, key=lambda one: _times(mine[one[0]], its[one[0]], one[1]))
-    values = mine[layer].values[at], its[layer].values[at]
-    return LayerDifference(
-        step, layer, _LAYER_COLUMNS[at], *values, len(differing), len(both), began
-    )
+        pairs = ((name, column) for name, columns in chosen.items() for column in columns)
+        layer, column = max(pairs, key=lambda pair: _times(mine[pair[0]], its[pair[0]], pair[1]))
+    values = float(mine[layer][column]), float(its[layer][column])
+    return LayerDifference(step, layer, column, *values, len(differing), len(both), began)
 
 
 def _holds_others(name: str, names: Sequence[str]) -> bool:
@@ -368,28 +358,26 @@ def _holds_others(name: str, names: Sequence[str]) -> bool:
     return name == _ROOT or any(other.startswith(f"{name}.") for other in names)
 
 
-def _unequal_columns(one: _Sample, other: _Sample) -> list[int]:
-    """The places among the columns that differ."""
-    alike = same(np.array(one.values), np.array(other.values))
+def _unequal_columns(first: _LayerRow, second: _LayerRow) -> list[str]:
+    """The columns that both recorded and that differ; two nan are the same."""
+    pairs = ((name, first[name], second[name]) for name in _LAYER_COLUMNS)
     return [
-        at
-        for at in range(len(_LAYER_COLUMNS))
-        if one.known[at] and other.known[at] and not alike[at]
+        name
+        for name, one, other in pairs
+        if None not in (one, other) and one != other and not (one != one and other != other)
     ]
 
 
-def _where_it_began(differing: Mapping[str, list[int]]) -> tuple[str, int]:
+def _where_it_began(differing: Mapping[str, list[str]]) -> tuple[str, str]:
     """The first layer that differs in the forward pass; if none does, in the backward pass."""
     for name, columns in differing.items():
-        if columns[0] < len(_FORWARD):
+        if columns[0] in _FORWARD:
             return name, columns[0]
     name = list(differing)[-1]
     return name, differing[name][0]
 
 
-def _times(one: _Sample, other: _Sample, at: int) -> float:
+def _times(one: _LayerRow, other: _LayerRow, column: str) -> float:
     """The ratio of two values, at least 1; inf if one is not finite."""
-    first, second = abs(one.values[at]), abs(other.values[at])
-    if not np.isfinite(first) or not np.isfinite(second) or not min(first, second):
-        return np.inf
-    return max(first, second) / min(first, second)
+    low, high = sorted((abs(one[column]), abs(other[column])))
+    return high / low if low and math.isfinite(low) and math.isfinite(high) else math.inf

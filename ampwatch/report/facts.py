@@ -45,7 +45,7 @@ def sparkline(values: Sequence[float] | npt.NDArray[np.float64], width: int) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class FactLine:
     """One line of the facts."""
 
     label: str
@@ -68,20 +68,20 @@ _COLUMNS = (
 
 def scale_curve(run: Record) -> str:
     """The loss scale of a run as one line of blocks, by powers of two; empty without a scale."""
-    scale = numbers(rows_of_first_optimizer(run, ("scale_after",)), "scale_after")
+    scale = numbers(rows_of_optimizer(run, ("scale_after",)), "scale_after")
     return sparkline(np.log2(np.maximum(scale, 2.0**-149)), CURVE_WIDTH)
 
 
-def facts_of(run: Record, diagnosis: Diagnosis, *, arrow: str = "→") -> Iterator[Fact]:
+def facts_of(run: Record, diagnosis: Diagnosis, *, arrow: str = "→") -> Iterator[FactLine]:
     """The facts of a run that the record holds; others have no line."""
     facts = diagnosis.run
-    rows = rows_of_first_optimizer(run, _COLUMNS)
+    rows = rows_of_optimizer(run, _COLUMNS)
     if facts.first_scale is not None:
         ends = f"{scale_text(facts.first_scale)} {arrow} {scale_text(facts.final_scale)}"
-        yield Fact("loss scale", ends)
+        yield FactLine("loss scale", ends)
     if facts.first_scale is not None or facts.skipped:
         share = f", {share_text(facts.skipped, facts.steps)}" if facts.skipped else ""
-        yield Fact("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}{share}")
+        yield FactLine("skipped", f"{facts.skipped:,} of {count_text(facts.steps, 'step')}{share}")
     whose = _whose(run)
     for name in _SHOWN_COLUMNS:
         told = known(rows, name)
@@ -89,12 +89,12 @@ def facts_of(run: Record, diagnosis: Diagnosis, *, arrow: str = "→") -> Iterat
         if len(present):
             label = column(Table.STEPS, name).label
             old = "" if told[-1] else age_text(integers(rows, "step")[told][-1])
-            yield Fact(label, course_text(present, arrow) + old + whose.get(name, ""))
+            yield FactLine(label, course_text(present, arrow) + old + whose.get(name, ""))
     yield from _setting(run, rows)
     if diagnosis.run.source != "ampwatch" and run.info.config:
-        yield Fact("settings", list_text([f"{k} {v}" for k, v in run.info.config.items()], 8))
+        yield FactLine("settings", list_text([f"{k} {v}" for k, v in run.info.config.items()], 8))
     for note in run.notes:
-        yield Fact("note", note)
+        yield FactLine("note", note)
 
 
 def _whose(run: Record) -> dict[str, str]:
@@ -129,13 +129,8 @@ def age_text(step: int | None, *, is_broken: bool = False) -> str:
     return f" at step {step:,}, then not finite" if is_broken else f" at step {step:,}"
 
 
-def rows_of_first_optimizer(run: Record, columns: Sequence[str]) -> Any:
-    """One row a step, the first optimizer's: a GAN's losses would mix."""
-    return rows_of_optimizer(run, columns, None)
-
-
-def rows_of_optimizer(run: Record, columns: Sequence[str], number: int | None) -> Any:
-    """One row a step, of the optimizer of this number; None: of the first one."""
+def rows_of_optimizer(run: Record, columns: Sequence[str], number: int | None = None) -> Any:
+    """One row a step, of the optimizer of this number or the first: a GAN's losses would mix."""
     rows = run.read(Table.STEPS, columns=(*columns, "optimizer"), rank=min(run.ranks, default=0))
     optimizer = rows.column("optimizer")
     present = optimizer.drop_null()
@@ -157,7 +152,7 @@ def optimizer_details(run: Record) -> list[Mapping[str, Any]]:
 
 def last_values(run: Record) -> dict[str, float]:
     """The newest loss, gradient norm and rate."""
-    rows = rows_of_first_optimizer(run, _COLUMNS)
+    rows = rows_of_optimizer(run, _COLUMNS)
     found = {}
     for label, name in (("loss", "loss"), ("norm", "grad_norm"), ("lr", "lr")):
         known = rows.column(name).drop_null()
@@ -166,24 +161,24 @@ def last_values(run: Record) -> dict[str, float]:
     return found
 
 
-def _setting(run: Record, rows: Any) -> Iterator[Fact]:
+def _setting(run: Record, rows: Any) -> Iterator[FactLine]:
     precisions = [p for p in rows.column("autocast_dtype").unique().to_pylist() if p]
     times = numbers(rows, "step_time_ms")
     times = times[np.isfinite(times)]
     if precisions:
-        yield Fact("autocast", ", ".join(precisions))
+        yield FactLine("autocast", ", ".join(precisions))
     if len(times):
         median = time_text(float(np.median(times)))
-        yield Fact("step time", f"{median} (median)")
+        yield FactLine("step time", f"{median} (median)")
     if run.info.source != "ampwatch":
         yield from _by_stamps(rows, knows_step_time=len(times) > 0)
     devices = run.read(Table.DEVICES, columns=("device", "name", "used_bytes", "total_bytes"))
     for name, used, total in _latest_devices(devices):
         memory = f", {bytes_text(used)} of {bytes_text(total)}" if used and total else ""
-        yield Fact("device", f"{name}{memory}")
+        yield FactLine("device", f"{name}{memory}")
 
 
-def _by_stamps(rows: Any, *, knows_step_time: bool) -> Iterator[Fact]:
+def _by_stamps(rows: Any, *, knows_step_time: bool) -> Iterator[FactLine]:
     """The duration from the times of a foreign log's lines, and so the time of a step."""
     told = rows.filter(rows.column("time_ns").is_valid())
     if not told.num_rows:
@@ -192,12 +187,12 @@ def _by_stamps(rows: Any, *, knows_step_time: bool) -> Iterator[Fact]:
     passed_ms = (last["time_ns"] - first["time_ns"]) / 1e6
     if passed_ms <= 0:
         return
-    yield Fact("duration", duration_text(passed_ms))
+    yield FactLine("duration", duration_text(passed_ms))
     steps = last["step"] - first["step"]
     began_anew = bool((np.diff(integers(told, "step")) < 0).any())
     if steps > 0 and not knows_step_time and not began_anew:
         mean = time_text(passed_ms / steps)
-        yield Fact("step time", f"{mean} (mean, by the log's times)")
+        yield FactLine("step time", f"{mean} (mean, by the log's times)")
 
 
 def _latest_devices(devices: Any) -> list[tuple[str, int | None, int | None]]:
@@ -209,6 +204,12 @@ def _latest_devices(devices: Any) -> list[tuple[str, int | None, int | None]]:
             name = row["name"] or row["device"]
             last[row["device"]] = (name, row["used_bytes"], row["total_bytes"])
     return [last[device] for device in sorted(last)]
+
+
+def telling_step(diagnosis: Diagnosis | None) -> int | None:
+    """The step that explains most: where the trouble begins; None for a calm run."""
+    head = None if diagnosis is None else diagnosis.headline
+    return head.first_step if head is not None and head.severity.weight else None
 
 
 # Findings that each suspicion would have caused.

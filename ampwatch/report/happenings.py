@@ -15,8 +15,8 @@ import numpy as np
 
 from ampwatch.diagnosis import Diagnosis
 from ampwatch.diagnosis.column_arrays import Integers
-from ampwatch.report.fact_reader import FactReader, Series
-from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Sentence
+from ampwatch.report.facts import telling_step
+from ampwatch.report.letter_facts import Fact, FactReader, Holds, Name, Reading, Sentence, Series
 from ampwatch.rows import EventKind, Table
 
 _LEVEL_ENTRIES = 10  # whose median is the level before
@@ -72,7 +72,7 @@ class Course:
 
 def course_of(reader: FactReader, diagnosis: Diagnosis) -> Course:
     """The course of a run's loss and skips around its trouble."""
-    level, left, peak = _loss_course(reader, _hint(diagnosis))
+    level, left, peak = _loss_course(reader, telling_step(diagnosis))
     return Course(
         reader, level, left, peak, _loss_lost(reader), *_skip_course(reader), _norm_lost(reader)
     )
@@ -94,12 +94,6 @@ def _loss_lost(reader: FactReader) -> Fact | None:
     steps = reader.holding("loss", Holds.NOT_FINITE)
     before = int((steps < lost.value).sum())
     return None if before > len(steps) - before else lost
-
-
-def _hint(diagnosis: Diagnosis) -> int | None:
-    """The step near which the diagnosis says that trouble began; None without trouble."""
-    head = diagnosis.headline
-    return head.first_step if head is not None and head.severity.weight else None
 
 
 def _loss_course(
@@ -185,10 +179,8 @@ def _growths(course: Course) -> Iterator[Happening]:
         step, span = at
         value, level = reader.value(column, step), reader.fact(Reading.MEDIAN, column, *span)
         if value is not None and level is not None:
-            yield Happening(
-                reader.step_fact(Reading.STEP, step, "step", Holds.PRESENT, step, step),
-                Sentence.of(f"{what} ", value, " (usually ", level, " before)"),
-            )
+            words = Sentence.of(f"{what} ", value, " (usually ", level, " before)")
+            yield Happening(reader.at_step(step), words)
 
 
 def _grown(series: Series) -> tuple[int, tuple[int, int]] | None:
@@ -231,10 +223,15 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
         yield Happening(zeros, Sentence.of(told))
     lost = reader.holding("loss", Holds.NOT_FINITE)
     if len(lost):
-        first = reader.step_fact(Reading.FIRST_STEP, int(lost[0]), "loss", Holds.NOT_FINITE)
-        count = reader.count("loss", Holds.NOT_FINITE)
-        one = " step" if count.value == 1 else " steps"
-        yield Happening(first, Sentence.of("the loss is NaN or inf, in ", count, one, " in all"))
+        yield _not_finite_in_steps(reader, "loss", "the loss", int(lost[0]))
+
+
+def _not_finite_in_steps(reader: FactReader, column: str, what: str, step: int) -> Happening:
+    """In how many steps a column was not finite, the first of them at this step."""
+    first = reader.step_fact(Reading.FIRST_STEP, step, column, Holds.NOT_FINITE)
+    count = reader.count(column, Holds.NOT_FINITE)
+    steps = " step in all" if count.value == 1 else " steps in all"
+    return Happening(first, Sentence.of(f"{what} is NaN or inf, in ", count, steps))
 
 
 def peak_step(at: Fact | None) -> float:
@@ -276,27 +273,17 @@ def _norm_lines(course: Course) -> Iterator[Happening]:
         yield Happening(course.norm_lost, words)
         return
     lost = reader.holding("grad_norm", Holds.NOT_FINITE)
-    if not len(np.setdiff1d(lost, reader.holding("skipped", Holds.TRUE))):
-        return
-    first = reader.step_fact(Reading.FIRST_STEP, int(lost[0]), "grad_norm", Holds.NOT_FINITE)
-    count = reader.count("grad_norm", Holds.NOT_FINITE)
-    steps = " step in all" if count.value == 1 else " steps in all"
-    yield Happening(first, Sentence.of("the gradient norm is NaN or inf, in ", count, steps))
-
-
-def _skipped_words(skips: Fact, steps: Fact) -> Sentence:
-    if skips.value == steps.value:
-        return Sentence.of("from here to the end, all ", skips, " steps are skipped")
-    return Sentence.of("from here to the end, ", skips, " of ", steps, " steps are skipped")
+    if len(np.setdiff1d(lost, reader.holding("skipped", Holds.TRUE))):
+        yield _not_finite_in_steps(reader, "grad_norm", "the gradient norm", int(lost[0]))
 
 
 def _skip_lines(course: Course) -> Iterator[Happening]:
     reader = course.reader
     if course.skips is not None and course.skips_of is not None:
-        yield Happening(
-            course.skips_from,
-            _skipped_words(course.skips, course.skips_of),
-        )
+        skips, steps = course.skips, course.skips_of
+        share = ("all ", skips) if skips.value == steps.value else (skips, " of ", steps)
+        words = Sentence.of("from here to the end, ", *share, " steps are skipped")
+        yield Happening(course.skips_from, words)
         return
     skipped = reader.holding("skipped", Holds.TRUE)
     if not len(skipped):
@@ -341,7 +328,7 @@ def _misuse_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
 
 def _leap_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     """A learning rate that leapt shortly before the trouble."""
-    hint, rates = _hint(diagnosis), course.reader.series("lr").finite
+    hint, rates = telling_step(diagnosis), course.reader.series("lr").finite
     if hint is None:
         return
     near = rates.within(hint - _SHORTLY, hint)
@@ -350,9 +337,8 @@ def _leap_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
             at, now = int(near.step[before]), int(near.step[after])
             old, new = course.reader.value("lr", at), course.reader.value("lr", now)
             if old is not None and new is not None:
-                step = course.reader.step_fact(Reading.STEP, now, "step", Holds.PRESENT, now, now)
                 words = Sentence.of("the learning rate jumps from ", old, " to ", new)
-                yield Happening(step, words)
+                yield Happening(course.reader.at_step(now), words)
                 return
 
 

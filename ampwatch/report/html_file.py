@@ -27,20 +27,17 @@ from ampwatch.diagnosis.value_text import evidence_text, powers, short_dtype, sh
 from ampwatch.errors import ReportError
 from ampwatch.printable_text import cut, printable
 from ampwatch.report.comparison_text import comparison_text, letter
-from ampwatch.report.facts import facts_of
+from ampwatch.report.facts import facts_of, telling_step
 from ampwatch.report.format_losses import formats_text
 from ampwatch.report.last_layer_values import FORMAT_FACTS, Readable, last_known
 from ampwatch.report.layer_views import NAMES, Wanted, offered, view_message
-from ampwatch.report.letter import letter_of
-from ampwatch.report.letter_text import STYLES, letter_html
+from ampwatch.report.letter import Letter, letter_of
 from ampwatch.report.overview_chart import compared_panels, curves_of, overview_of
 from ampwatch.report.painter import SEVERITY_COLOR, VERDICT_COLOR, bundled, style_sheet
 from ampwatch.report.painter.message import Arrays, Picture, still_message
-from ampwatch.report.scale_windows import telling_step
 from ampwatch.report.settings import assumed_settings, settings_of
-from ampwatch.report.sweep import besides_text
-from ampwatch.report.sweep_chart import parallel_html, sweep_html
-from ampwatch.report.terminal_report import advice_rows
+from ampwatch.report.sweep import besides_text, parallel_html, sweep_html
+from ampwatch.report.terminal_report import STYLES, LetterPart, advice_rows, first_line, parts_of
 from ampwatch.rows import Table, column
 
 if TYPE_CHECKING:
@@ -108,6 +105,38 @@ def _sweep(comparison: Comparison) -> str:
 def _focusable(_run: int) -> str:
     """A file has no page to lead to; its marks can be read by key all the same."""
     return 'tabindex="0" role="img"'
+
+
+# --- the letter ----------------------------------------------------------------------------------
+
+
+def letter_html(letter: Letter) -> str:
+    """The letter as HTML, word for word; nothing in it is interpreted."""
+    verdict, name, about = first_line(letter)
+    tone = VERDICT_COLOR[letter.verdict]
+    head = (
+        f'<p><b style="color:var(--aw-{tone})">{verdict}</b> &ensp;<b>{_escaped(name)}</b> &ensp;'
+        f'<span class="dim">{_escaped(about)}</span></p>'
+    )
+    title = f"<h1>{_escaped(letter.title)} {_codes(letter.codes)}</h1>" if letter.title else ""
+    opening = "".join(f"<p>{_escaped(str(one))}</p>" for one in letter.opening)
+    return head + title + opening + "".join(_letter_part(part) for part in parts_of(letter))
+
+
+def _codes(codes: Sequence[str]) -> str:
+    return f'<span class="dim">({" ".join(codes)})</span>'
+
+
+def _letter_part(part: LetterPart) -> str:
+    if not part.lines:
+        return ""
+    rows = "".join(
+        f"<tr><th>{_escaped(left)}</th><td>{_escaped(text)}</td></tr>"
+        if left
+        else f'<tr><td colspan="2">{_escaped(text)}</td></tr>'
+        for left, text in part.lines
+    )
+    return f'<h3>{part.heading}</h3><table class="lines">{rows}</table>'
 
 
 # --- charts --------------------------------------------------------------------------------------
@@ -230,6 +259,10 @@ A shaded span marks a finding's steps; the dashed line is the checkpoint to rest
 line across the loss scale is its established level. Across the learning rate, the dotted line is
 the recommended one and the band what its title says: the estimated range of the highest stable
 learning rate, or, where reruns were made, what they have shown of it."""
+
+
+def _escaped(text: str) -> str:
+    return html.escape(printable(text))
 
 
 def said(text: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.column_arrays import flags, integers, known, numbers
 from ampwatch.diagnosis.value_text import count_text
-from ampwatch.report.facts import rows_of_first_optimizer
+from ampwatch.report.facts import rows_of_optimizer
 from ampwatch.report.painter import SEVERITY_COLOR, line_style
 from ampwatch.report.painter.message import (
     Arrays,
@@ -210,7 +210,7 @@ class Curves:
 
 def curves_of(run: Record) -> Curves | None:
     """The curves of a run; None of a run without steps."""
-    rows = rows_of_first_optimizer(run, ("step", "time_ns", "scale", "scale_after", *LINES))
+    rows = rows_of_optimizer(run, ("step", "time_ns", "scale", "scale_after", *LINES))
     if not rows.num_rows:
         return None
     step: Steps = integers(rows, "step")

@@ -17,7 +17,7 @@ from ampwatch.report.painter.message import Arrays, Panel, Picture
 if TYPE_CHECKING:
     from ampwatch.store import Run
 
-_LOG_RATIO = 30.0  # as in axes.js: a linear axis would hide the smaller values
+_LOG_RATIO = 30.0  # as in axis.js: a linear axis would hide the smaller values
 _TITLE, _LEAST = 44, 60  # pixels
 
 

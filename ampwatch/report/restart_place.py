@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ampwatch.diagnosis import Action, Diagnosis
 from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.record import Record
+from ampwatch.report.facts import telling_step
 from ampwatch.report.timeline import CLEAN, condition_of, last_sound_step
 from ampwatch.rows import EventKind, Table
 
@@ -36,10 +37,9 @@ class RestartPlace:
 
 def restart_place(run: Record, diagnosis: Diagnosis) -> RestartPlace:
     """Where a run with trouble is to be restarted."""
-    advice, head = diagnosis.learning_rate, diagnosis.headline
+    advice = diagnosis.learning_rate
     until = last_sound_step(advice) if advice.action is Action.LOWER else None
-    if until is None and head is not None and head.severity.weight:
-        until = head.first_step
+    until = telling_step(diagnosis) if until is None else until
     saves = saves_of(run)
     sees = run.info.source == "ampwatch"
     return RestartPlace(

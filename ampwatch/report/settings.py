@@ -31,17 +31,17 @@ def settings_of(run: Run) -> dict[str, str]:
     """Every recorded setting by its dotted name, without assumed defaults, long texts cut."""
     rows = run.read(Table.STEPS, ("autocast_dtype",), min(run.ranks, default=0))
     told = rows.column("autocast_dtype").unique().to_pylist()
-    settings = _told(run, ", ".join(filter(None, told)))
+    settings = _recorded(run, ", ".join(filter(None, told)))
     return {name: cut(text, _MOST_LETTERS) for name, text in settings.items()}
 
 
 def whole_settings(run: Run) -> dict[str, str]:
     """The same with uncut texts and the newest step's autocast; fast for runs of any length."""
     last = run.last_rows(Table.STEPS, ("autocast_dtype",), 1).column("autocast_dtype").to_pylist()
-    return _told(run, (last or [""])[0] or "")
+    return _recorded(run, (last or [""])[0] or "")
 
 
-def _told(run: Run, autocast: str) -> dict[str, str]:
+def _recorded(run: Run, autocast: str) -> dict[str, str]:
     info = run.info
     is_ours = info.source == "ampwatch"
     groups: dict[str, Any] = {
@@ -205,7 +205,7 @@ def changed_text(run: Run) -> str:
         found = changes(whole_settings(earlier), whole_settings(run))
     except (AmpwatchError, OSError):
         return ""
-    told = list_text([_said(change) for change in found], _MOST_TOLD)
+    told = list_text([_change_text(change) for change in found], _MOST_TOLD)
     return f"since {path.name}: {told or 'nothing in the settings'}"
 
 
@@ -225,7 +225,7 @@ def _newest_beside(folder: Path) -> Sequence[Path]:
     return sorted(written, key=written.__getitem__, reverse=True)[:_MOST_BESIDE]
 
 
-def _said(change: Change) -> str:
+def _change_text(change: Change) -> str:
     before, after = (cut(text or "", _MOST_LETTERS_TOLD) for text in (change.before, change.after))
     if change.kind == "changed":
         return f"{change.name} {before} to {after}"

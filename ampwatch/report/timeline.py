@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 from typing import Any
 
@@ -19,10 +19,120 @@ from ampwatch.diagnosis.column_arrays import Integers, steps_of, texts
 from ampwatch.diagnosis.event import Event, detail_of
 from ampwatch.diagnosis.value_text import count_text, duration_text, scale_text
 from ampwatch.printable_text import cut
-from ampwatch.report.attempts import Attempt
 from ampwatch.report.overview_chart import is_change
+from ampwatch.report.settings import flat
 from ampwatch.report.thinning import Rug, close_parts, merged
-from ampwatch.rows import EventKind
+from ampwatch.rows import EventKind, Table
+from ampwatch.store import Run
+from ampwatch.store.rank_log import RankRows
+
+# --- attempts: each start of the run, its steps, and how it ended ---------------------------------
+
+_MARKS = (EventKind.STARTED.value, EventKind.ENDED.value, EventKind.EXCEPTION.value)
+_EXCEPTION_LETTERS = 160  # of an exception's message
+# What may differ in a later attempt; run.json has the values of the first.
+_SETTINGS = {"config": "config", "scaler": "scaler", "origin": "code"}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of a run, as recorded by one of its ranks."""
+
+    number: int  # from 1
+    first_step: int | None = None  # None if it took none
+    last_step: int | None = None
+    started_ns: int | None = None
+    last_ns: int | None = None  # of its last step or event
+    ending: str = ""  # in words; empty if its source records no end
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings recorded by each attempt, by dotted name; long ones are cut."""
+        told = {section: self.detail.get(name) for name, section in _SETTINGS.items()}
+        return {name: text for name, text in flat("", told) if text and text != "null"}
+
+
+def attempts_of(run: Run, rank: int, *, goes_on: bool) -> tuple[Attempt, ...]:
+    """The attempts of one rank, the first one first; `goes_on`: the last one is live."""
+    log = next((log for log in run.logs if log.rank == rank), None)
+    if log is None:
+        return ()
+    names = ("step", "time_ns", "kind", "detail")
+    told = [row for row in run.read(Table.EVENTS, names, rank).to_pylist() if row["kind"] in _MARKS]
+    parts = list(_by_start(told)) or [[]]
+    begins = [_first_row(log, number) for number in range(len(parts))]
+    ends = [*begins[1:], log.rows(Table.STEPS)]
+    known = zip(parts, begins, ends, strict=True)
+    return tuple(
+        _attempt_of(run, rank, number, part, (begin, end), goes_on=goes_on and number == len(parts))
+        for number, (part, begin, end) in enumerate(known, 1)
+    )
+
+
+def _first_row(log: RankRows, attempt: int) -> int:
+    """The number of the first row of an attempt, from 0, or of one after it."""
+    low, high = 0, log.rows(Table.STEPS) if attempt else 0
+    while low < high:
+        middle = (low + high) // 2
+        is_before = log.attempts(Table.STEPS, middle, middle + 1)[0] < attempt
+        low, high = (middle + 1, high) if is_before else (low, middle)
+    return low
+
+
+def _by_start(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    part: list[dict[str, Any]] = []
+    for row in rows:
+        if row["kind"] == EventKind.STARTED.value and part:
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
+
+
+def _attempt_of(
+    run: Run,
+    rank: int,
+    number: int,
+    marks: Sequence[dict[str, Any]],
+    rows: tuple[int, int],
+    *,
+    goes_on: bool,
+) -> Attempt:
+    begin, end = rows
+    steps = [_row(run, rank, at) for at in (begin, end - 1)] if end > begin else []
+    start = next((row for row in marks if row["kind"] == EventKind.STARTED.value), None)
+    times = [row["time_ns"] for row in (*steps, *marks) if row["time_ns"]]
+    return Attempt(
+        number=number,
+        first_step=steps[0]["step"] if steps else None,
+        last_step=steps[1]["step"] if steps else None,
+        started_ns=start["time_ns"] if start else None,
+        last_ns=max(times, default=None),
+        ending="goes on" if goes_on else _ending(run, marks),
+        detail=detail_of(start["detail"]) if start else {},
+    )
+
+
+def _row(run: Run, rank: int, at: int) -> dict[str, Any]:
+    found: dict[str, Any] = run.logged(Table.STEPS, ("step", "time_ns"), rank, at, 1).to_pylist()[0]
+    return found
+
+
+def _ending(run: Run, marks: Sequence[dict[str, Any]]) -> str:
+    kinds = {row["kind"] for row in marks}
+    for row in reversed(marks):
+        event = Event(0, 0, row["kind"], detail_of(row["detail"]))
+        if event.kind == EventKind.EXCEPTION.value and event.detail.get("fatal", True):
+            message = str(event.detail.get("message") or "")[:_EXCEPTION_LETTERS]
+            return f"ended by {event.exception}{f': {message}' if message else ''}"
+    if EventKind.ENDED.value in kinds:
+        return "ended with its end mark"
+    return "cut off: it has no end mark" if run.info.source == "ampwatch" else ""
+
+
+# --- the timeline ---------------------------------------------------------------------------------
 
 MOST_ENTRIES = 40  # of one kind: more than a reader takes in; the charts and the log have each
 _MOST_TOLD = 3  # of the events in one entry, each in words; of more the first and the last
@@ -73,24 +183,24 @@ def timeline_of(
     ends: tuple[int, int],
 ) -> Timeline:
     """The timeline of a run; `events` has step, time_ns, rank, kind and detail, `ends` the axis."""
-    told = _Told.of(events)
+    rows = _EventRows.of(events)
     entries = chain(
-        (_attempt(one, ends) for one in attempts),
+        (_attempt_entry(one, ends) for one in attempts),
         () if diagnosis is None else (_finding(one, ends) for one in diagnosis.findings),
-        _skips(skips, told),
-        _checkpoints(told, diagnosis),
-        *(_events(told, kind) for kind in sorted(told.kinds - _TOLD_ELSEWHERE)),
+        _skips(skips, rows),
+        _checkpoints(rows, diagnosis),
+        *(_events(rows, kind) for kind in sorted(rows.kinds - _OTHER_ENTRIES)),
     )
     order = list(Kind)
     ordered = sorted(entries, key=lambda one: (one.first, order.index(one.kind), one.last))
-    return Timeline(tuple(ordered), {Kind.SKIP: skips, **_ticks(told, ends)})
+    return Timeline(tuple(ordered), {Kind.SKIP: skips, **_ticks(rows, ends)})
 
 
 # --- events ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _EventRows:
     """The events, their kinds and steps as arrays: only details that are shown are read."""
 
     rows: pa.Table
@@ -99,7 +209,7 @@ class _Told:
     number: Integers  # of each event's kind
 
     @classmethod
-    def of(cls, rows: pa.Table) -> _Told:
+    def of(cls, rows: pa.Table) -> _EventRows:
         names, number = texts(rows, "kind")
         return cls(rows, steps_of(rows), names, number)
 
@@ -125,19 +235,19 @@ class _Told:
         return found
 
 
-_TOLD_ELSEWHERE = {
+_OTHER_ENTRIES = {
     EventKind.STARTED.value, EventKind.ENDED.value, EventKind.OVERFLOW.value,
     EventKind.STATE_SAVED.value,
 }  # fmt: skip
 
 
-def _events(told: _Told, kind: str) -> Iterator[Entry]:
+def _events(events: _EventRows, kind: str) -> Iterator[Entry]:
     """The events of one kind, those of one step or close together as one entry."""
-    places = told.places(kind)
-    step = told.step[places]
+    places = events.places(kind)
+    step = events.step[places]
     for part in _joined(step):
         at = places[part]
-        some = [told.event(one) for one in (at if len(at) <= _MOST_TOLD else at[[0, -1]])]
+        some = [events.event(one) for one in (at if len(at) <= _MOST_TOLD else at[[0, -1]])]
         title, words = _SHOWN.get(kind, (kind, _unknown))
         lines = list(dict.fromkeys(words(event.detail) for event in some))
         text = "; ".join(line for line in lines if line)
@@ -152,7 +262,7 @@ def _events(told: _Told, kind: str) -> Iterator[Entry]:
         first, last = int(step[part][0]), int(step[part][-1])
         yield Entry(
             _kind_of(kind), first, last, name, cut(text, _MOST_LETTERS),
-            time_ns=told.time_ns(at[0]), count=count,
+            time_ns=events.time_ns(at[0]), count=count,
         )  # fmt: skip
 
 
@@ -164,13 +274,13 @@ def _joined(step: Integers) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(edges) if b > a]
 
 
-def _ticks(told: _Told, ends: tuple[int, int]) -> dict[Kind, Rug]:
+def _ticks(events: _EventRows, ends: tuple[int, int]) -> dict[Kind, Rug]:
     """Where single events stand, merged to what an axis can show."""
-    names = sorted(told.kinds - _TOLD_ELSEWHERE, key=_kind_of)
+    names = sorted(events.kinds - _OTHER_ENTRIES, key=_kind_of)
     found = {}
     for kind, several in groupby(names, _kind_of):
-        places = np.concatenate([told.places(name) for name in several])
-        step = np.unique(np.clip(told.step[places], *ends))
+        places = np.concatenate([events.places(name) for name in several])
+        step = np.unique(np.clip(events.step[places], *ends))
         found[kind] = merged(step, *ends)
     return found
 
@@ -283,7 +393,7 @@ _SHOWN: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
 # --- attempts and findings ------------------------------------------------------------------------
 
 
-def _attempt(one: Attempt, ends: tuple[int, int]) -> Entry:
+def _attempt_entry(one: Attempt, ends: tuple[int, int]) -> Entry:
     first = ends[0] if one.first_step is None else one.first_step
     last = first if one.last_step is None else max(first, one.last_step)
     return Entry(
@@ -323,29 +433,31 @@ def _finding(one: Finding, ends: tuple[int, int]) -> Entry:
 # --- skipped steps --------------------------------------------------------------------------------
 
 
-def _skips(skips: Rug, told: _Told) -> Iterator[Entry]:
+def _skips(skips: Rug, events: _EventRows) -> Iterator[Entry]:
     """Skipped steps by stretches, with what the overflows in them say; and the other overflows."""
-    places = told.places(EventKind.OVERFLOW.value)
-    steps = told.step[places]
+    places = events.places(EventKind.OVERFLOW.value)
+    steps = events.step[places]
     free = np.ones(len(steps), np.bool_)
     for part in close_parts(skips.first, skips.last, MOST_ENTRIES):
         first, last = int(skips.first[part][0]), int(skips.last[part].max())
         count = int(skips.count[part].sum())
         low, high = np.searchsorted(steps, [first, last + 1]).tolist()
         free[low:high] = False
-        yield _stretch(told, places[low:high], first, last, count)
+        yield _stretch(events, places[low:high], first, last, count)
     rest = places[free]
-    for part in close_parts(told.step[rest], told.step[rest], MOST_ENTRIES):
+    for part in close_parts(events.step[rest], events.step[rest], MOST_ENTRIES):
         at = rest[part]
-        count = len(np.unique(told.step[at]))
-        text = ", ".join([f"values overflowed in {count_text(count, 'step')}", *_traced(told, at)])
-        first, last = int(told.step[at[0]]), int(told.step[at[-1]])
+        count = len(np.unique(events.step[at]))
+        text = ", ".join(
+            [f"values overflowed in {count_text(count, 'step')}", *_traced(events, at)]
+        )
+        first, last = int(events.step[at[0]]), int(events.step[at[-1]])
         yield Entry(
-            Kind.SKIP, first, last, "overflow", text, time_ns=told.time_ns(at[0]), count=count
+            Kind.SKIP, first, last, "overflow", text, time_ns=events.time_ns(at[0]), count=count
         )
 
 
-def _stretch(told: _Told, at: Integers, first: int, last: int, count: int) -> Entry:
+def _stretch(events: _EventRows, at: Integers, first: int, last: int, count: int) -> Entry:
     length = last - first + 1
     if count == 1:
         text = "the step was skipped"
@@ -353,13 +465,13 @@ def _stretch(told: _Told, at: Integers, first: int, last: int, count: int) -> En
         text = f"{count:,} steps in a row were skipped"
     else:
         text = f"{count:,} of {length:,} steps were skipped"
-    words = ", ".join([text, *_scales(told, at), *_traced(told, at)])
-    time_ns = told.time_ns(at[0]) if len(at) else None
+    words = ", ".join([text, *_scales(events, at), *_traced(events, at)])
+    time_ns = events.time_ns(at[0]) if len(at) else None
     return Entry(Kind.SKIP, first, last, "skipped", words, time_ns=time_ns, count=count)
 
 
-def _scales(told: _Told, at: Integers) -> Iterator[str]:
-    found = [told.event(one).detail.get("scale") for one in _ends_of(at)]
+def _scales(events: _EventRows, at: Integers) -> Iterator[str]:
+    found = [events.event(one).detail.get("scale") for one in _ends_of(at)]
     known = [scale for scale in found if isinstance(scale, (int, float))]
     if len(known) == 2 and known[0] != known[1]:
         yield f"at a loss scale of {scale_text(known[0])} down to {scale_text(known[1])}"
@@ -367,9 +479,9 @@ def _scales(told: _Told, at: Integers) -> Iterator[str]:
         yield f"at a loss scale of {scale_text(known[0])}"
 
 
-def _traced(told: _Told, at: Integers) -> Iterator[str]:
+def _traced(events: _EventRows, at: Integers) -> Iterator[str]:
     """To which layers, by the first and the last of these overflows."""
-    layers = dict.fromkeys(told.event(one).layer for one in _ends_of(at))
+    layers = dict.fromkeys(events.event(one).layer for one in _ends_of(at))
     known = [layer for layer in layers if layer]
     if known:
         yield f"traced to layer {' and '.join(known)}"
@@ -417,33 +529,33 @@ def condition_of(step: int, diagnosis: Diagnosis | None) -> tuple[str, str]:
     return CLEAN, "no error is known of the steps before"
 
 
-def _path_of(told: _Told, saves: Integers) -> str | None:
+def _path_of(events: _EventRows, saves: Integers) -> str | None:
     """Where one of these saves was written, if it says so."""
-    paths = (told.event(int(one)).detail.get("path") for one in saves)
+    paths = (events.event(int(one)).detail.get("path") for one in saves)
     return next((str(path) for path in paths if path), None)
 
 
-def _checkpoints(told: _Told, diagnosis: Diagnosis | None) -> Iterator[Entry]:
+def _checkpoints(events: _EventRows, diagnosis: Diagnosis | None) -> Iterator[Entry]:
     """The saves that the record tells; what they held by what is known of the steps before."""
-    saves = told.places(EventKind.STATE_SAVED.value)
-    _, at = np.unique(told.step[saves], return_index=True)  # every rank saves its own
+    saves = events.places(EventKind.STATE_SAVED.value)
+    _, at = np.unique(events.step[saves], return_index=True)  # every rank saves its own
     places = saves[at]
     restart = None if diagnosis is None else diagnosis.learning_rate.restart_checkpoint_step
-    judged = [(*condition_of(int(told.step[one]), diagnosis), int(one)) for one in places]
+    judged = [(*condition_of(int(events.step[one]), diagnosis), int(one)) for one in places]
     for mark in dict.fromkeys(mark for mark, _, _ in judged):
         mine = [(words, one) for found, words, one in judged if found == mark]
-        steps = told.step[[one for _, one in mine]]
+        steps = events.step[[one for _, one in mine]]
         for part in _joined(steps):
             (words, one), several = mine[part][0], {words for words, _ in mine[part]}
             first, last = int(steps[part][0]), int(steps[part][-1])
             count = len(steps[part])
             which = ", the first" if len(several) > 1 else ""
             text = words if count == 1 else f"{count:,} saves{which}: {words}"
-            if count == 1 and (path := _path_of(told, saves[told.step[saves] == first])):
+            if count == 1 and (path := _path_of(events, saves[events.step[saves] == first])):
                 text += f"; written to {path}"
             if restart is not None and restart in steps[part]:
                 text += f"; step {restart:,} is the one to restart from"
             yield Entry(
                 Kind.CHECKPOINT, first, last, f"saved{f', {mark}' if mark else ''}", text, mark,
-                told.time_ns(one), count,
+                events.time_ns(one), count,
             )  # fmt: skip

@@ -413,7 +413,7 @@ def test_no_two_labels_of_an_axis_are_alike_however_little_the_values_differ(
     blank, low, high, is_level
 ):
     axis = blank.page.evaluate(
-        f"() => {{ {bundled('axes')}; return from_axes.axisOf('number', [{low}, {high}]) }}"
+        f"() => {{ {bundled('axis')}; return from_axis.axisOf('number', [{low}, {high}]) }}"
     )
     assert len(set(axis["ticktext"])) == len(axis["ticktext"]) >= 2
     assert max(map(len, axis["ticktext"])) <= 10
@@ -423,8 +423,8 @@ def test_no_two_labels_of_an_axis_are_alike_however_little_the_values_differ(
 
 def test_no_two_labels_of_a_time_axis_are_alike_late_in_a_long_run(blank):
     texts = blank.page.evaluate(
-        f"""() => {{ {bundled("axes")};
-        const {{ timeTicks, timeText, distinctTexts }} = from_ticks;
+        f"""() => {{ {bundled("axis")};
+        const {{ timeTicks, timeText, distinctTexts }} = from_axis;
         const ticks = timeTicks([1658880, 1658895]);
         return distinctTexts(ticks, timeText, [3, 4, 5, 6, 7]) }}"""
     )
@@ -433,7 +433,7 @@ def test_no_two_labels_of_a_time_axis_are_alike_late_in_a_long_run(blank):
 
 
 FEW_OR_MANY = """() => { %s;
-    const { linearTicks, timeTicks, timeText, distinctTexts } = from_ticks, wrong = [];
+    const { linearTicks, timeTicks, timeText, distinctTexts } = from_axis, wrong = [];
     for (const ticks of [linearTicks, timeTicks]) for (const most of [2, 3, 5, 9])
         for (let width = 2; width < 3e6; width *= 1.07)
             for (const low of [0, 0.3 * width, 12345.6]) {
@@ -447,4 +447,4 @@ FEW_OR_MANY = """() => { %s;
 
 
 def test_an_axis_has_two_labels_at_least_and_none_that_has_no_room(blank):
-    assert blank.page.evaluate(FEW_OR_MANY % bundled("axes")) == []
+    assert blank.page.evaluate(FEW_OR_MANY % bundled("axis")) == []

@@ -178,7 +178,7 @@ def test_runs_lie_over_one_another_and_are_kept_when_another_appears_and_on_relo
 
 
 TICKS = """async ([root, first, last, count, ends, pixels]) => {
-    const { ticks } = await import(`${root}/component/browser_component.painter/skips.js`);
+    const { ticks } = await import(`${root}/component/browser_component.painter/lines.js`);
     return ticks({ first, last, count }, [], ends, pixels).map(({ step, count }) => [step, count]);
 }"""
 

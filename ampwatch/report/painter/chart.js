@@ -1,20 +1,13 @@
 // The live chart: keeps the base that the server thinned, joins the rows that came since, draws in
 // place, and reports what its reader chose: the span in view, the step that was picked, and the view.
+// Mouse, fingers and keys on it, and the label at the cursor.
 
-import { make } from "./elements.js";
-import { Gestures, CLICK_PIXELS } from "./gestures.js";
-import { Heads } from "./heads.js";
-import { Hover } from "./hover.js";
-import { onKey } from "./keyboard.js";
-import { LEFT, RIGHT, layout } from "./layout.js";
-import { light, onLight } from "./lighting.js";
-import { joined, measured, stretchesOf } from "./lines.js";
-import { paint } from "./paint.js";
-import { sceneOf } from "./scene.js";
-import { save } from "./saving.js";
-import { countText } from "./ticks.js";
-import { Toolbar } from "./toolbar.js";
-import { PLAIN, scaled, soloed, textOf, toggled, viewOf } from "./view.js";
+import { countText, numberText, powerText, timeText } from "./axis.js";
+import { layout, LEFT, paint, RIGHT } from "./chart_drawing.js";
+import { PLAIN, shownLines, textOf, viewOf } from "./chart_view.js";
+import { light, make, onLight, tone } from "./elements.js";
+import { PanelLegends, Toolbar } from "./legend_and_toolbar.js";
+import { countNear, joined, measured, sceneOf, stretchesOf, valueAt } from "./lines.js";
 
 const LEAST_WIDTH = 120;
 const SLIDING_MS = 250; // a slider that rests for so long has been set
@@ -23,21 +16,11 @@ const SPOKEN_KEYS = "Arrows move step by step, plus and minus zoom, Enter picks 
 export class Chart {
   constructor(place) {
     this.place = make("div", "aw-chart");
-    this.frame = make("div", "aw-frame");
     this.plot = make("div", "aw-plot");
     Object.assign(this.plot, { tabIndex: 0, role: "slider" });
-    this.frame.append(this.plot);
-    this.toolbar = new Toolbar(this.place, this.frame, {
-      change: (parts) => this.change(parts),
-      whole: () => this.choose({ span: null }),
-      save: (kind) => save(kind, this.scene, this.plot),
-    });
-    this.heads = new Heads(this.frame, {
-      toggle: (panel, key) => this.change(toggled(this.view, panel, key)),
-      solo: (panel, key) => this.change(soloed(this.view, panel, key)),
-      scale: (key, isLog) => this.change(scaled(this.view, key, isLog)),
-      light: (key) => (this.isGrouped ? light(key) : this.light(key)),
-    });
+    this.frame = make("div", "aw-frame", this.plot);
+    this.toolbar = new Toolbar(this.place, this.frame, this);
+    this.legends = new PanelLegends(this.frame, this);
     place.append(this.place);
     this.hover = new Hover(this.frame);
     this.boxed = make("div", "aw-drag");
@@ -52,7 +35,7 @@ export class Chart {
     this.lit = null; // the line whose label is pointed at
     this.known = null; // of these, what was told or came with the address
     this.count = 0; // of the reader's choices: a message that knows fewer is behind
-    this.isLate = () => false; // whether a message was made for an address that was left
+    this.differs = () => false; // whether a message was made for an address that was left
     this.watch();
   }
 
@@ -83,6 +66,10 @@ export class Chart {
       Object.assign(this, { span, picked, view: viewOf(header.view) });
     } else return;
     this.known = this.state();
+  }
+
+  isLate({ span, picked, view }) {
+    return this.differs({ span: span && span.join("-"), step: picked === null ? null : String(picked), view });
   }
 
   close() {
@@ -123,11 +110,11 @@ export class Chart {
     if (width < LEAST_WIDTH) return; // not laid out yet: the resize draws
     const scene = this.scene = sceneOf(this, Math.max(50, width - LEFT - RIGHT));
     this.toolbar.show(scene, this.span === null, width);
-    const heights = this.heads.show(scene, width);
+    const heights = this.legends.show(scene, width);
     const drawn = layout(scene, width, heights, getComputedStyle(this.plot).fontFamily);
     paint(this.plot, drawn, scene);
-    this.heads.put(drawn.panels);
-    this.hover.show({ ...scene, left: LEFT, height: drawn.plotHeight });
+    this.legends.put(drawn.panels);
+    this.hover.show({ ...scene, height: drawn.plotHeight });
     this.say();
     this.place.dataset.drawn = this.header.rows; // for whoever looks from outside
   }
@@ -160,10 +147,6 @@ export class Chart {
     this.plot.addEventListener("keydown", (event) => onKey(event, this));
   }
 
-  get left() {
-    return LEFT;
-  }
-
   get isDrawn() {
     return Boolean(this.hover.view);
   }
@@ -181,10 +164,6 @@ export class Chart {
     const { places, width } = this.scene;
     const [low, high] = this.shown.map((step) => places.at(step));
     return { low, high, width };
-  }
-
-  hoverAt(pixel) {
-    this.hover.move(pixel);
   }
 
   // What is being dragged, pale over all charts.
@@ -210,10 +189,6 @@ export class Chart {
   // A move has ended, or the page took it for itself.
   settle() {
     this.choose({ span: this.span });
-  }
-
-  look(pixels) {
-    this.lookAt(pixels.map((at) => this.stepAt(at)));
   }
 
   lookAt(span) {
@@ -299,6 +274,12 @@ export class Chart {
     return this.header.panels.some(({ lines }) => lines.some(({ group }) => group === name));
   }
 
+  // A label that is pointed at: of a run it is lit in other parts of the page too.
+  lightLabel(key) {
+    if (this.isGrouped) light(key);
+    else this.light(key);
+  }
+
   // While a line's label is pointed at, the others are pale.
   light(key) {
     this.lit = key;
@@ -330,4 +311,276 @@ export class Chart {
   announce(text) {
     this.spoken.textContent = text;
   }
+}
+
+// --- keys ---------------------------------------------------------------------------------------
+
+// What the keys do while the chart has the focus.
+
+const LEAP = 0.1; // of the view: Shift with an arrow, Page Up and Down
+const ZOOM = 2;
+
+// `chart` has a cursor: a step, or null.
+function onKey(event, chart) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const act = KEYS[event.key];
+  if (!act || !chart.isDrawn) return;
+  act(chart, event);
+  event.preventDefault(); // nor does the page scroll
+}
+
+const KEYS = {
+  ArrowLeft: (chart, { shiftKey }) => (shiftKey ? leap(chart, -1) : chart.moveCursor(chart.nextStep(-1))),
+  ArrowRight: (chart, { shiftKey }) => (shiftKey ? leap(chart, 1) : chart.moveCursor(chart.nextStep(1))),
+  PageUp: (chart) => leap(chart, -1),
+  PageDown: (chart) => leap(chart, 1),
+  Home: (chart) => chart.moveCursor(chart.shown[0]),
+  End: (chart) => chart.moveCursor(chart.shown[1]),
+  "+": (chart) => zoom(chart, 1 / ZOOM),
+  "=": (chart) => zoom(chart, 1 / ZOOM),
+  "-": (chart) => zoom(chart, ZOOM),
+  _: (chart) => zoom(chart, ZOOM),
+  Enter: (chart) => chart.pick(cursorOf(chart)),
+  " ": (chart) => chart.pick(cursorOf(chart)),
+  Escape: (chart) => chart.escape(),
+};
+
+function cursorOf({ cursor, shown: [first, last] }) {
+  return cursor ?? Math.round((first + last) / 2);
+}
+
+function leap(chart, way) {
+  const [first, last] = chart.shown;
+  chart.moveCursor(cursorOf(chart) + way * Math.max(1, Math.round(LEAP * (last - first))));
+}
+
+// About the cursor, which stays where it is on the screen.
+function zoom(chart, factor) {
+  const [first, last] = chart.shown;
+  const at = Math.min(last, Math.max(first, cursorOf(chart)));
+  chart.lookAt([at - (at - first) * factor, at + (last - at) * factor]);
+}
+
+// --- mouse and fingers --------------------------------------------------------------------------
+
+// What a mouse and fingers do on the chart. A mouse drags a span, or moves the view with Shift. One
+// finger moves the view sideways, two stretch it; up and down the page scrolls. A click or a tap picks
+// a step, a double one shows the whole run.
+
+const CLICK_PIXELS = 4; // moved less, it is a click
+const FINGER_PIXELS = 9;
+const DOUBLE_CLICK_MS = 400; // the browser's own needs both clicks on one element, and we draw anew
+const DOUBLE_CLICK_PIXELS = 24;
+const CONTROLS = "button, input, select, a, label";
+
+class Gestures {
+  // `chart` is asked for its `grip` (what lies in view) and told to `box`, `move`, `lookAt`, `click`.
+  constructor(area, chart) {
+    Object.assign(this, { area, chart });
+    this.held = new Map(); // pointer: where it went down and where it is, in pixels of the plot
+    this.kind = null; // box, move, or null while it may be a click
+    this.clicked = null; // when and where last
+    const acts = { down: "pointerdown", move: "pointermove", up: "pointerup" };
+    for (const [act, name] of Object.entries(acts)) area.addEventListener(name, (event) => this[act](event));
+    // A finger may turn to scroll the page.
+    for (const name of ["pointercancel", "lostpointercapture"]) area.addEventListener(name, (event) => this.cancel(event));
+  }
+
+  get isHolding() {
+    return this.held.size > 0;
+  }
+
+  pixel(event) {
+    return event.clientX - this.area.getBoundingClientRect().left - LEFT;
+  }
+
+  down(event) {
+    if (event.button !== 0 || event.target.closest(CONTROLS) || !this.chart.isDrawn) return;
+    this.area.setPointerCapture(event.pointerId); // a drag may leave the chart
+    const at = this.pixel(event);
+    this.held.set(event.pointerId, { from: at, at });
+    this.isTouch = event.pointerType === "touch";
+    this.moves = this.isTouch || event.shiftKey;
+    if (this.held.size > 1) this.kind = "move";
+    this.grip();
+  }
+
+  // From here the view is moved: what lies under the fingers stays under them.
+  grip() {
+    for (const one of this.held.values()) one.from = one.at;
+    this.view = this.chart.grip();
+  }
+
+  move(event) {
+    const one = this.held.get(event.pointerId);
+    if (!one) {
+      if (event.pointerType !== "touch") this.chart.hover.move(this.pixel(event));
+      return;
+    }
+    one.at = this.pixel(event);
+    const least = this.isTouch ? FINGER_PIXELS : CLICK_PIXELS;
+    if (this.kind === null && Math.abs(one.at - one.from) >= least) this.kind = this.moves ? "move" : "box";
+    if (this.kind === "box") this.chart.box([one.from, one.at]);
+    if (this.kind === "move") this.chart.move(this.moved());
+  }
+
+  // The places that lie at the plot's ends now.
+  moved() {
+    const { low, high, width } = this.view;
+    const place = (pixel) => low + (pixel / width) * (high - low);
+    const [one, other] = [...this.held.values()];
+    const isPinch = other && Math.abs(other.at - one.at) > FINGER_PIXELS && Math.abs(other.from - one.from) > FINGER_PIXELS;
+    const scale = isPinch ? (place(other.from) - place(one.from)) / (other.at - one.at) : (high - low) / width;
+    const first = place(one.from) - Math.abs(scale) * one.at;
+    return [first, first + Math.abs(scale) * width];
+  }
+
+  up(event) {
+    const one = this.held.get(event.pointerId);
+    if (!one) return;
+    one.at = this.pixel(event);
+    const { kind } = this;
+    this.held.delete(event.pointerId);
+    if (this.isHolding) { // the other finger goes on
+      this.grip();
+      return;
+    }
+    this.kind = null;
+    this.chart.box(null);
+    if (kind) this.clicked = null;
+    if (kind === "box") this.chart.lookAt([one.from, one.at].sort((a, b) => a - b).map((pixel) => this.chart.stepAt(pixel)));
+    else if (kind === "move") this.chart.settle();
+    else this.click(event, one.at);
+  }
+
+  click(event, pixel) {
+    const { time, at } = this.clicked ?? { time: -Infinity, at: 0 };
+    const isSecond = event.timeStamp - time < DOUBLE_CLICK_MS && Math.abs(pixel - at) < DOUBLE_CLICK_PIXELS;
+    this.clicked = isSecond ? null : { time: event.timeStamp, at: pixel };
+    this.chart.click(pixel, { isSecond, isTouch: this.isTouch });
+  }
+
+  cancel(event) {
+    if (!this.held.delete(event.pointerId) || this.isHolding) return;
+    this.kind = null;
+    this.chart.box(null);
+    this.chart.settle();
+  }
+}
+
+// --- the label at the cursor --------------------------------------------------------------------
+
+// Hovering one chart shows the step in all: a line through all panels, and one label with what each
+// shows there.
+
+const MOST_TOLD = 12; // lines of a panel; those singled out by their labels are fewer
+const REACH = 12; // pixels within which a point or a tick is meant
+
+class Hover {
+  constructor(place) {
+    this.line = hiddenBox(place, "aw-spike");
+    this.label = hiddenBox(place, "aw-label");
+    this.at = null; // where the mouse rests, in pixels of the plot
+    this.fixed = null; // or the step where the keys have put the cursor
+  }
+
+  // `view` is what is drawn: the scene, and its height.
+  show(view) {
+    this.view = view;
+    this.draw();
+  }
+
+  move(pixel) {
+    this.at = pixel;
+    this.fixed = null;
+    this.draw();
+  }
+
+  fix(step) {
+    this.at = null;
+    this.fixed = step;
+    this.draw();
+  }
+
+  leave() {
+    this.move(null);
+  }
+
+  get pixel() {
+    if (this.fixed === null) return this.at;
+    return this.view.pixelOf(this.fixed);
+  }
+
+  get step() {
+    return this.fixed ?? this.view.stepOf(this.at);
+  }
+
+  draw() {
+    const at = this.view ? this.pixel : null;
+    const hidden = at === null || at < 0 || at > this.view.width;
+    this.line.hidden = this.label.hidden = hidden;
+    if (hidden) return;
+    const { width, height } = this.view;
+    this.line.style.transform = `translateX(${LEFT + at}px)`;
+    this.line.style.height = `${height}px`;
+    this.label.replaceChildren(...this.said(this.step).map(labelRow));
+    const room = this.label.offsetWidth + 14;
+    const flip = at + room > width;
+    this.label.style.transform = `translate(${LEFT + Math.max(-LEFT, at + (flip ? -room : 14))}px, 28px)`;
+  }
+
+  // The same as one sentence, for who hears it.
+  words(step) {
+    return this.said(step).map(({ label, value }) => (value ? `${label} ${value}` : label)).join(", ");
+  }
+
+  // What the chart shows at a step.
+  said(step) {
+    const { header, lines, rug, view, places, axis, pixelOf, stepOf } = this.view;
+    const reach = Math.abs(stepOf(pixelOf(step) + REACH) - step);
+    const found = [{ label: header.unit === "step" ? `step ${countText(step)}` : timeText(step), value: "", className: "aw-label-step" }];
+    if (axis) found.push({ label: axis.label, value: axis.kind === "second" ? timeText(places.at(step)) : numberText(places.at(step)), className: "aw-label-step" });
+    for (const panel of header.panels) {
+      const drawn = shownLines(panel, view);
+      const told = drawn.length > MOST_TOLD ? drawn.slice(0, MOST_TOLD - 1) : drawn;
+      for (const line of told) {
+        const points = lines[line.key];
+        if (points.odd.some(({ first, last }) => step >= first - reach / 4 && step <= last + reach / 4)) {
+          found.push({ label: line.label, value: "not finite", color: tone(line.color) });
+          continue;
+        }
+        const value = valueAt(points, step, reach, line.stepped);
+        if (value === null) continue;
+        found.push({ label: line.label, value: valueText(panel, value), color: tone(line.color) });
+        const smooth = points.smooth && valueAt({ x: points.x, y: points.smooth }, step, reach);
+        if (smooth) found.push({ label: "smoothed", value: valueText(panel, smooth), className: "aw-label-step" });
+      }
+      const rest = drawn.length - told.length;
+      if (rest) found.push({ label: `and ${countText(rest)} more lines`, value: "", className: "aw-label-step" });
+      const count = panel.rug ? countNear(rug, step, reach / 4) : 0;
+      if (count) found.push({ label: count > 1 ? `${countText(count)} steps skipped here` : "skipped", value: "", color: tone("skip") });
+    }
+    for (const mark of header.marks) {
+      if (step >= mark.first && step <= mark.last) found.push({ label: mark.label, value: "", color: tone(mark.color) });
+    }
+    return found;
+  }
+}
+
+function valueText(panel, value) {
+  const text = panel.kind === "power" ? powerText(value) : numberText(value);
+  return panel.unit ? `${text} ${panel.unit}` : text;
+}
+
+function labelRow({ label, value, color, className = "" }) {
+  const words = make("span", color ? "aw-dot" : "", label);
+  if (color) words.style.setProperty("--aw-dot", color);
+  return make("div", className, words, make("b", "", value));
+}
+
+function hiddenBox(place, className) {
+  const box = make("div", className);
+  box.hidden = true;
+  place.append(box);
+  return box;
 }

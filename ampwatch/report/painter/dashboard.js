@@ -1,15 +1,12 @@
-// The dashboard: give each place on the page its own object, and pass on what comes for it.
+// The dashboard: give each place on the page its own object, pass on what comes for it, and send what its
+// reader does to the server.
 
-import { Acts } from "./acts.js";
 import { Chart } from "./chart.js";
 import { Heatmap } from "./heatmap.js";
-import { HtmlPart } from "./html_part.js";
+import { HtmlPart, RunsTable } from "./html_part.js";
 import { LayerViews } from "./layer_views.js";
 import { unpack } from "./message.js";
-import { oneEntryForASwitch } from "./page_switches.js";
-import { onceReleased } from "./presses.js";
-import { RunsTable } from "./runs_table.js";
-import { ServerWatch, heard } from "./server_watch.js";
+import { heard, ServerWatch } from "./server_watch.js";
 
 const KINDS = {
   chart: Chart,
@@ -23,8 +20,6 @@ const KINDS = {
 const IS_HTML = new Set(["html", "losses", "runs", "windows"]);
 const CONFIRMED_BYTES = 8;
 const mounted = new WeakMap();
-
-oneEntryForASwitch();
 
 // Called by Streamlit again for every message; returns what it calls when the place is gone.
 export function mount(component) {
@@ -41,7 +36,6 @@ export function mount(component) {
   object.report = component.setStateValue;
   object.acts.trigger = component.setTriggerValue;
   object.acts.confirm(from, count);
-  object.isLate = isLate;
   object.differs = differs;
   if (IS_HTML.has(header.component)) onceReleased(place, () => object.show(header, arrays));
   else object.show(header, arrays);
@@ -64,13 +58,102 @@ function close(place, object) {
   object.close();
 }
 
-// A message that was made before the address changed would take the reader back.
-function isLate({ span, picked, view }) {
-  return differs({ span: span && span.join("-"), step: picked === null ? null : String(picked), view });
-}
-
-// Whether the address says anything else of these.
+// Whether the address says anything else of these: a message that was made before it changed would take
+// the reader back.
 function differs(says) {
   const query = new URLSearchParams(location.search);
   return Object.entries(says).some(([name, text]) => query.get(name) !== text);
+}
+
+// --- what a reader does -------------------------------------------------------------------------
+
+// What a reader does in one part of the page, on its way to the server. Of clicks that wait Streamlit
+// hands on only the newest, and it drops those whose part of the page is just being made anew. So they
+// are numbered, and sent together until the server has confirmed them.
+
+const AGAIN_MS = 1500;
+
+class Acts {
+  constructor() {
+    this.from = Math.floor(Math.random() * 2 ** 32); // numbers begin anew with each part of a page
+    this.count = 0;
+    this.sent = 0;
+    this.waiting = [];
+  }
+
+  add(name, value) {
+    this.waiting.push([++this.count, name, value ?? null]);
+    this.send();
+  }
+
+  send() {
+    clearTimeout(this.timer);
+    this.trigger("acts", { from: this.from, acts: this.waiting, sent: ++this.sent });
+    this.timer = setTimeout(() => this.send(), AGAIN_MS);
+  }
+
+  // The server has done all up to this number.
+  confirm(from, count) {
+    if (from !== this.from) return;
+    this.waiting = this.waiting.filter(([number]) => number > count);
+    if (!this.waiting.length) clearTimeout(this.timer);
+  }
+
+  close() {
+    clearTimeout(this.timer);
+  }
+}
+
+// --- presses ------------------------------------------------------------------------------------
+
+// While a button of the mouse or a finger is down, the HTML under it stays as it is: an element that is
+// replaced before it is released never hears of the click.
+
+const MOST_MS = 2000; // as long as a press is waited for: the browser does not tell all releases
+
+const waiting = new Map(); // place: what draws there
+let timer = null;
+
+window.addEventListener("pointerdown", () => {
+  clearTimeout(timer);
+  timer = setTimeout(release, MOST_MS);
+}, { capture: true });
+for (const end of ["pointerup", "pointercancel"]) {
+  // The click comes right after the release.
+  window.addEventListener(end, () => {
+    clearTimeout(timer);
+    timer = setTimeout(release);
+  }, { capture: true });
+}
+
+// Draw in this place, now or once nothing is pressed; the latest of what waits for a place is drawn.
+function onceReleased(place, draw) {
+  if (timer === null) draw();
+  else waiting.set(place, draw);
+}
+
+function release() {
+  timer = null;
+  const draws = [...waiting.values()];
+  waiting.clear();
+  for (const draw of draws) draw();
+}
+
+// --- pages --------------------------------------------------------------------------------------
+
+// One press of Back for one switch of pages. Streamlit writes two entries when the server switches:
+// the new query on the old page, then the new page. The second takes the place of the first.
+
+let isHalfway = false; // whether the last entry changed the query alone, and its reader did nothing since
+
+const pushEntry = history.pushState.bind(history);
+history.pushState = (state, title, url) => {
+  const to = new URL(url ?? location.href, location.href);
+  const isSamePage = to.pathname === location.pathname;
+  if (isHalfway && !isSamePage && to.search === location.search) history.replaceState(state, title, url);
+  else pushEntry(state, title, url);
+  isHalfway = isSamePage;
+};
+for (const input of ["pointerdown", "keydown", "popstate"]) { // who presses or goes back begins anew
+  window.addEventListener(input, () => (isHalfway = false), { capture: true });
 }

@@ -1,13 +1,9 @@
 // The layers over the steps: a row a layer or a folded prefix, the worst value of each stretch as a
 // shade. Only the rows in view are drawn, so that thousands scroll; the axis stays in sight.
 
-import { make, shortened } from "./elements.js";
-import { CellPainter, rangeOf } from "./layer_cells.js";
-import { LayerTable } from "./layer_table.js";
-import { LayerTools } from "./layer_tools.js";
-import { LayerTree } from "./layer_tree.js";
-import { PLAIN, textOf, turned, viewOf } from "./layer_view.js";
-import { countText, linearTicks, numberText } from "./ticks.js";
+import { countText, linearTicks, numberText } from "./axis.js";
+import { make, makeSelect, optionsOf, searchField, shortened, tableHead, toolButton } from "./elements.js";
+import { isWorse, LayerTree, PLAIN, textOf, turned, viewOf } from "./layer_tree.js";
 
 const ROW = 22; // pixels
 const INDENT = 10;
@@ -39,9 +35,9 @@ export class Heatmap {
     this.spoken.setAttribute("aria-live", "polite");
     this.map.append(this.pins.place, this.scroller, this.axis, this.label);
     this.place.append(this.title);
-    this.tools = new LayerTools(this.place, { change: (parts) => this.change(parts), first: () => this.chooseFirst(), down: () => this.scroller.focus() });
+    this.tools = new LayerTools(this.place, this);
     this.place.append(this.map, this.spoken);
-    this.table = new LayerTable(this.place, { turn: (row) => this.turn(row), choose: (layer) => this.choose(layer) });
+    this.table = new LayerTable(this.place, this);
     place.append(this.place);
     this.view = PLAIN;
     this.layer = this.step = null; // those that the reader chose
@@ -119,10 +115,8 @@ export class Heatmap {
     this.tools.show(view, this.told());
     this.map.hidden = view.isTable;
     this.table.place.hidden = !view.isTable;
-    if (view.isTable) {
-      const { edges, rows } = this;
-      this.table.show({ edges, rows, said: (value) => this.said(value), isWorse: (one, other) => this.tree.isWorse(one, other), recipe: this.isCast ? (row) => this.recipeOf(row) : null, caption: `${this.what()} of each layer, the worst of each stretch of steps` });
-    } else this.drawMap();
+    if (view.isTable) this.table.show();
+    else this.drawMap();
     this.place.dataset.rows = this.rows.length; // for whoever looks from outside
   }
 
@@ -165,11 +159,8 @@ export class Heatmap {
 
   name(row, top, width) {
     const { layer, header: { fault } } = this;
-    const made = make("div", "aw-map-row");
-    made.style.transform = `translateY(${top}px)`;
     const indent = Math.min(DEEPEST, row.depth) * INDENT;
-    made.style.paddingLeft = `${indent}px`;
-    made.append(row.hasInside ? foldOf(row) : make("span", "aw-map-fold"));
+    const fold = row.hasInside ? Object.assign(foldOf(row), { tabIndex: -1 }) : make("span", "aw-map-fold");
     const kind = (row.name === layer ? " chosen" : "") + (row.name === fault?.layer ? " fault" : "");
     const button = make("button", `aw-map-name${kind}`);
     Object.assign(button, { tabIndex: -1, title: row.isFold ? `${row.name}: ${countText(row.count)} layers` : row.name });
@@ -178,8 +169,9 @@ export class Heatmap {
     button.append(make("bdi", "", shortened(row.label || "(no name)", Math.max(4, letters))));
     if (count) button.append(make("span", "aw-map-count", count));
     button.dataset.name = row.name;
-    made.append(button);
-    return made;
+    const line = make("div", "aw-map-row", fold, button);
+    Object.assign(line.style, { transform: `translateY(${top}px)`, paddingLeft: `${indent}px` });
+    return line;
   }
 
   drawAxis() {
@@ -221,9 +213,8 @@ export class Heatmap {
     const { header, range: [low, high] } = this;
     const real = (value) => numberText(Number((header.log ? 10 ** value : value).toPrecision(2)));
     const [pale, strong] = header.lowIsWorst ? [high, low] : [low, high];
-    const made = make("span", "aw-map-key");
-    made.append(make("span", "", `pale ${real(pale)}`), make("span", "aw-ramp"), make("span", "", `${real(strong)} strong`));
-    return [made];
+    const words = [`pale ${real(pale)}`, `${real(strong)} strong`].map((text) => make("span", "", text));
+    return [make("span", "aw-map-key", words[0], make("span", "aw-ramp"), words[1])];
   }
 
   // How many layers there are, how many of them have this quantity, and how many rows they take.
@@ -343,8 +334,7 @@ export class Heatmap {
     if (!cell) return;
     const fold = cell.row.isFold ? [make("div", "aw-label-step", `the worst of ${countText(cell.row.count)} in ${shortened(cell.row.name, 40)}`)] : [];
     const zero = cell.row.isFold && this.header.log && cell.row.zeros[cell.column] ? [make("div", "aw-label-step", "some inside are 0 here")] : [];
-    const name = make("div");
-    name.append(make("bdi", "", shortened(cell.layer, 60)));
+    const name = make("div", "", make("bdi", "", shortened(cell.layer, 60)));
     this.label.replaceChildren(make("div", "aw-label-step", this.stepsText(cell.column)), name, make("b", "", this.said(cell.value)), ...fold, ...zero);
     const recipe = this.recipes.get(cell.layer);
     if (recipe) this.label.append(make("div", "aw-label-step", recipe));
@@ -397,25 +387,21 @@ const KEYS = {
 
 // Names on the left, cells on the right.
 function strip(className) {
-  const place = make("div", `aw-map-strip ${className}`);
   const names = make("div", "aw-map-names");
   const canvas = make("canvas");
-  place.append(names, canvas);
+  const place = make("div", `aw-map-strip ${className}`, names, canvas);
   return { place, names, canvas, rows: [], top: 0 };
 }
 
 function foldOf(row) {
   const button = make("button", "aw-map-fold", row.isOpen ? "▾" : "▸");
-  Object.assign(button, { tabIndex: -1 });
   button.setAttribute("aria-expanded", row.isOpen);
   button.setAttribute("aria-label", `${row.name}, ${countText(row.count)} layers`);
   return button;
 }
 
 function keyOf(kind, words) {
-  const made = make("span", "aw-map-key");
-  made.append(make("span", `aw-map-swatch ${kind}`), make("span", "", words));
-  return made;
+  return make("span", "aw-map-key", make("span", `aw-map-swatch ${kind}`), make("span", "", words));
 }
 
 function hasOf(values) {
@@ -429,3 +415,249 @@ function hasOf(values) {
 }
 
 const counted = (count, word) => `${countText(count)} ${word}${count === 1 ? "" : "s"}`;
+
+// --- tools --------------------------------------------------------------------------------------
+
+// Over the heat map: find a layer by name, order, fold and unfold all, and the map as a table.
+
+class LayerTools {
+  constructor(place, map) {
+    const label = "Find a layer by a part of its name; Enter opens the first";
+    this.find = searchField("Find a layer", () => map.change({ find: this.find.value }), label);
+    this.find.addEventListener("keydown", ({ key }) => {
+      if (key === "Enter" && this.find.value.trim()) map.chooseFirst();
+      else if (key === "ArrowDown") map.scroller.focus();
+    });
+    this.order = makeSelect("Order of the layers", (value) => map.change({ isWorstFirst: value === "worst" }));
+    this.order.append(...optionsOf([["model", "in the model's order"], ["worst", "worst first"]]));
+    this.open = toolButton("Unfold all", () => map.change({ unfolded: "all", turned: [] }));
+    this.shut = toolButton("Fold all", () => map.change({ unfolded: "none", turned: [] }));
+    this.table = toolButton("Table", () => map.change({ isTable: this.table.getAttribute("aria-pressed") !== "true" }));
+    this.told = make("span", "aw-map-told");
+    this.told.setAttribute("role", "status");
+    place.append(make("div", "aw-tools aw-map-tools", this.find, this.order, this.open, this.shut, this.table, this.told));
+  }
+
+  show(view, told) {
+    if (document.activeElement !== this.find) this.find.value = view.find; // else the reader is typing
+    this.order.value = view.isWorstFirst ? "worst" : "model";
+    this.table.setAttribute("aria-pressed", view.isTable);
+    if (this.told.textContent !== told) this.told.textContent = told;
+  }
+}
+
+// --- the table ----------------------------------------------------------------------------------
+
+// The heat map as a table, for who hears the page or wants numbers: the same rows, the worst of each of
+// a few stretches of steps.
+
+const STRETCHES = 8;
+const TABLE_LETTERS = 40; // of a name; all of it is its title
+const TABLE_ROWS = 100; // at first; a button brings as many more
+
+class LayerTable {
+  constructor(place, map) {
+    this.place = make("div", "aw-map-table");
+    this.map = map;
+    this.most = TABLE_ROWS;
+    this.place.hidden = true;
+    place.append(this.place);
+  }
+
+  show() {
+    const { map } = this;
+    const caption = `${map.what()} of each layer, the worst of each stretch of steps`;
+    const held = this.place.contains(document.activeElement) ? document.activeElement.dataset.row : null;
+    const stretches = stretchesOf(map.edges);
+    const body = make("tbody", "", ...map.rows.slice(0, this.most).map((row) => this.row(row, stretches)));
+    const table = make("table", "aw-table", make("caption", "aw-muted", caption), headOf(stretches, map.isCast), body);
+    this.place.replaceChildren(table, ...this.more());
+    this.place.tabIndex = 0; // it scrolls
+    this.place.setAttribute("role", "region");
+    this.place.setAttribute("aria-label", caption);
+    if (held !== null) this.place.querySelector(`[data-row="${CSS.escape(held)}"]`)?.focus();
+  }
+
+  row(row, stretches) {
+    const head = make("th", "", row.hasInside && this.fold(row), row.isLayer ? this.name(row) : nameOf(row));
+    Object.assign(head, { scope: "row", title: row.name });
+    head.style.paddingLeft = `${row.depth}rem`;
+    const recipe = this.map.isCast ? [make("td", "aw-map-recipe", this.map.recipeOf(row) || "-")] : [];
+    return make("tr", "", head, ...recipe, ...(row.values ? this.cells(row, stretches) : [without(row, stretches)]));
+  }
+
+  cells({ values }, stretches) {
+    return stretches.map(({ first, last }) => make("td", "", this.map.said(this.map.tree.worstOf(values, first, last))));
+  }
+
+  fold(row) {
+    const button = foldOf(row);
+    button.dataset.row = `fold ${row.name}`;
+    button.addEventListener("click", () => this.map.turn(row));
+    return button;
+  }
+
+  name(row) {
+    const button = make("button", "aw-map-name", nameOf(row));
+    button.title = row.name;
+    button.dataset.row = row.name;
+    button.addEventListener("click", () => this.map.choose(row.name));
+    return button;
+  }
+
+  more() {
+    const rest = this.map.rows.length - this.most;
+    if (rest <= 0) return [];
+    return [toolButton(`show ${countText(Math.min(TABLE_ROWS, rest))} more of ${countText(rest)} rows`, () => {
+      this.most += TABLE_ROWS;
+      this.show();
+    })];
+  }
+}
+
+function nameOf(row) {
+  return make("bdi", "", `${shortened(row.label || "(no name)", TABLE_LETTERS)}${row.isFold ? ` (worst of ${countText(row.count)})` : ""}`);
+}
+
+// Of a prefix that is no layer only what is inside has numbers.
+function without({ isOpen }, stretches) {
+  const cell = make("td", "aw-muted", isOpen ? "unfolded" : "no value");
+  cell.colSpan = stretches.length;
+  return cell;
+}
+
+function headOf(stretches, hasRecipe) {
+  const steps = ({ from, to }) => (from === to ? `step ${countText(from)}` : `steps ${countText(from)} to ${countText(to)}`);
+  const names = ["layer", ...(hasRecipe ? ["multiplies in"] : []), ...stretches.map(steps)];
+  return tableHead(...names.map((name) => make("th", "", name)));
+}
+
+// The columns joined to a few stretches: their columns, and their steps.
+function stretchesOf(edges) {
+  const columns = edges.length - 1;
+  const count = Math.min(STRETCHES, columns);
+  return Array.from({ length: count }, (_, n) => {
+    const first = Math.floor((n * columns) / count);
+    const last = Math.floor(((n + 1) * columns) / count) - 1;
+    const from = Math.ceil(edges[first]) + 0; // -0 is 0
+    return { first, last, from, to: Math.max(from, Math.ceil(edges[last + 1]) - 1) };
+  });
+}
+
+// --- cells --------------------------------------------------------------------------------------
+
+// A heat map's cells on a canvas: thousands of cells as elements would take seconds. Each value is a
+// shade; what is 0 where only powers count is hatched, what is not finite is black with a line through.
+
+const SHADES = 64;
+const PALEST = 0.08;
+const HATCH = 5; // pixels between two strokes
+const FOOT = 4; // of a fold's cell, where something inside is 0
+
+class CellPainter {
+  // `range` is that of the values or, where `isLog`, of their powers of ten.
+  constructor({ palette, range, isLog, isLow }) {
+    Object.assign(this, { palette, range, isLog, isLow });
+    this.shades = Array.from({ length: SHADES }, (_, n) => mixed(palette.page, palette.skip, PALEST + ((1 - PALEST) * n) / (SHADES - 1)));
+  }
+
+  // `lefts` are the columns' edges in pixels; rows are `height` apart, the first begins at `top`.
+  rows(canvas, rows, { lefts, height, top, step, cursor }) {
+    const pen = this.sized(canvas, lefts);
+    rows.forEach((row, n) => row.values && this.row(pen, row, lefts, top + n * height, height - 1));
+    if (step !== null) {
+      pen.fillStyle = this.palette.ink;
+      pen.fillRect(step, 0, 1, canvas.clientHeight);
+    }
+    if (cursor) this.cursor(pen, lefts, top + cursor.row * height, height, cursor.column);
+  }
+
+  sized(canvas, lefts) {
+    const density = window.devicePixelRatio || 1;
+    canvas.width = Math.round(lefts[lefts.length - 1] * density);
+    canvas.height = Math.round(canvas.clientHeight * density);
+    const pen = canvas.getContext("2d");
+    pen.scale(density, density);
+    this.hatch ??= hatched(pen, this.palette.muted);
+    return pen;
+  }
+
+  // Columns that share a pixel show the worst of them.
+  row(pen, { values, zeros }, lefts, top, height) {
+    let value = NaN;
+    let hasZero = 0;
+    for (let column = 0; column < values.length; column++) {
+      const width = lefts[column + 1] - lefts[column];
+      if (isWorse(values[column], value, this.isLow)) value = values[column];
+      hasZero ||= zeros?.[column];
+      if (!width) continue;
+      if (value === value) this.cell(pen, value, hasZero, lefts[column], top, width, height);
+      [value, hasZero] = [NaN, 0];
+    }
+  }
+
+  cell(pen, value, hasZero, left, top, width, height) {
+    const isZero = this.isLog && value === 0;
+    const isOdd = !Number.isFinite(value);
+    this.stripe(pen, isZero ? this.hatch : isOdd ? this.palette.ink : this.shade(value), left, top, width, height);
+    if (isOdd) this.stripe(pen, this.palette.page, left, top + height / 2 - 0.75, width, 1.5);
+    if (this.isLog && hasZero && !isZero) {
+      this.stripe(pen, this.palette.page, left, top + height - FOOT - 1, width, FOOT + 1);
+      this.stripe(pen, this.hatch, left, top + height - FOOT, width, FOOT);
+    }
+  }
+
+  stripe(pen, style, left, top, width, height) {
+    pen.fillStyle = style;
+    pen.fillRect(left, top, width, height);
+  }
+
+  shade(value) {
+    const [low, high] = this.range;
+    const share = ((this.isLog ? Math.log10(value) : value) - low) / (high - low);
+    return this.shades[Math.round((SHADES - 1) * Math.min(1, Math.max(0, this.isLow ? 1 - share : share)))];
+  }
+
+  cursor(pen, lefts, top, height, column) {
+    const [left, width] = [lefts[column], Math.max(3, lefts[column + 1] - lefts[column])];
+    for (const [color, line] of [[this.palette.page, 4], [this.palette.scale, 2]]) {
+      pen.strokeStyle = color;
+      pen.lineWidth = line;
+      pen.strokeRect(left + 1, top + 1, Math.max(1, width - 2), height - 3);
+    }
+  }
+}
+
+function mixed(from, to, share) {
+  const [one, other] = [from, to].map((color) => color.match(/\w\w/g).map((pair) => parseInt(pair, 16)));
+  return `rgb(${one.map((part, n) => Math.round(part + share * (other[n] - part))).join(",")})`;
+}
+
+function hatched(pen, color) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = HATCH;
+  const inside = tile.getContext("2d");
+  inside.strokeStyle = color;
+  inside.lineWidth = 1.2;
+  for (const shift of [-HATCH, 0, HATCH]) {
+    inside.moveTo(shift, HATCH);
+    inside.lineTo(shift + HATCH, 0);
+  }
+  inside.stroke();
+  return pen.createPattern(tile, "repeat");
+}
+
+// The range of what has a place among the shades, which reaches to `least` at least; null of nothing.
+function rangeOf(values, isLog, least = null) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const value of values) {
+    if (!Number.isFinite(value) || (isLog && value <= 0)) continue;
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (low > high) return null;
+  if (least !== null) [low, high] = [0, Math.max(high, least)];
+  const [from, to] = isLog ? [Math.log10(low), Math.log10(high)] : [low, high];
+  return [from, to > from ? to : from + 1];
+}

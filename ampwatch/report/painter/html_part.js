@@ -1,17 +1,15 @@
-// A piece of page that the server wrote, with what its reader may do: copy, fold, search, go on.
-// The server escapes every name in it (said); Streamlit's own st.html would drop its SVG.
+// Parts of the page that the server wrote: HTML with what its reader may do (copy, fold, search, go on),
+// and the table of runs. The server escapes every name in it (said); Streamlit's own st.html would drop
+// its SVG.
 
-import { copied } from "./copying.js";
-import { make } from "./elements.js";
-import { light, onLight } from "./lighting.js";
+import { copied, light, make, onLight, searchField } from "./elements.js";
 
 const PAUSE_MS = 400; // a pause in typing after which the server hears of it
 
 export class HtmlPart {
   constructor(place) {
-    this.place = make("div", "aw-html");
     this.body = make("div");
-    this.place.append(this.body);
+    this.place = make("div", "aw-html", this.body);
     place.append(this.place);
     this.place.addEventListener("click", (event) => this.click(event));
     this.place.addEventListener("keydown", (event) => {
@@ -80,11 +78,7 @@ export class HtmlPart {
   }
 
   addSearch(words) {
-    this.search = make("input", "aw-search");
-    this.search.type = "search";
-    this.search.placeholder = words;
-    this.search.setAttribute("aria-label", words);
-    this.search.addEventListener("input", () => {
+    this.search = searchField(words, () => {
       this.filter();
       clearTimeout(this.typing);
       this.typing = setTimeout(() => this.tell(), PAUSE_MS);
@@ -116,6 +110,161 @@ export class HtmlPart {
 
   close() {
     this.unlight();
+    this.place.remove();
+  }
+}
+
+// --- the table of runs --------------------------------------------------------------------------
+
+// The table of runs. The server sorts, filters and groups, and writes the rows that are in view; of a
+// hundred thousand the others are empty height. Whatever a reader does is asked of the server.
+
+const TYPING_MS = 250; // after the last letter the server is asked
+const MARGIN = 15; // rows beyond those in view that should be there
+
+export class RunsTable {
+  constructor(place) {
+    this.search = this.addSearch();
+    this.bar = make("div", "aw-bar");
+    this.chosen = make("div", "aw-bar aw-chosen-bar");
+    this.head = make("thead");
+    this.body = make("tbody");
+    this.table = make("table", "aw-runs all", this.head, this.body);
+    this.box = make("div", "aw-box", this.table);
+    this.dialog = make("dialog", "aw-dialog");
+    this.place = make("div", "aw-html aw-list", this.search, this.bar, this.chosen, this.box, this.dialog);
+    place.append(this.place);
+    this.written = new Map();
+    this.box.tabIndex = 0;
+    this.box.setAttribute("role", "region");
+    this.box.setAttribute("aria-label", "runs");
+    this.box.addEventListener("scroll", () => this.scrolled());
+    // What was typed is told before anything that is done after it.
+    for (const done of ["click", "change", "submit"])
+      this.place.addEventListener(done, () => this.tellSearch(), true);
+    this.place.addEventListener("click", (event) => this.click(event));
+    this.place.addEventListener("change", (event) => this.changed(event));
+    this.place.addEventListener("submit", (event) => this.submit(event));
+    this.dialog.addEventListener("close", () => this.closed());
+  }
+
+  // What did not change is left alone, so that a selection and the focus stay.
+  show(message) {
+    this.told = message;
+    this.wanted = null;
+    if (document.activeElement !== this.search) this.search.value = message.find;
+    this.write(this.bar, message.bar);
+    this.write(this.chosen, message.chosen);
+    this.write(this.head, message.head);
+    this.table.setAttribute("aria-rowcount", message.total + 1);
+    this.write(this.body, message.rows);
+    this.setHeights();
+    this.showDialog(message.dialog);
+    if (message.begin !== this.begin) this.box.scrollTop = 0; // other rows: from the top
+    this.begin = message.begin;
+    this.scrolled();
+  }
+
+  write(part, html) {
+    if (this.written.get(part) === html) return;
+    this.written.set(part, html);
+    const key = part.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    part.innerHTML = html;
+    if (key) part.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+  }
+
+  // Rows are as high as the first of them; those that were not sent are space above and below.
+  setHeights() {
+    const { first, total } = this.told;
+    const rows = this.body.querySelectorAll("tr:not(.aw-space)");
+    if (!rows.length) return;
+    const tops = rows[rows.length - 1].getBoundingClientRect().bottom - rows[0].getBoundingClientRect().top;
+    this.rowHeight = tops / rows.length;
+    this.space("aw-above", first, "prepend");
+    this.space("aw-under", total - first - rows.length, "append");
+  }
+
+  space(name, rows, where) {
+    let row = this.body.querySelector(`.${name}`);
+    if (!row) {
+      row = make("tr", `aw-space ${name}`);
+      row.setAttribute("aria-hidden", "true");
+      this.body[where](row);
+    }
+    row.style.height = `${rows * this.rowHeight}px`;
+    row.hidden = rows <= 0;
+  }
+
+  scrolled() {
+    if (!this.rowHeight || this.wanted !== null) return;
+    const { first, total, count } = this.told;
+    const top = Math.floor(this.box.scrollTop / this.rowHeight);
+    const seen = Math.ceil(this.box.clientHeight / this.rowHeight);
+    const lacksAbove = first > 0 && top - MARGIN < first;
+    const lacksBelow = first + count < total && top + seen + MARGIN > first + count;
+    if (!lacksAbove && !lacksBelow) return;
+    if (this.lacked === top) return; // asked for already, and this is the answer
+    this.lacked = top;
+    this.wanted = top;
+    this.ask("window", top);
+  }
+
+  click(event) {
+    const control = event.target.closest("[data-act]");
+    if (control?.matches("select, input")) return;
+    const row = event.target.closest("[data-go]");
+    if (event.metaKey || event.ctrlKey) return; // its link is for a new tab
+    if (control) {
+      event.preventDefault();
+      this.ask(control.dataset.act, control.dataset.value ?? "");
+    } else if (row && !event.target.closest("td:first-child, .aw-tags")) this.ask("go", row.dataset.go);
+    else if (row && event.target.matches("td:first-child")) row.querySelector("input").click();
+  }
+
+  changed(event) {
+    const { act, value } = event.target.dataset;
+    if (act === "pick") this.ask(event.target.checked ? "pick" : "unpick", value);
+    else if (event.target.matches("select[data-act]")) this.ask(act, event.target.value);
+  }
+
+  submit(event) {
+    event.preventDefault();
+    const said = Object.fromEntries(new FormData(event.target, event.submitter));
+    this.ask(event.submitter?.dataset.submit ?? "close", said);
+  }
+
+  showDialog(html) {
+    this.write(this.dialog, html);
+    if (html && !this.dialog.open) {
+      this.opener = document.activeElement?.dataset.key;
+      this.dialog.showModal();
+    } else if (!html && this.dialog.open) {
+      this.dialog.close();
+      if (this.opener) this.place.querySelector(`[data-key="${CSS.escape(this.opener)}"]`)?.focus();
+    }
+  }
+
+  closed() {
+    if (this.told.dialog) this.ask("close", "");
+  }
+
+  addSearch() {
+    const typed = () => {
+      clearTimeout(this.typing);
+      this.typing = setTimeout(() => this.tellSearch(), TYPING_MS);
+    };
+    return searchField("Search: words, verdict:failing, tag:good, rate>0.01", typed, "Search runs, verdicts, findings");
+  }
+
+  tellSearch() {
+    if (!this.typing) return;
+    clearTimeout(this.typing);
+    this.typing = null;
+    this.ask("find", this.search.value);
+  }
+
+  close() {
+    clearTimeout(this.typing);
     this.place.remove();
   }
 }

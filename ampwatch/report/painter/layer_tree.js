@@ -1,5 +1,7 @@
 // The layers as the model nests them. A prefix that is folded stands for all that is inside it, by the
-// worst of each column; so of thousands of layers none is left out.
+// worst of each column; so of thousands of layers none is left out. And how a reader chose to see them.
+
+import { coded, decoded } from "./chart_view.js";
 
 const ROOM = 30; // rows that are there at first; a model that has more begins folded
 const MOST_TOGETHER = 30; // neighbours; of more, so many are one fold:
@@ -33,14 +35,14 @@ export class LayerTree {
     if (only.length === 1 && node.at < 0 && node.name) return this.closed(only[0], inside);
     const children = this.grouped(only.map((one) => this.closed(one, node.name)));
     const own = node.at < 0 ? null : this.values.subarray(node.at * this.columns, (node.at + 1) * this.columns);
-    return this.made({ name: node.name, label: node.name.slice(inside ? inside.length + 1 : 0), at: node.at, children, own });
+    return this.withWorst({ name: node.name, label: node.name.slice(inside ? inside.length + 1 : 0), at: node.at, children, own });
   }
 
-  made(node) {
-    const made = { ...node, count: (node.own ? 1 : 0) + sum(node.children.map((one) => one.count)) };
-    Object.assign(made, node.children.length ? this.folded(made) : { worst: node.own, zeros: null });
-    made.score = this.scoreOf(made.worst);
-    return made;
+  withWorst(node) {
+    const whole = { ...node, count: (node.own ? 1 : 0) + sum(node.children.map((one) => one.count)) };
+    Object.assign(whole, node.children.length ? this.folded(whole) : { worst: node.own, zeros: null });
+    whole.score = this.worstOf(whole.worst);
+    return whole;
   }
 
   // Too many neighbours stand together by tens, hundreds, ..., as blocks.0 to 99: each is a fold.
@@ -53,7 +55,7 @@ export class LayerTree {
       const part = nodes.slice(at, at + size);
       const last = part[part.length - 1].label;
       const named = { name: `${part[0].name} to ${last}`, label: `${part[0].label} to ${last}` };
-      found.push(part.length > 1 ? this.made({ ...named, at: -1, children: this.grouped(part), own: null }) : part[0]);
+      found.push(part.length > 1 ? this.withWorst({ ...named, at: -1, children: this.grouped(part), own: null }) : part[0]);
     }
     return found;
   }
@@ -73,13 +75,14 @@ export class LayerTree {
   }
 
   isWorse(one, other) {
-    return other !== other ? one === one : this.isLow ? one < other : one > other;
+    return isWorse(one, other, this.isLow);
   }
 
-  scoreOf(values) {
-    let found = NaN;
-    for (const value of values) if (this.isWorse(value, found)) found = value;
-    return found;
+  // The worst of the values from one column to another.
+  worstOf(values, first = 0, last = values.length - 1) {
+    let worst = NaN;
+    for (let at = first; at <= last; at++) if (this.isWorse(values[at], worst)) worst = values[at];
+    return worst;
   }
 
   // The prefixes that are unfolded at first: level by level, while there is room; neighbours together,
@@ -126,7 +129,7 @@ export class LayerTree {
     this.layers.forEach((layer, at) => {
       if (!isWanted(layer)) return;
       const worst = this.values.subarray(at * this.columns, (at + 1) * this.columns);
-      found.push({ ...leaf(layer, at, worst), score: view.isWorstFirst ? this.scoreOf(worst) : 0 });
+      found.push({ ...leaf(layer, at, worst), score: view.isWorstFirst ? this.worstOf(worst) : 0 });
     });
     const rest = this.others.filter(isWanted).map((layer) => leaf(layer, 0, null));
     return [...this.ordered(found, view), ...rest].map((node) => rowOf(node, { depth: 0, isOpen: false }));
@@ -158,6 +161,9 @@ export class LayerTree {
   }
 }
 
+// Any value is worse than none.
+export const isWorse = (value, other, isLow) => (other !== other ? value === value : isLow ? value < other : value > other);
+
 // A fold shows the worst of what is inside; an unfolded prefix only what it is itself.
 function rowOf(node, { depth, isOpen }) {
   const isFold = node.children.length > 0 && !isOpen;
@@ -169,3 +175,42 @@ function rowOf(node, { depth, isOpen }) {
 
 const leaf = (name, at, worst) => ({ name, label: name, at, children: [], own: worst, worst, zeros: null, count: 1 });
 const sum = (values) => values.reduce((all, one) => all + one, 0);
+
+// --- how a reader sees them ---------------------------------------------------------------------
+
+// How a reader chose to see the rows of layers, and the short text that the address keeps of it.
+
+export const PLAIN = Object.freeze({
+  isWorstFirst: false, // else in the model's order
+  isTable: false, // else a heat map
+  unfolded: "some", // at first: all, none, or as many as there is room for
+  turned: [], // prefixes that are folded where the others of their kind are not, or the other way round
+  find: "", // a part of the names
+});
+
+const LETTERS = { w: { isWorstFirst: true }, t: { isTable: true }, a: { unfolded: "all" }, n: { unfolded: "none" } };
+
+// Signs that an address leaves as they are: parts stand between "~".
+export function textOf(view) {
+  const parts = Object.keys(LETTERS).filter((letter) => Object.entries(LETTERS[letter]).every(([name, value]) => view[name] === value));
+  if (view.find) parts.push(`f-${coded(view.find)}`);
+  return [...parts, ...view.turned.map((prefix) => `o-${coded(prefix)}`)].join("~");
+}
+
+// What is not understood is left out: an address may be old, or written by hand.
+export function viewOf(text) {
+  const view = { ...PLAIN };
+  for (const part of (text ?? "").split("~")) {
+    const rest = decoded(part.slice(2));
+    if (part in LETTERS) Object.assign(view, LETTERS[part]);
+    else if (part.startsWith("f-")) view.find = rest;
+    else if (part.startsWith("o-") && rest) view.turned = [...view.turned, rest];
+  }
+  return view;
+}
+
+// The view with a prefix folded or unfolded.
+export function turned(view, prefix) {
+  const others = view.turned.filter((one) => one !== prefix);
+  return { ...view, turned: others.length < view.turned.length ? others : [...others, prefix] };
+}

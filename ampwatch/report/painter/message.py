@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -117,22 +117,14 @@ class Mark:
     label: str
     color: str
 
-    def header(self) -> dict[str, Any]:
-        """This part of the picture as JSON for the browser."""
-        return {"first": self.first, "last": self.last, "label": self.label, "color": self.color}
-
 
 @dataclass(frozen=True, slots=True)
 class Axis:
     """What lines may be drawn over instead of the step: its line gives each step a place."""
 
-    column: str
+    key: str
     label: str
     kind: str = "number"  # or second
-
-    def header(self) -> dict[str, Any]:
-        """This part of the picture as JSON for the browser."""
-        return {"key": self.column, "label": self.label, "kind": self.kind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +157,13 @@ class Picture:
             "axis": list(self.ends),
             "unit": self.unit,
             "reports": self.reports,
-            "axes": [axis.header() for axis in self.axes],
+            "axes": [asdict(axis) for axis in self.axes],
             "view": self.view,
             "heard": self.heard,
             "span": None if self.span is None else list(self.span),
             "picked": self.picked,
             "panels": [panel.header() for panel in self.panels],
-            "marks": [mark.header() for mark in self.marks],
+            "marks": [asdict(mark) for mark in self.marks],
             "restart": self.restart,
         }
 

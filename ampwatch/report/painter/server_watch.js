@@ -4,16 +4,15 @@
 // are the server's own, and their differences the browser's monotonic clock: a browser whose clock
 // is wrong shows the right ones.
 
-import { copied } from "./copying.js";
-import { make } from "./elements.js";
-import { TabRest } from "./tab_rest.js";
+import { copied, make } from "./elements.js";
 
 const EVERY_MS = 1100; // a page that is told something each second need not ask
 const PATIENCE_MS = 1700; // with the pause before it, silence is said within three seconds
+const REST_AFTER_MS = 10000;
 const HEALTH = new URL("../../_stcore/health", import.meta.url);
 const SILENT = "aw-silent"; // the whole page's class while the server does not answer
 
-let watch, rest;
+let watch;
 
 // Whatever the server sends shows that it is there.
 export function heard() {
@@ -23,12 +22,10 @@ export function heard() {
 export class ServerWatch {
   constructor() {
     watch ??= new Watch(); // one a page, whatever Streamlit does to the place it was mounted in
-    rest ??= new TabRest();
   }
 
   show({ command }) {
-    watch.command = command;
-    rest.report = this.report;
+    Object.assign(watch, { command, report: this.report });
   }
 
   close() {}
@@ -41,7 +38,12 @@ class Watch {
     this.heardAt = performance.now();
     this.refused = false;
     this.ages = new WeakMap();
-    document.addEventListener("visibilitychange", () => this.soon(0)); // timers rest in a hidden tab
+    this.isResting = false;
+    document.addEventListener("visibilitychange", () => {
+      this.soon(0); // timers rest in a hidden tab
+      this.restOrWake();
+    });
+    this.restOrWake();
     new MutationObserver(() => this.hideAdvice()).observe(document.body, { childList: true, subtree: true });
     this.soon(0);
     setInterval(() => this.count(), 1000);
@@ -113,6 +115,19 @@ class Watch {
     }
   }
 
+  // A tab that nobody sees need not be kept up to date: it says so to the server, and says when it is
+  // looked at again. It waits first: who goes from tab to tab is back soon.
+  restOrWake() {
+    clearTimeout(this.resting);
+    if (document.hidden) this.resting = setTimeout(() => this.tellRest(true), REST_AFTER_MS);
+    else if (this.isResting) this.tellRest(false);
+  }
+
+  tellRest(isResting) {
+    this.isResting = isResting;
+    this.report?.("rests", isResting);
+  }
+
   // Ages that the server wrote go on while it writes nothing new, as when "Follow live" is off.
   count() {
     for (const place of document.querySelectorAll(".aw-age")) {
@@ -124,7 +139,7 @@ class Watch {
   }
 }
 
-// As formatting.py writes it.
+// As html_text.py writes it.
 function ageText(seconds) {
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   for (const [least, size, unit] of [[86400 * 2, 86400, "days"], [3600 * 2, 3600, "h"], [120, 60, "min"]]) {

@@ -1,3 +1,47 @@
+// An axis for the values in view: its range and its ticks, and numbers as people read them.
+
+const LOG_RATIO = { number: 30, rate: 8 }; // a linear axis would hide the smaller values
+const ROOM = 0.08; // of the range, above and below
+const FLAT = 1e-5; // of the values: what differs by less is drawn as a level line
+const DIGITS = [4, 5, 6, 7, 8]; // of a label: the first that tells neighbours apart
+
+// Of a panel without a value in view.
+export const noAxis = { type: "linear", range: [0, 1], tickvals: [], ticktext: [] };
+
+// `isLog` is what the reader chose: true, false, or null to leave it to the values.
+export function axisOf(kind, seen, isLog = null) {
+  if (!seen) return noAxis;
+  const [low, high] = seen;
+  if (kind === "power") return powerAxis(seen);
+  const wanted = isLog ?? high > (LOG_RATIO[kind] ?? LOG_RATIO.number) * low;
+  if (kind === "share" && high === 0) return linearAxis(0, 1); // nothing of it is no range
+  return low > 0 && wanted ? logAxis(low, high) : linearAxis(low, high);
+}
+
+function powerAxis([low, high]) {
+  const range = [Math.floor(low) - 0.6, Math.ceil(high) + 0.6];
+  return { type: "linear", range, ...labelled(powerTicks(range), powerText) };
+}
+
+function logAxis(low, high) {
+  const room = ROOM * Math.log10(high / low) || 0.1;
+  const range = [Math.log10(low) - room, Math.log10(high) + room];
+  return { type: "log", range, ...labelled(logTicks(range.map((v) => 10 ** v)), numberText) };
+}
+
+function linearAxis(low, high) {
+  let range = [low - ROOM * (high - low), high + ROOM * (high - low)];
+  const isFlat = high - low <= FLAT * Math.max(Math.abs(low), Math.abs(high));
+  if (isFlat) range = low === 0 ? [-1, 1] : [Math.min(0, 1.25 * low), Math.max(0, 1.25 * low)];
+  return { type: "linear", range, ...labelled(linearTicks(range), numberText) };
+}
+
+function labelled(tickvals, text) {
+  return { tickvals, ticktext: distinctTexts(tickvals, text, DIGITS) };
+}
+
+// --- ticks and numbers --------------------------------------------------------------------------
+
 // Where an axis has its ticks, and numbers as people read them.
 
 const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
@@ -38,7 +82,7 @@ export function linearTicks([low, high], most = 5) {
 }
 
 // Powers of ten, and where these are few 1, 2 and 5 times them.
-export function logTicks([low, high]) {
+function logTicks([low, high]) {
   const decades = between(Math.floor(Math.log10(low)), Math.log10(high), 1).map((exponent) => 10 ** exponent);
   const among = (factors) =>
     decades.flatMap((decade) => factors.map((factor) => factor * decade)).filter((v) => v >= low && v <= high);

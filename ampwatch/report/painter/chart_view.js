@@ -40,9 +40,10 @@ export function viewOf(text) {
   return view;
 }
 
-const coded = (key) => encodeURIComponent(key).replaceAll("~", "%7E");
+// A text of the address in which parts stand between "~".
+export const coded = (key) => encodeURIComponent(key).replaceAll("~", "%7E");
 
-function decoded(text) {
+export function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {

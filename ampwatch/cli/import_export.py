@@ -1,4 +1,4 @@
-"""`ampwatch export RUN --to FORMAT OUT`: writes a run as files for other tools."""
+"""`ampwatch import FILE` and `ampwatch export RUN`: runs from other tools' files, and to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.run_argument import RUN_ARGUMENT, open_named
+from ampwatch.cli.run_argument import (
+    AS_OPTION,
+    MAP_OPTION,
+    RUN_ARGUMENT,
+    clipboard_help,
+    make_run,
+)
 from ampwatch.cli.terminal import answer
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import draft_of
@@ -18,8 +24,42 @@ if TYPE_CHECKING:
 
     from ampwatch.store import Run
 
-NAME = "export"
-HELP = """Write a run as Parquet, CSV or TensorBoard files.
+IMPORT_HELP = f"""Import the log of another trainer as a run.
+
+All other commands then work on it. Reads the text that Apex, fairseq, DeepSpeed, Megatron-LM,
+Hugging Face's Trainer and others print, plain or compressed, and CSV, JSON, Parquet, TensorBoard
+and W&B files. Values that the log does not contain are absent in the run. FILE may be - for
+standard input, or a folder in which each rank wrote a log of its own: NVIDIA's inspector and
+torchtitan do so.
+
+\b
+Examples:
+  ampwatch import train.log
+  ampwatch import metrics.csv --map loss=my_loss --map lr=rate
+  ampwatch import slurm-81.out.gz --as deepspeed --out runs/
+  ampwatch import nvdlfw_inspect_statistics_logs/
+
+{clipboard_help("import")}"""
+
+
+def import_(
+    file: str = typer.Argument(metavar="FILE", show_default=False, help="The log, or - for stdin."),
+    as_: str = AS_OPTION,
+    mapped: list[str] = MAP_OPTION,
+    out: Path = typer.Option(
+        None,
+        "--out",
+        metavar="DIR",
+        show_default=False,
+        help="The folder for the run.  [default: ./ampwatch-runs]",
+    ),
+) -> None:
+    """Import a log and say where the run is."""
+    folder = make_run(file, as_, mapped, out)
+    answer(f"{folder}\n`ampwatch report {folder}` shows what is wrong with it.")
+
+
+EXPORT_HELP = """Write a run as Parquet, CSV or TensorBoard files.
 
 Parquet and CSV: one file for each table, in the folder OUT. In CSV, absent values are empty cells
 and lists (learning rates by group, exponent histograms) are JSON text.
@@ -45,7 +85,7 @@ class Format(str, enum.Enum):
     TENSORBOARD = "tensorboard"
 
 
-def command(
+def export(
     run: str = RUN_ARGUMENT,
     out: Path = typer.Argument(
         metavar="OUT", show_default=False, help="A folder; it is created if needed."
@@ -53,7 +93,9 @@ def command(
     to: Format = typer.Option(..., "--to", help="The format."),
 ) -> None:
     """Export a run's tables to files."""
-    opened = open_named(run)
+    from ampwatch.store import open_run
+
+    opened = open_run(run)
     if out.exists() and not out.is_dir():
         raise AmpwatchError(f"{out} is a file: pass a folder.")
     out.mkdir(parents=True, exist_ok=True)

@@ -1,20 +1,70 @@
-"""How often a tab asks for what is new: each second, and less often where many tabs are in view.
+"""The parts of a page: each is drawn by itself, refreshed while its run goes on, may fail alone.
 
-A refresh costs the server the same in each tab. So that its load does not grow with every colleague
-who looks, it makes a few refreshes a second in all, and the tabs take turns.
+A tab asks for what is new each second, and less often where many tabs are in view: a refresh costs
+the server the same in each tab. So that its load does not grow with every colleague who looks, it
+makes a few refreshes a second in all, and the tabs take turns.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
 from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
 
 import address
 import browser_component
+import open_runs
 import streamlit as st
+from html_text import said
 from streamlit.runtime.scriptrunner import get_script_run_ctx
+
+from ampwatch.errors import AmpwatchError
+
+P = ParamSpec("P")
+_LOG = logging.getLogger("ampwatch.dashboard")
+
+
+def guarded(show: Callable[P, None]) -> Callable[P, None]:
+    """Decorator: if a part of a page fails, it says so in a sentence, and the page goes on."""
+
+    @wraps(show)
+    def part(*values: P.args, **named: P.kwargs) -> None:
+        try:
+            show(*values, **named)
+        except (AmpwatchError, OSError) as error:
+            show_problem(str(error))
+        except Exception as error:  # noqa: BLE001  the last stop before the reader's eyes
+            _LOG.exception("a part of the page failed")
+            show_problem(
+                f"This part of the page failed ({type(error).__name__}: {error}). The other pages "
+                "still work, and `ampwatch report` says the same in the terminal; the server's "
+                "log has the details."
+            )
+
+    return part
+
+
+def refresh_run_part(
+    draw: Callable[[str], None], path: str, usual_s: float, *, until_judged: bool = False
+) -> None:
+    """Draw a part of a run's page, and draw it anew while the run goes on, or is being judged."""
+    run = open_runs.snapshot(path)
+    goes_on = run.is_live or (until_judged and not run.is_judged)
+    every_s = refresh_interval_s(usual_s) if goes_on and follows_live() else None
+    st.fragment(guarded(draw), run_every=every_s)(path)
+
+
+def show_problem(sentence: str) -> None:
+    """Draw a sentence on the page that says what is wrong and what to do."""
+    st.html(f'<div class="aw-problem">{said(sentence)}</div>')
+
+
+# --- how often tabs ask ---------------------------------------------------------------------------
+
 
 PACE = "refreshed every"
 REFRESHES_A_SECOND = 5  # of all tabs together
