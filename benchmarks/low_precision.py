@@ -22,13 +22,12 @@ import torch
 from torch import Tensor, nn
 
 import ampwatch
-from ampwatch.probe import operand_casts
-from ampwatch.probe.layer_observer import LayerObserver
+from ampwatch.probe.formats import casts
+from ampwatch.probe.layer_observer import LayerObserver, MeasuredTensor
 from ampwatch.probe.row_maker import RowMaker
-from ampwatch.probe.sampled_layers import SeenTensor
 
 LAYERS = 12
-BEGIN = operand_casts.Operands.begin
+BEGIN = casts.Operands.begin
 
 
 class Plain(nn.Module):
@@ -126,7 +125,7 @@ class Training:
         )  # fmt: skip
 
     def step(self) -> None:
-        setattr(operand_casts.Operands, "begin", BEGIN if self.kind.casts else _nothing)  # noqa: B010
+        setattr(casts.Operands, "begin", BEGIN if self.kind.casts else _nothing)  # noqa: B010
         with torch.autocast("cpu", self.kind.dtype, enabled=self.kind.autocast):
             loss = self.model(self.x).float().square().mean()
         loss.backward()
@@ -139,7 +138,7 @@ def measure(args: argparse.Namespace, folder: str) -> dict[str, list[tuple[float
     hooks, courier = Spent(), Spent()
     for name in ("_enter", "_leave", "collect"):
         hooks.count(LayerObserver, name)
-    hooks.count(SeenTensor, "note_gradient")
+    hooks.count(MeasuredTensor, "note_gradient")
     courier.count(RowMaker, "rows")
     every = {name: Training(kind, args, folder) for name, kind in KINDS.items()}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in every}

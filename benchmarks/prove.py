@@ -51,7 +51,7 @@ sys.path.insert(0, str(ROOT))
 import ampwatch  # noqa: E402 - the checkout's own, found above
 from ampwatch.cli.prove import starter  # noqa: E402
 from ampwatch.errors import AmpwatchError  # noqa: E402
-from ampwatch.recovery.outcome import Try  # noqa: E402
+from ampwatch.recovery.proof import Try  # noqa: E402
 from ampwatch.recovery.prove import Budget, Reruns, prove  # noqa: E402
 from ampwatch.recovery.restart_plan import SAID_BY_PLAN, Next  # noqa: E402
 from ampwatch.recovery.restart_plan import Plan as RestartPlan  # noqa: E402

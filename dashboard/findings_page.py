@@ -31,7 +31,7 @@ from ampwatch.diagnosis.value_text import (
     value_text,
     when_text,
 )
-from ampwatch.recovery.proved_advice import judge
+from ampwatch.recovery.proof import judge
 from ampwatch.report import html_report
 from ampwatch.report.overview_chart import SCALE, is_change
 from ampwatch.report.painter import SEVERITY_COLOR

@@ -28,8 +28,7 @@ from ampwatch.diagnosis.earlier_runs import LessonOfEarlierRuns, with_lesson
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import FollowedRun as Verdict
 from ampwatch.follow import Follower, State, follow, lesson_for
-from ampwatch.recovery.proof import Proof, kept_proof
-from ampwatch.recovery.proved_advice import with_proof
+from ampwatch.recovery.proof import Proof, kept_proof, with_proof
 from ampwatch.report.letter import Letter, letter_of
 from ampwatch.report.settings import whole_settings
 from ampwatch.report.timeline import Attempt, attempts_of

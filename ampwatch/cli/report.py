@@ -139,8 +139,7 @@ def _report(
     name: str, run: Run, html: Path | None, earlier: str | None, *, json: bool, everything: bool
 ) -> Diagnosis:
     """Report on one run: as one HTML file, as JSON or as text."""
-    from ampwatch.recovery.proof import sentence_of
-    from ampwatch.recovery.proved_advice import judge
+    from ampwatch.recovery.proof import judge, sentence_of
     from ampwatch.report import html_report, print_fact, print_report, to_json
     from ampwatch.report.settings import changed_text
 

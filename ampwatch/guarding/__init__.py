@@ -8,8 +8,7 @@ Opt-in, and a dry run until `dry_run=False`. The package is not called `guard`, 
 `ampwatch.guard` is the function.
 """
 
-from ampwatch.guarding.guard_on_watch import NoGuard, guard
 from ampwatch.guarding.guard_settings import Proposed
-from ampwatch.guarding.step_guard import StepGuard
+from ampwatch.guarding.step_guard import NoGuard, StepGuard, guard
 
 __all__ = ["NoGuard", "Proposed", "StepGuard", "guard"]

@@ -71,7 +71,6 @@ class Together:
         self._is_begun = False
         self._ranks, self._name, self._settings = ranks, name, settings
         self._norms: list[float] = []
-        self._store: Store | None = None
         self._from: int | None = None
         self._waited = 0
 
@@ -165,11 +164,10 @@ class Together:
         return f"{self._name}/{key}"
 
     def _met(self) -> Store:
-        if self._store is None:
-            self._store = self._ranks.find_store()
-        if self._store is None:
+        store = self._ranks.store()
+        if store is None:
             raise RuntimeError("there is no process group to agree in")
-        return self._store
+        return store
 
 
 def _device(backend: str) -> str:

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampwatch.guarding.caps import MOST_IN_A_ROW
-from ampwatch.guarding.step_signs import Guarded, Measured, UsualSteps
+from ampwatch.guarding.guard_settings import MOST_IN_A_ROW
+from ampwatch.guarding.outlying_steps import Guarded, Measured, UsualSteps
 from ampwatch.probe.tensor_values import Pack
 
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ampwatch.guarding.caps import Cap
 from ampwatch.guarding.guard_advice import PATIENCE_S, Advice
-from ampwatch.guarding.guard_settings import LOWER, RAISE, Proposed, Settings
+from ampwatch.guarding.guard_settings import LOWER, RAISE, Cap, Proposed, Settings
 from ampwatch.guarding.joint_decision import Alone, Together
 from ampwatch.probe.learning_rates import number_of
 from ampwatch.probe.loop import Loop

@@ -18,25 +18,30 @@ from typing import Any
 import torch
 
 from ampwatch.errors import warn
-from ampwatch.guarding.caps import AMONG, MOST_IN_A_ROW, STANDING, Cap, StandingFault
 from ampwatch.guarding.guard_advice import write_plan
-from ampwatch.guarding.guard_settings import LEAVE_OUT, NON_FINITE, STOP, Proposed, Settings
-from ampwatch.guarding.joint_decision import Alone, Together, Word
-from ampwatch.guarding.left_out_step import (
-    DeviceVerdicts,
-    LeftOut,
-    Pending,
-    leave_out,
-    put_back,
+from ampwatch.guarding.guard_settings import (
+    AMONG,
+    LEAVE_OUT,
+    MOST_IN_A_ROW,
+    NON_FINITE,
+    STANDING,
+    STOP,
+    Cap,
+    Proposed,
+    Settings,
+    StandingFault,
+    checked,
 )
+from ampwatch.guarding.joint_decision import Alone, Together, Word
+from ampwatch.guarding.left_out_step import DeviceVerdicts, LeftOut, Pending, leave_out, put_back
 from ampwatch.guarding.lowered_rate import RateActions
-from ampwatch.guarding.step_signs import Guarded, Measured, Seen, UsualSteps, rate_of
+from ampwatch.guarding.outlying_steps import Guarded, JudgedStep, Measured, UsualSteps, rate_of
 from ampwatch.probe.control import interrupt
 from ampwatch.probe.hooks import Handle, hook_step_begin, hook_step_end
 from ampwatch.probe.norms import NormCapture
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.records import StepRecord, Turn
-from ampwatch.probe.watch import Watch
+from ampwatch.probe.watch import NoWatch, Watch
 from ampwatch.rows import EventKind
 
 AGAIN_STEPS = 100  # a second outlier within so many is no accident of the data
@@ -126,7 +131,7 @@ class StepGuard:
         if view.number not in self._evaluated:
             self._evaluated.add(view.number)
             turn = self.loop.turns.turn(view)
-            self._judge(optimizer, view, turn, self.loop.unscaled_steps.evaluated(view))
+            self._judge(optimizer, view, turn, self.loop.turns.evaluated(view))
 
     def ended(self, optimizer: Any) -> None:
         """An optimizer's step has run."""
@@ -209,13 +214,13 @@ class StepGuard:
         rate = rate_of(optimizer, view, turn, self._usual_of(view))
         return Guarded(view, turn, norms, record, rate)
 
-    def _seen(self, part: Guarded) -> Seen:
+    def _seen(self, part: Guarded) -> JudgedStep:
         return self._seen_in(part.measured(), part.view)
 
-    def _seen_in(self, step: Measured, view: OptimizerView) -> Seen:
+    def _seen_in(self, step: Measured, view: OptimizerView) -> JudgedStep:
         if not self.together.sees_all:  # else one rank alone would leave it out
             step = replace(step, loss=math.nan, largest_input=math.nan)
-        return Seen(step, self._usual_of(view))
+        return JudgedStep(step, self._usual_of(view))
 
     def _needs_no_word(self) -> bool:
         """Whether a step may be left out before the host, the user or other ranks know of it."""
@@ -242,7 +247,7 @@ class StepGuard:
         self.cap.allows(step)
         self._on_device.allow(self.cap.take_balance() + (left_out and seen.is_finite))
 
-    def _decide(self, optimizer: Any, view: OptimizerView, seen: Seen, step: int) -> None:
+    def _decide(self, optimizer: Any, view: OptimizerView, seen: JudgedStep, step: int) -> None:
         self.together.step(step, seen.step.norm)
         outlying = seen.is_outlying and (not seen.is_finite or self.settings.skip != NON_FINITE)
         word, why = Word.TAKE, ""
@@ -260,7 +265,7 @@ class StepGuard:
             self._let_it_pass(seen, step, why or "ranks")
         seen.usual.take(seen.step)
 
-    def _wanted(self, seen: Seen, step: int) -> tuple[Word, str]:
+    def _wanted(self, seen: JudgedStep, step: int) -> tuple[Word, str]:
         """What to do with an outlying step; and if it is to be taken, why."""
         settings, word = self.settings, Word.LEAVE_OUT
         stops = False
@@ -295,7 +300,7 @@ class StepGuard:
 
     # --- acting -----------------------------------------------------------------------------------
 
-    def _act(self, optimizer: Any, seen: Seen, step: int, word: int) -> None:
+    def _act(self, optimizer: Any, seen: JudgedStep, step: int, word: int) -> None:
         """All ranks have called this step outlying."""
         skips = self.settings.skip is not None
         if word == Word.LEAVE_OUT_NOT_FINITE:
@@ -314,7 +319,7 @@ class StepGuard:
         if again and self.settings.lower_rate:
             self._rate.ask(step)
 
-    def _leave_out(self, optimizer: Any, seen: Seen, step: int, word: int) -> None:
+    def _leave_out(self, optimizer: Any, seen: JudgedStep, step: int, word: int) -> None:
         dry = self.settings.dry_run
         if not dry and optimizer is not None:  # else a device has done it
             self._left[id(optimizer)] = optimizer, leave_out(optimizer)
@@ -329,7 +334,7 @@ class StepGuard:
             told += f"each {what}, and the training stands still. End it, and look for the cause."
             self.say(LEAVE_OUT, step, told, seen.detail, standing=count)
 
-    def _let_it_pass(self, seen: Seen, step: int, why: str) -> None:
+    def _let_it_pass(self, seen: JudgedStep, step: int, why: str) -> None:
         count = self._let_pass[why] = self._let_pass.get(why, 0) + 1
         if count & (count - 1):  # as above
             return
@@ -351,7 +356,7 @@ class StepGuard:
 
     # --- stopping ---------------------------------------------------------------------------------
 
-    def _told_of_stop(self, seen: Seen) -> str:
+    def _told_of_stop(self, seen: JudgedStep) -> str:
         dry = self.settings.dry_run
         acted = "would have acted" if dry else "has acted"
         why = f"though the guard {acted} as often as it may, {self.cap.words}"
@@ -360,7 +365,7 @@ class StepGuard:
         what = "would be stopped (dry run)" if dry else "is stopped"
         return f"{seen.words}, {why}: the training {what}."
 
-    def _stop(self, optimizer: Any, seen: Seen, step: int) -> None:
+    def _stop(self, optimizer: Any, seen: JudgedStep, step: int) -> None:
         """The training is stopped after this step, which is left out."""
         self.stopped = True
         self.say(STOP, step, self._told_of_stop(seen), seen.detail)
@@ -439,3 +444,51 @@ def _evaluate(
     if guard is not None:
         guard.run(guard.evaluated, optimizer(), view)
     return given
+
+
+# -- the user's call -------------------------------------------------------------------------------
+
+
+class NoGuard:
+    """What `guard` returns where nothing is watched: does nothing."""
+
+    stopped = False
+    plan_path: Any = None
+    exit_code = 0
+
+    def on_stop(self, stop: Callable[[], object]) -> None:
+        """Ignored."""
+
+
+def guard(
+    watch: Watch | NoWatch,
+    skip: str | None = "outliers",
+    lower_rate: bool = True,  # noqa: FBT001, FBT002 - the contract
+    stop: bool = False,  # noqa: FBT001, FBT002
+    dry_run: bool = True,  # noqa: FBT001, FBT002
+    most: tuple[int, int] = (5, 100),
+    on_action: Callable[[Proposed], object] | None = None,
+) -> StepGuard | NoGuard:
+    """Let ampwatch act in this training; at first it only tells what it would do.
+
+    `skip` leaves out steps whose gradients are not finite and, with "outliers", those whose
+    gradients, loss, inputs or rate are far above what is usual. `lower_rate` lowers the rate for a
+    while where a second one follows soon and the diagnosis blames the rate. `stop` ends the
+    training where more follow than `most` (actions, steps) allows, or where steps that are not
+    finite have become the rule. `on_action` is asked before each action and may return False. With
+    several ranks call it on each, with the same arguments. Wrong arguments raise GuardError.
+    """
+    if isinstance(watch, NoWatch):
+        return NoGuard()
+    settings = Settings(skip, lower_rate, stop, dry_run, most, on_action)
+    checked(watch, settings)
+    if watch.closed:
+        warn("guard() after close() does nothing; attach again for a new run.")
+        return NoGuard()
+    known = watch.loop.actor
+    if isinstance(known, StepGuard):
+        warn("this training has a guard already, which goes on.")
+        return known
+    made = StepGuard(watch, settings)
+    watch.loop.actor = made
+    return made

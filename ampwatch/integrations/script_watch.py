@@ -10,34 +10,40 @@ the optimizer that it steps. Without a scaler the loss is what `backward` was ca
 An optimizer that is made later belongs to the watch whose parameters it holds, or whose scaler
 steps it; any other one begins another run. Nothing here keeps a scaler, an optimizer, a model or a
 watch alive.
+
+No stack frame of ours stands between the script and torch: a wrapper around torch's function would
+be named in warnings in place of the script's own line, and shown in tracebacks. So the script calls
+torch's own function, and we hear of it when the function is looked up on an object. Likewise the
+import of torch runs as ever, and tells when it is done.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
+import gc
+import importlib.abc
+import importlib.util
 import json
 import multiprocessing
 import os
 import sys
 import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.environment import switched_off
 from ampwatch.errors import say_to_stderr
-from ampwatch.integrations import rerun_outputs
-from ampwatch.integrations.script_hooks import (
-    tell_of_calls,
-    tell_of_each,
-    tell_of_function,
-    when_torch_is_loaded,
-)
-from ampwatch.integrations.trained_models import is_trained, trained_models
+from ampwatch.integrations import rerun_process
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ampwatch.probe import Watch
+
 
 OPTIONS = "AMPWATCH_RUN_OPTIONS"
 """Where `ampwatch run` leaves what it was asked for, as JSON."""
@@ -56,8 +62,8 @@ def prepare() -> None:
     """Prepare to watch the script of `ampwatch run`: wait for it to import torch."""
     if not switched_off():
         _keep_closed_streams_closed()
-        if rerun_outputs.is_rerun():
-            rerun_outputs.redirect_outputs()
+        if rerun_process.is_rerun():
+            rerun_process.redirect_outputs()
         when_torch_is_loaded(_begin)
 
 
@@ -68,8 +74,8 @@ def _begin() -> None:
         say_to_stderr(f"this Python cannot watch ({error}); the script runs alone.")
         return
     script.begin()
-    if rerun_outputs.is_rerun():
-        rerun_outputs.prepare_torch()
+    if rerun_process.is_rerun():
+        rerun_process.prepare_torch()
 
 
 def _keep_closed_streams_closed() -> None:
@@ -85,11 +91,10 @@ def _keep_closed_streams_closed() -> None:
 
 
 @dataclass(slots=True)
-class SeenInScript:
+class ScriptFacts:
     """What a script under `ampwatch run` did while nothing was attached."""
 
     optimizers: set[str] = field(default_factory=set)  # their classes' names
-    scalers: int = 0
     ran: bool = False  # a module in training mode, though none that an optimizer trains
     evaluated: bool = False  # a module in eval mode, or without gradients
     went_back: bool = False
@@ -101,17 +106,17 @@ class ScriptWatch:
     """Watches a script that does not call ampwatch itself."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        from ampwatch.probe import Guard
+        from ampwatch.probe import FailureShield
 
         self._options = options
-        self._guard = Guard()
+        self._shield = FailureShield()
         self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # of no training so far
         self._fruitless: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._strangers: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hold nothing of theirs
         self._waiting: Any = None
         self._compiles = False
-        self._seen = SeenInScript()
+        self._seen = ScriptFacts()
 
     def begin(self) -> None:
         """Hear of every scaler and optimizer that the script makes, and of `torch.compile`."""
@@ -119,13 +124,17 @@ class ScriptWatch:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         from ampwatch.probe import live_watches
-        from ampwatch.probe.backward_losses import hear_of_losses, tell_of_lookups
+        from ampwatch.probe.backward_passes import hear_of_losses
+        from ampwatch.probe.hooks import tell_of_lookups
 
-        tell_of_each(torch.amp.GradScaler, self._made_scaler)
-        tell_of_each(torch.optim.Optimizer, self._made_optimizer)
+        for kind, tell in (
+            (torch.amp.GradScaler, self._made_scaler),
+            (torch.optim.Optimizer, self._made_optimizer),
+        ):
+            tell_of_lookups(kind, "__init__", tell, also_by_class=True)
         tell_of_lookups(torch.Tensor, "backward", self._going_back)  # before the loss is taken
         tell_of_function(torch, "compile", self._compiling)
-        self._losses = hear_of_losses(live_watches, self._guard)
+        self._losses = hear_of_losses(live_watches, self._shield)
         self._losses.is_kept = True
         register_optimizer_step_pre_hook(self._optimizer_begins)
         atexit.register(self._say_if_nothing)
@@ -139,7 +148,6 @@ class ScriptWatch:
             if issubclass(kind, torch.amp.GradScaler):
                 self._hear_calls_of(kind)
         self._scalers.add(scaler)
-        self._seen.scalers += 1
 
     def _hear_calls_of(self, kind: type) -> None:
         for name, tell in (("scale", self._scaling), ("step", self._stepping)):
@@ -175,27 +183,27 @@ class ScriptWatch:
         if not (module.training and torch.is_grad_enabled()):
             self._seen.evaluated = True
         elif module not in self._strangers:
-            self._guard.run(self._begin_with, module)
+            self._shield.run(self._begin_with, module)
 
     def _scaling(self, scaler: Any, outputs: Any, *_: Any, **__: Any) -> None:
-        self._guard.run(self._losses.add_scaled, scaler, outputs)
+        self._shield.run(self._losses.add_scaled, scaler, outputs)
         if self._compiles and self._optimizers:
-            self._guard.run(self._begin_with, None)
+            self._shield.run(self._begin_with, None)
 
     def _going_back(self, _loss: Tensor) -> None:
         self._seen.went_back = True
         if self._optimizers:
-            self._guard.run(self._begin_unscaled)
+            self._shield.run(self._begin_unscaled)
 
     def _stepping(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
-        self._guard.run(self._begin_with_step, scaler, optimizer)
+        self._shield.run(self._begin_with_step, scaler, optimizer)
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         """Called as an optimizer without a watch steps in the script."""
         import torch
 
         if not torch.compiler.is_compiling() and optimizer in self._optimizers:
-            self._guard.run(self._count_steps_without_module, optimizer)
+            self._shield.run(self._count_steps_without_module, optimizer)
 
     def _count_steps_without_module(self, optimizer: Any) -> None:
         steps = self._fruitless[optimizer] = self._fruitless.get(optimizer, 0) + 1
@@ -312,7 +320,7 @@ def _is_own_process() -> bool:
     return asked is None or asked == str(own) or "LOCAL_RANK" in os.environ
 
 
-def why_unwatched(seen: SeenInScript) -> str:
+def why_unwatched(seen: ScriptFacts) -> str:
     """A sentence that says why nothing in the script was watched, and what to do."""
     named = " and ".join(sorted(seen.optimizers))
     if not named and not seen.went_back:
@@ -344,3 +352,172 @@ def why_unwatched(seen: SeenInScript) -> str:
         f"{named} was made, but no optimizer's model ran in training mode after it, and no loss "
         "went backward."
     )
+
+
+# -- hooks on what the script imports, makes and calls ---------------------------------------------
+
+
+def when_torch_is_loaded(tell: Callable[[], None]) -> None:
+    """Call `tell` once the script has loaded torch: now, or as its import ends."""
+    if "torch" in sys.modules:  # a package's .pth file has imported it before us
+        tell()
+    else:
+        sys.meta_path.insert(0, _TorchFinder(tell))
+
+
+def tell_of_calls(kind: Any, name: str, tell: Callable[..., None]) -> None:
+    """Hook: call `tell` before each call of a method by the script; a second hook does nothing.
+
+    A class that the object is given meanwhile takes the call, be it while the arguments are
+    evaluated: in `scaler.scale(loss_of(model(x)))` the method is looked up first.
+    """
+    if not isinstance(vars(kind).get(name), _Called):
+        setattr(kind, name, _Called(name, getattr(kind, name), tell))
+
+
+def tell_of_function(module: Any, name: str, tell: Callable[[], None]) -> None:
+    """Hook: call `tell` before each call of a module's function by the script."""
+    plain = getattr(module, name)
+
+    @functools.wraps(plain)
+    def function(*arguments: Any, **named: Any) -> Any:
+        tell()
+        return plain(*arguments, **named)
+
+    setattr(module, name, function)
+
+
+class _Called:
+    """The hook in place of a method of objects that may be given another class."""
+
+    def __init__(self, name: str, plain: Callable[..., Any], tell: Callable[..., None]) -> None:
+        self._name = name
+        self._plain = plain
+        self._tell = tell
+
+    def __get__(self, asked: Any, _kind: Any = None) -> Any:
+        if asked is None:
+            return self._plain
+        before = type(asked)
+        if not self._is_the_first_of(before):  # what overrides it calls it, and has told
+            return MethodType(self._plain, asked)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if type(asked) is before:
+                self._tell(asked, *arguments, **named)
+            if type(asked) is before:
+                return self._plain(asked, *arguments, **named)
+            return getattr(asked, self._name)(*arguments, **named)
+
+        return call
+
+    def _is_the_first_of(self, kind: type) -> bool:
+        held = (vars(one).get(self._name) for one in kind.__mro__)
+        return next(filter(None, held), None) is self
+
+
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """The hook on the import of torch; some callers only ask whether torch is installed."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._asks = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find torch for the import hook; leave every other module to the other finders."""
+        if name != "torch" or self._asks:
+            return None
+        self._asks = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asks = False
+        if spec is not None and type(spec) is ModuleSpec:
+            vars(spec)["_loaded"] = self._loaded
+            spec.__class__ = _HookedSpec
+        return spec
+
+    def _loaded(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._tell()
+
+
+class _HookedSpec(ModuleSpec):
+    """Calls the hook at the end of the import, as the import system sets `_initializing` here."""
+
+    _loaded: Callable[[], None]
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(vars(self).get("_initializing"))
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        was, vars(self)["_initializing"] = self._initializing, value
+        if was and not value and self.name in sys.modules:  # else it has failed
+            loaded = vars(self).pop("_loaded")
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            loaded()
+
+
+# -- the models around the parameters that its optimizers hold -------------------------------------
+
+
+def is_trained(module: nn.Module, optimizers: Iterable[Any]) -> bool:
+    """Whether an optimizer holds a parameter of this model."""
+    held = _held_parameters(optimizers)
+    return any(id(parameter) in held for parameter in module.parameters())
+
+
+def trained_models(optimizers: Iterable[Any], running: nn.Module | None) -> Any:
+    """The models that these optimizers train, several by class name; `running` if none is found."""
+    from ampwatch.probe.models import unwrap
+
+    models = _outermost_modules(_held_parameters(optimizers)) or (
+        [running] if running is not None else []
+    )
+    if len(models) < 2:
+        return models[0] if models else None
+    names = [type(unwrap(model)[0]).__name__ for model in models]
+    if len(set(names)) == len(names):
+        return dict(zip(names, models, strict=True))
+    return models
+
+
+def _held_parameters(optimizers: Iterable[Any]) -> set[int]:
+    return {
+        id(parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def _outermost_modules(held: set[int]) -> list[nn.Module]:
+    """The outermost modules in the process around the parameters that optimizers hold."""
+    from torch import nn
+
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    around: dict[int, list[nn.Module]] = {}
+    for module in modules:
+        for child in module.__dict__.get("_modules", {}).values():
+            around.setdefault(id(child), []).append(module)
+    found: dict[int, nn.Module] = {}
+    seen: set[int] = set()
+    reached = [m for m in modules if any(id(p) in held for p in _own_parameters(m))]
+    while reached:
+        module = reached.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            outer = around.get(id(module), [])
+            reached += outer
+            if not outer:
+                found[id(module)] = module
+    return [module for module in modules if id(module) in found]
+
+
+def _own_parameters(module: nn.Module) -> list[Any]:
+    return list(module.__dict__.get("_parameters", {}).values())

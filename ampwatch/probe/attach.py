@@ -2,68 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import json
 import os
-import sys
-import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
-from ampwatch.environment import quiet, switched_off
-from ampwatch.errors import AmpwatchError, AttachError, say_to_stderr, warn
-from ampwatch.printable_text import printable, with_article
-from ampwatch.probe import hooks, run_identity
-from ampwatch.probe.backward_losses import hear_of_losses
-from ampwatch.probe.control import Control
-from ampwatch.probe.courier import Courier, Log, MemoryLog
-from ampwatch.probe.current_step import Sampling
-from ampwatch.probe.devices import DeviceSampler
-from ampwatch.probe.layer_observer import LayerObserver
-from ampwatch.probe.library_formats import conversions_asked_for
-from ampwatch.probe.loop import Loop
+from ampwatch.environment import switched_off
+from ampwatch.errors import AttachError, warn
+from ampwatch.printable_text import with_article
+from ampwatch.probe import run_identity
 from ampwatch.probe.models import Survey, survey
 from ampwatch.probe.optimizers import takes_hooks
-from ampwatch.probe.own_failures import Guard
-from ampwatch.probe.row_maker import RowMaker
-from ampwatch.probe.run_identity import Ranks, origin, store_of_process_group
-from ampwatch.probe.watch import NoWatch, Watch, live_watches
-from ampwatch.rows import EventKind
-from ampwatch.store import RankWriter, RunInfo, create_run, how_to_see, read_info, register_run
-
-if TYPE_CHECKING:
-    from ampwatch.feed import Sender
-
-_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")  # of a scaler
-_attached = 0
-_LOSSES = Guard()  # of what hears of the losses of all trainings in this process
-_told_in: int | None = None  # the process that has said where its run is
+from ampwatch.probe.watch import NoWatch, Settings, Watch, live_watches
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the user asked for beside scaler and model."""
-
-    run: str | None
-    log_dir: str | Path | None
-    endpoint: str | None
-    layer_every: int
-    config: Mapping[str, Any]
-    start_step: int
-    resume: bool
-    control: bool
 
 
 def _with_clear_errors(attach: Callable[P, R]) -> Callable[P, R]:
@@ -120,7 +78,7 @@ def attach(
     settings = Settings(
         run, log_dir, feed_to, layer_every, dict(config or {}), start_step, resume, control
     )
-    return _begin(scaler, surveyed, optimizers, settings)
+    return Watch(scaler, surveyed, optimizers, settings)
 
 
 # -- what was given --------------------------------------------------------------------------------
@@ -209,151 +167,3 @@ def _watch_of(scaler: Any, surveyed: Survey) -> Watch | None:
     return next(
         (watch for watch in live_watches() if watch.is_without_scaler_on(surveyed.roots)), None
     )
-
-
-# -- beginning -------------------------------------------------------------------------------------
-
-
-def _begin(scaler: Any, surveyed: Survey, optimizers: Sequence[Any], settings: Settings) -> Watch:
-    hooks.remove_what_was_left()
-    guard = Guard()
-    own_info, rank = _run_info(scaler, settings)
-    log, info, run_folder = _open_log(own_info, rank, settings)
-    row_maker = RowMaker(surveyed)
-    devices = DeviceSampler(p.device for p in surveyed.parameters)
-    meeting = partial(store_of_process_group, f"{own_info.id}/{_attached}")
-    ranks = Ranks(rank, own_info.world_size, meeting)
-    control = Control(ranks) if settings.control else None
-    courier = Courier(
-        weakref.ref(row_maker),
-        log,
-        lambda: _open_sender(info, rank, log, settings, control),
-        devices.sample,
-        control,
-        Guard(),  # its own: the courier works on when the watch has ended
-    )
-    observer = None
-    if surveyed.layers:
-        observer = LayerObserver(surveyed, guard, several_ranks=ranks.world_size > 1)
-    sampling = Sampling(observer, settings.layer_every, settings.start_step)
-    loop = Loop(scaler, surveyed, courier.deliver, sampling, guard, settings.start_step)
-    if observer is not None:
-        observer.follow(loop)
-    loop.current.event(EventKind.STARTED, _started(own_info, settings, rank, surveyed))
-    if control is not None:
-        control.follow(loop.turns, loop.current, courier.deliver)
-        loop.control = control
-    for one in optimizers:
-        loop.turns.view(one)
-    watch = Watch(
-        scaler, surveyed, loop, observer, row_maker, courier, devices, guard, run_folder, ranks
-    )
-    if scaler is None or not scaler.is_enabled():
-        hear_of_losses(live_watches, _LOSSES)
-    guard.run(_say_where, run_folder, rank)
-    return watch
-
-
-def _say_where(run_folder: Path | None, rank: int) -> None:
-    """Write one line to stderr that says where the run is, and how to see it.
-
-    Only rank 0 does; a fork of a process that has said it does not.
-    """
-    global _told_in  # noqa: PLW0603 - a fork inherits it
-    if run_folder is None or rank or quiet() or _told_in not in (None, os.getpid()):
-        return
-    _told_in = os.getpid()
-    say_to_stderr(printable(f"watching; see {how_to_see(run_folder)}, or `ampwatch dashboard`"))
-
-
-def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:
-    """What run.json says, and this process's rank."""
-    global _attached  # noqa: PLW0603 - each watch of a process has its own run
-    who = run_identity.identify(os.environ, sys.argv, datetime.now(), _attached)
-    _attached += 1
-    info = RunInfo(
-        id=who.run_id,
-        name=settings.run or who.name,
-        started_ns=time.time_ns(),
-        host=run_identity.host(),
-        command=tuple(sys.argv),
-        origin=_origin(),
-        environment=run_identity.telling_environment(os.environ),
-        versions=run_identity.versions(),
-        config=settings.config,
-        scaler=_scaler_facts(scaler),
-        world_size=who.world_size,
-        layer_every=settings.layer_every,
-    )
-    return info, who.rank
-
-
-def _origin() -> dict[str, str]:
-    try:
-        return origin(sys.argv, Path.cwd())
-    except OSError:  # the working folder is gone
-        return {}
-
-
-def _scaler_facts(scaler: Any) -> dict[str, Any]:
-    """The scaler's settings, by its public getters; nothing here waits for a device."""
-    if scaler is None:
-        return {}
-    enabled = scaler.is_enabled()
-    return {
-        "class": type(scaler).__name__,
-        "enabled": enabled,
-        "init_scale": getattr(scaler, "_init_scale", None),
-        **{name: getattr(scaler, f"get_{name}")() if enabled else None for name in _SETTINGS},
-    }
-
-
-def _open_log(info: RunInfo, rank: int, settings: Settings) -> tuple[Log, RunInfo, Path | None]:
-    """The log on disk; if it cannot be made, one that only numbers what is sent."""
-    try:
-        folder = run_identity.log_dir(os.environ, settings.log_dir)
-        run_folder = create_run(folder, info, resume=settings.resume)
-        kept = read_info(run_folder)
-        log = RankWriter(run_folder, rank, kept)
-    except (AmpwatchError, OSError) as error:
-        warn(f"there will be no log ({error}); training goes on, and is only seen live.")
-        return MemoryLog(), info, None
-    with contextlib.suppress(AmpwatchError, OSError):
-        register_run(run_folder)
-    return log, kept, run_folder
-
-
-def _open_sender(
-    info: RunInfo, rank: int, log: Log, settings: Settings, control: Control | None
-) -> Sender | None:
-    endpoint = settings.endpoint
-    if endpoint is None:
-        return None
-    from ampwatch.feed import Hello, Sender  # "off" loads no zmq
-
-    version = info.versions.get("ampwatch", "")
-    hello = Hello(info.id, rank, info.to_json(), info.format, version)
-    try:
-        return Sender(
-            endpoint, hello, log, on_instruction=None if control is None else control.take
-        )
-    except (AmpwatchError, OSError) as error:
-        warn(f"nothing is sent live ({error}); the log on disk is complete.")
-        return None
-
-
-def _started(info: RunInfo, settings: Settings, rank: int, surveyed: Survey) -> dict[str, Any]:
-    """The detail of the event that begins an attempt."""
-    plain = json.loads(info.to_json())  # in plain types: an object's `str` may raise
-    return {
-        "rank": rank,
-        "pid": os.getpid(),
-        "host": run_identity.host(),
-        "start_step": settings.start_step,
-        "resume": settings.resume,
-        "scaler": dict(info.scaler),
-        "models": [asdict(root) for root in surveyed.described],
-        "origin": plain["origin"],
-        "config": {key: str(value)[:200] for key, value in plain["config"].items()},
-        "conversions": conversions_asked_for(surveyed),
-    }

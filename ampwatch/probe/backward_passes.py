@@ -16,25 +16,36 @@ step, so that the next backward adds to them under another scale (AMP403). Eithe
 passes have written to the same tensor since. Clearing replaces the tensor, or writes zeros, which
 counts as one more write unless it goes through `.data`. So what the gradients held when the next
 pass began decides; it is read late.
+
+The losses of a training without a scaler are those that `backward` was called on. They are heard of
+as `backward` is looked up on a tensor. A loss that the user logs is taken instead.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 
 from ampwatch.probe.current_step import CurrentStep
-from ampwatch.probe.hooks import Hook, hook_gradient
+from ampwatch.probe.hooks import (
+    FailureShield,
+    Handle,
+    Hook,
+    hook_any_step_end,
+    hook_gradient,
+    hook_step_begin,
+    tell_no_more,
+    tell_of_lookups,
+)
 from ampwatch.probe.norms import Fingerprint, fingerprint
 from ampwatch.probe.optimizers import OptimizerView
-from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import Loss, Mark, Stale, StepRecord, Value, Waiting
 from ampwatch.probe.tensor_values import Pack
 
@@ -67,26 +78,22 @@ class BackwardWatch:
     def __init__(
         self,
         parameters: Sequence[Tensor],
-        began: Callable[[], None],
-        ended: Callable[[], None],
-        misuse: Callable[[str, Mapping[str, Any]], None],
-        guard: Guard,
+        step: CurrentStep,
+        shield: FailureShield,
     ) -> None:
         self._parameters: list[Tensor] = []
         self._frozen: dict[int, Tensor] = {}  # those that a loop may yet unfreeze
         self._known: dict[int, int] = {}  # each parameter's place in the list, by its id
-        self._began = began
-        self._ended = ended
-        self._misuse = misuse
-        self._guard = guard
+        self._step, self._loop = step, step.loop
+        self._shield = shield
         self._task: int | None = None  # the pass in progress, by the engine's number
         self._before: Fingerprint | None = None
         self.gradients_left: Fingerprint | None = None  # as the last pass left them
         self._losses: list[Loss] = []
         self._passes: dict[int, int] = {}
         self._released = False
-        self._again = Hook(guard, self._queue_last)
-        self._last = Hook(guard, self._finish)
+        self._again = Hook(shield, self._queue_last)
+        self._last = Hook(shield, self._finish)
         self.add(parameters)
 
     def add(self, parameters: Sequence[Tensor]) -> None:
@@ -119,7 +126,7 @@ class BackwardWatch:
         """Mark the backward pass that will start at this tensor."""
         if not self._parameters:  # no model was given and no optimizer has been seen yet
             self.add(leaves_of(start))
-        hook_gradient(start, Hook(self._guard, self._pass_begins, loss))
+        hook_gradient(start, Hook(self._shield, self._pass_begins, loss))
 
     def _pass_begins(self, loss: Loss | None, gradient: Tensor) -> None:
         if self._released:
@@ -129,10 +136,10 @@ class BackwardWatch:
             self._task = task
             self._losses = []
             self._before = fingerprint(self._parameters)
-            self._began()
+            self._loop.backward_began()
             device_type = gradient.device.type
             if torch.is_autocast_enabled(device_type):
-                self._misuse("AMP409", {"device": device_type})
+                self._step.misuse("AMP409", {"device": device_type})
             Variable._execution_engine.queue_callback(self._again)
         if loss is not None:
             self._losses.append(loss)
@@ -155,7 +162,7 @@ class BackwardWatch:
         self.gradients_left = now
         for loss in self._losses:
             loss.counted = True
-        self._ended()
+        self._loop.backward_ended()
 
     def _count_passes(self, now: Fingerprint) -> None:
         """Count this backward pass for each parameter that it has reached."""
@@ -422,3 +429,132 @@ class StaleGradients:
             before.updates + 1,
             before.unscaled or unscaled,
         )
+
+
+# -- the losses of trainings without a scaler ------------------------------------------------------
+
+
+class Training(Protocol):
+    """What is asked of a watched training."""
+
+    @property
+    def scales(self) -> bool: ...  # noqa: D102
+    @property
+    def has_scaled(self) -> bool: ...  # noqa: D102
+    def knows(self, optimizer: Any) -> bool: ...  # noqa: D102
+    def watches(self, scaler: Any) -> bool: ...  # noqa: D102
+    def found_loss(self, loss: Tensor) -> None: ...  # noqa: D102
+
+
+class BackwardLosses:
+    """The sum of the losses of a step's backward passes, one of each micro-batch."""
+
+    def __init__(self, watches: Callable[[], Collection[Training]], shield: FailureShield) -> None:
+        self._watches = watches  # those that go on; nothing here keeps one alive
+        self._shield = shield
+        self._handles: list[Handle] = []
+        self.is_kept = False  # a script may attach at any time
+        self._total: Tensor | None = None
+        self._parts = 0  # of that sum
+        # In this step, by scalers that nobody watches yet: the sum of the losses, if they are that.
+        self._scaled: weakref.WeakKeyDictionary[Any, Tensor | None] = weakref.WeakKeyDictionary()
+        self._stepping: Any = None  # an optimizer in whose step we are: a closure evaluates anew
+
+    def begin(self) -> None:
+        """Hear of each loss, and of optimizers' steps, which end a step's sum of them."""
+        tell_of_lookups(Tensor, "backward", self._going_back)
+        self._handles = [
+            hook_step_begin(self._begins_step),
+            hook_any_step_end(self._ended_step),
+        ]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a watched training has no scaler."""
+        return any(not watch.scales for watch in self._watches())
+
+    def end(self) -> None:
+        """Hear of nothing more: everything is as it was."""
+        tell_no_more(Tensor, "backward", self._going_back)
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _going_back(self, loss: Tensor) -> None:
+        if not torch.compiler.is_compiling():
+            self._shield.run(self.add, loss)
+
+    def add(self, loss: Tensor) -> None:
+        """Add the loss whose `backward` is about to run to the step's sum."""
+        watches = self._watches()
+        if loss.ndim or self._scaled or any(watch.has_scaled for watch in watches):
+            return
+        unscaled = [watch for watch in watches if not watch.scales]
+        if unscaled:
+            before = None if self._stepping is not None else self._total
+            self._parts = 1 if before is None else self._parts + 1
+            self._total = _sum(before, loss)
+            if self._parts == 1:  # more of them are told as the optimizer steps
+                self._log(unscaled, self._total)
+
+    def add_scaled(self, scaler: Any, outputs: Any) -> None:
+        """Note a loss that a scaler without a watch is about to scale."""
+        known = self._scaled.get(scaler) if scaler in self._scaled else 0.0
+        is_loss = isinstance(outputs, Tensor) and outputs.ndim == 0 and known is not None
+        self._scaled[scaler] = _sum(known, outputs) if is_loss else None
+
+    def log_scaled(self, scaler: Any) -> None:
+        """Log the losses that a scaler has scaled in this step; it is watched from now on."""
+        loss = self._scaled.pop(scaler, None)
+        for watch in self._watches():
+            if loss is not None and watch.watches(scaler):
+                watch.found_loss(loss)
+
+    def _log(self, unscaled: Collection[Training], total: Tensor) -> None:
+        """Log the sum of backward losses to the watch of the training whose optimizer steps."""
+        stepping = None if self._stepping is None else self._stepping()
+        for watch in unscaled:
+            if len(unscaled) == 1 or (stepping is not None and watch.knows(stepping)):
+                watch.found_loss(total)
+
+    def _begins_step(self, optimizer: Any, *_: Any) -> None:
+        if torch.compiler.is_compiling():  # the step: we must not become part of its graph
+            return
+        self._stepping = weakref.ref(optimizer)
+        if self._total is not None:
+            self._shield.run(self._log_several, self._total)
+
+    def _log_several(self, total: Tensor) -> None:
+        unscaled = [watch for watch in self._watches() if not watch.scales]
+        if len(unscaled) > 1 or self._parts > 1:
+            self._log(unscaled, total)
+
+    def _ended_step(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._stepping = self._total = None
+        self._scaled.clear()
+
+
+def _sum(before: Tensor | float | None, loss: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass may do as it likes in these
+        part = loss.detach().clone()
+        return part if before is None else before + part
+
+
+_heard: list[BackwardLosses] = []
+
+
+def hear_of_losses(
+    watches: Callable[[], Collection[Training]], shield: FailureShield
+) -> BackwardLosses:
+    """The losses of this process that go backward; they are heard of from the first call on."""
+    if not _heard:
+        _heard.append(BackwardLosses(watches, shield))
+        _heard[0].begin()
+    return _heard[0]
+
+
+def hear_no_more() -> None:
+    """Give back what hears of losses, once no training without a scaler is watched."""
+    if _heard and not _heard[0].is_kept and not _heard[0].is_needed:
+        _heard.pop().end()

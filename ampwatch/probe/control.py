@@ -6,10 +6,9 @@ late, comes twice, is not on the list or came unencrypted is refused.
 
 All ranks do it in the same step, or none does. No collective is added to the training's. The ranks
 meet in the store of its process group, on their courier threads. Rank 0 proposes a step some
-seconds ahead. A rank that sees the proposal before that step agrees to it. Once all have agreed,
-rank 0 decides for it; otherwise, when it comes to the step itself, against it. A rank that has
-agreed asks for the decision as it comes to the step: the one moment when a training thread may
-wait, and only for rank 0.
+seconds ahead. A rank that sees the proposal before that step agrees to it. The rank that comes to
+the step first decides for all: for it if all have agreed by then, else against it. The decision is
+a key that is written once, so that all read the same, and no training thread waits for another.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from ampwatch.probe.current_step import CurrentStep
 from ampwatch.probe.learning_rates import number_of
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView, groups_of
-from ampwatch.probe.records import EventRecord
-from ampwatch.probe.run_identity import Ranks, Store
+from ampwatch.probe.run_identity import Ranks
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
@@ -42,14 +40,13 @@ LOOK_S = 1.0  # between two looks at the ranks' store; longer where many of them
 _RANKS_A_SECOND = 1000
 _SPARE_S = 2.0
 _LEAST_STEPS = 2
-_PATIENCE_S = 60.0  # a rank 0 that is silent for longer is dead
 _DO, _DROP = "do", "drop"
 RATE, SAVE, STOP = "learning-rate", "save", "stop"  # `feed.Key`, which would load zmq
 _NAMES = {RATE: "A change of the learning rate", SAVE: "A checkpoint", STOP: "Stopping"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Request:
     """One thing to do."""
 
     key: str
@@ -62,19 +59,18 @@ class Control:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = RankAgreement(ranks) if ranks.world_size > 1 else None
-        self._waiting: deque[Asked] = deque()
+        self._waiting: deque[Request] = deque()
         self._last_number = 0
         self._lowered: tuple[int, list[float], list[float]] | None = None
         self._step_s, self._stepped_at = 0.0, time.perf_counter()
         self._save: Callable[[], object] | None = None
         self._stop: Callable[[], object] | None = None
-        self._loop: tuple[Turns, CurrentStep, Callable[[EventRecord], None]] | None = None
+        self._turns: Turns | None = None  # of the loop, as the next one
+        self._step: CurrentStep | None = None
 
-    def follow(
-        self, turns: Turns, step: CurrentStep, deliver: Callable[[EventRecord], None]
-    ) -> None:
+    def follow(self, turns: Turns, step: CurrentStep) -> None:
         """Act on this loop when a page asks; tell in its rows what may be asked for."""
-        self._loop = turns, step, deliver
+        self._turns, self._step = turns, step
         self._offer()
 
     def on_save(self, save: Callable[[], object]) -> None:
@@ -89,7 +85,7 @@ class Control:
     def take(self, arrived: InstructionArrived) -> None:
         """An instruction has come: it waits for the step's end, or is refused."""
         told = arrived.instruction
-        asked = Asked(told.key.value, told.value, arrived.number)
+        asked = Request(told.key.value, told.value, arrived.number)
         why = self._refusal(asked, arrived)
         if not why:
             self._last_number = arrived.number
@@ -99,8 +95,8 @@ class Control:
 
     def look(self) -> None:
         """On the courier's thread, often: see what the other ranks say of an instruction."""
-        if self._ranks is not None and self._loop is not None:
-            self._ranks.look(self._loop[1])
+        if self._ranks is not None and self._step is not None:
+            self._ranks.look(self._step)
 
     def step_over(self) -> None:
         """A step has ended, on the training thread: do what was asked."""
@@ -119,21 +115,21 @@ class Control:
 
     # --- several ranks ---------------------------------------------------------------------------
 
-    def _propose(self, asked: Asked) -> str:
+    def _propose(self, asked: Request) -> str:
         """Have it done after this step, or by all ranks after one that all can see coming."""
-        if self._ranks is None or self._loop is None:
+        if self._ranks is None or self._step is None:
             self._waiting.append(asked)
             return ""
-        return self._ranks.propose(asdict(asked), self._loop[1].number, self._step_s)
+        return self._ranks.propose(asdict(asked), self._step.number, self._step_s)
 
     def _take_what_is_due(self, ranks: RankAgreement) -> None:
         now = time.perf_counter()
         took_s, self._stepped_at = now - self._stepped_at, now
         self._step_s = min(took_s, 2 * self._step_s) if self._step_s else took_s
-        due = None if self._loop is None else ranks.due(self._loop[1].number)
+        due = None if self._step is None else ranks.due(self._step.number)
         if due is None:
             return
-        asked = Asked(**due[0])
+        asked = Request(**due[0])
         if due[1]:
             self._waiting.append(asked)
         else:
@@ -141,10 +137,10 @@ class Control:
 
     # --- what is refused -------------------------------------------------------------------------
 
-    def _refuse(self, asked: Asked, why: str) -> None:
+    def _refuse(self, asked: Request, why: str) -> None:
         self._answer(asked, "refused", f"{_NAMES[asked.key]} was refused: {why}.")
 
-    def _refusal(self, asked: Asked, arrived: InstructionArrived) -> str:
+    def _refusal(self, asked: Request, arrived: InstructionArrived) -> str:
         if not arrived.is_authentic:
             return "the feed is not encrypted (AMPWATCH_INSECURE), so anybody may have sent it"
         if arrived.number <= self._last_number:
@@ -162,7 +158,7 @@ class Control:
 
     # --- what is done ----------------------------------------------------------------------------
 
-    def _change_rate(self, asked: Asked) -> None:
+    def _change_rate(self, asked: Request) -> None:
         factor = asked.value
         assert factor is not None
         before, views = self._rates(), self._views()
@@ -190,14 +186,14 @@ class Control:
             self._say({"outcome": "undone", "number": number, "told": told})
 
     def _views(self) -> list[OptimizerView]:
-        return [] if self._loop is None else list(self._loop[0].views.values())
+        return [] if self._turns is None else list(self._turns.views.values())
 
     def _rates(self) -> list[float]:
         """Each group's rate, of all optimizers; without those that only a device knows."""
         found = [number_of(group.get("lr")) for group in groups_of(self._views())]
         return [rate for rate in found if math.isfinite(rate)]
 
-    def _write_checkpoint(self, asked: Asked) -> None:
+    def _write_checkpoint(self, asked: Request) -> None:
         if self._save is None:
             return  # another rank of this training saves
         began = time.perf_counter()
@@ -206,7 +202,7 @@ class Control:
             told = f"A checkpoint was written in {took_s:.1f} s, on the page's request."
             self._answer(asked, "done", told)
 
-    def _end(self, asked: Asked) -> None:
+    def _end(self, asked: Request) -> None:
         told = "The training is ended after this step, on the page's request."
         self._answer(asked, "done", told)
         if self._stop is not None:
@@ -214,7 +210,7 @@ class Control:
         else:
             interrupt()
 
-    def _call(self, function: Callable[[], object], asked: Asked, given_to: str) -> bool:
+    def _call(self, function: Callable[[], object], asked: Request, given_to: str) -> bool:
         """Call the user's function; its exception is reported, and training continues."""
         try:
             function()
@@ -227,7 +223,7 @@ class Control:
 
     # --- reports ---------------------------------------------------------------------------------
 
-    def _answer(self, asked: Asked, outcome: str, told: str, **detail: Any) -> None:
+    def _answer(self, asked: Request, outcome: str, told: str, **detail: Any) -> None:
         about = {"asked": asked.key, "number": asked.number, "outcome": outcome, "told": told}
         self._say({**about, **detail})
 
@@ -235,9 +231,8 @@ class Control:
         self._say({"offers": self._offers()})
 
     def _say(self, detail: dict[str, Any]) -> None:
-        if self._loop is not None:
-            _, step, deliver = self._loop
-            deliver(EventRecord(step.number, time.time_ns(), EventKind.CONTROL, detail))
+        if self._step is not None:
+            self._step.event(EventKind.CONTROL, detail)
 
 
 def interrupt() -> None:
@@ -277,12 +272,8 @@ class RankAgreement:
 
     def __init__(self, ranks: Ranks) -> None:
         self.look_s = max(LOOK_S, ranks.world_size / _RANKS_A_SECOND)
-        self._rank, self._others = ranks.rank, ranks.world_size - 1
-        self._find_store = ranks.find_store
-        self._store: Store | None = None
+        self._ranks, self._others = ranks, ranks.world_size - 1
         self._agreed: Proposal | None = None
-        self._decided = False  # for it; rank 0 alone knows before the step
-        self._deciding = threading.Lock()
         self._last_number = 0
         self._looked_at = -math.inf
 
@@ -290,59 +281,22 @@ class RankAgreement:
         """On rank 0: propose it for a step that all can still see coming; else why not."""
         if self._agreed is not None:
             return "another instruction is on its way to all ranks"
-        store = self._met()
+        store = self._ranks.store()
         if store is None:
             return "the ranks have no process group to agree in"
         ahead = max(_LEAST_STEPS, math.ceil((2 * self.look_s + _SPARE_S) / max(step_s, 1e-3)))
         self._last_number += 1
-        made = Proposal(self._last_number, step + ahead, what)
-        self._decided = False
-        self._agreed = made
-        text = json.dumps({"at_step": made.at_step, "what": what})
-        store.set(f"proposal/{made.number}", text)
+        self._agreed = mine = Proposal(self._last_number, step + ahead, what)
+        store.set(f"proposal/{mine.number}", json.dumps({"at_step": mine.at_step, "what": what}))
         return ""
 
     def look(self, step: CurrentStep) -> None:
-        """On the courier's thread, often: agree, or see whether all have."""
+        """On the courier's thread of the other ranks, often: agree to what rank 0 proposes."""
         now = time.monotonic()
-        if now - self._looked_at < self.look_s:
+        if self._ranks.rank == 0 or now - self._looked_at < self.look_s:
             return
         self._looked_at = now
-        if self._rank != 0:
-            self._look_for_proposal(step)
-        elif (mine := self._agreed) is not None:
-            self._decide_if_all_agree(mine)
-
-    def due(self, step: int) -> tuple[Any, bool] | None:
-        """After each step: what was to be done now, and whether it is; None if nothing was."""
-        agreed = self._agreed
-        if agreed is None or step < agreed.at_step:
-            return None
-        is_done = self._decide_now(agreed) if self._rank == 0 else self._await_decision(agreed)
-        self._agreed = None
-        return agreed.what, is_done
-
-    # --- rank 0 ----------------------------------------------------------------------------------
-
-    def _decide_if_all_agree(self, mine: Proposal) -> None:
-        store = self._met()
-        if store is None or store.add(f"agreed/{mine.number}", 0) < self._others:
-            return
-        with self._deciding:
-            if self._agreed is mine and not self._decided:
-                store.set(f"decision/{mine.number}", _DO)
-                self._decided = True
-
-    def _decide_now(self, mine: Proposal) -> bool:
-        with self._deciding:
-            if not self._decided and (store := self._met()) is not None:
-                store.set(f"decision/{mine.number}", _DROP)
-            return self._decided
-
-    # --- the others ------------------------------------------------------------------------------
-
-    def _look_for_proposal(self, step: CurrentStep) -> None:
-        store, number = self._met(), self._last_number + 1
+        store, number = self._ranks.store(), self._last_number + 1
         if store is None or self._agreed is not None or not store.check([f"proposal/{number}"]):
             return
         told = json.loads(store.get(f"proposal/{number}"))
@@ -354,16 +308,13 @@ class RankAgreement:
         else:
             self._agreed = None
 
-    def _await_decision(self, agreed: Proposal) -> bool:
-        store, key = self._met(), f"decision/{agreed.number}"
-        until = time.monotonic() + _PATIENCE_S
-        while store is not None and time.monotonic() < until:
-            if store.check([key]):
-                return store.get(key).decode() == _DO
-            time.sleep(0.001)
-        return False
-
-    def _met(self) -> Store | None:
-        if self._store is None:
-            self._store = self._find_store()
-        return self._store
+    def due(self, step: int) -> tuple[Any, bool] | None:
+        """After each step: what was to be done now, and whether it is; None if nothing was."""
+        agreed = self._agreed
+        if agreed is None or step < agreed.at_step or (store := self._ranks.store()) is None:
+            return None
+        have_all_agreed = store.add(f"agreed/{agreed.number}", 0) >= self._others
+        mine = _DO if have_all_agreed else _DROP
+        decision = store.compare_set(f"decision/{agreed.number}", "", mine).decode()
+        self._agreed = None
+        return agreed.what, decision == _DO

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ampwatch import codec
 from ampwatch.errors import AmpwatchError, warn
 from ampwatch.probe.control import Control
-from ampwatch.probe.own_failures import Guard
+from ampwatch.probe.hooks import FailureShield
 from ampwatch.probe.records import EventRecord, HostUpdate, StepRecord
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.rows import EventKind, Table
@@ -82,7 +82,7 @@ class Courier:
         connect: Callable[[], Sender | None],
         sample_devices: Callable[[int], dict[str, list[Any]]],
         control: Control | None,
-        guard: Guard,
+        shield: FailureShield,
     ) -> None:
         self.lost_rows = 0
         self._row_maker = row_maker  # it knows the model, which this thread must not keep alive
@@ -93,7 +93,7 @@ class Courier:
         self._sender: Sender | None = None
         self._sample_devices = sample_devices
         self._control = control
-        self._guard = guard
+        self._shield = shield
         self._queue: deque[StepRecord | EventRecord] = deque()
         self._record_bytes = 0  # of the largest record carried last
         self._wake = threading.Event()
@@ -113,7 +113,7 @@ class Courier:
     @property
     def failures(self) -> int:
         """How often the courier failed, not counting what was lost."""
-        return self._guard.failures
+        return self._shield.failures
 
     def deliver(self, record: StepRecord | EventRecord) -> None:
         """Take a record; never blocks and never grows without bound."""
@@ -141,7 +141,7 @@ class Courier:
         """
         if os.getpid() != self._pid:
             return
-        self._guard.off = False  # what was seen before a failure is still to be carried
+        self._shield.off = False  # what was seen before a failure is still to be carried
         self._last_row_maker = row_maker
         self._afterwards = afterwards
         self._queue.append(last)
@@ -165,13 +165,13 @@ class Courier:
     # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._sender = self._guard.run(self._connect)
+        self._sender = self._shield.run(self._connect)
         while not self._stop:
             self._wake.wait(FLUSH_SECONDS)
-            self._guard.run(self._flush)
-        self._guard.run(self._finish)
+            self._shield.run(self._flush)
+        self._shield.run(self._finish)
         for callback in self._afterwards:
-            self._guard.run(callback)
+            self._shield.run(callback)
         atexit.unregister(self.join)  # it would be held for good
 
     def _finish(self) -> None:
@@ -204,17 +204,17 @@ class Courier:
         if self._sender is not None:
             self._sender.poll()
         if self._control is not None:
-            self._guard.run(self._control.look)
+            self._shield.run(self._control.look)
 
     def _rows(self, row_maker: RowMaker, records: list[StepRecord | EventRecord]) -> list[Columns]:
         """The rows of these records; where that fails, of each whose rows can be made alone."""
         sets: list[Columns] = []
         try:
             return list(row_maker.rows(records)) if records else sets
-        except Exception as error:  # noqa: BLE001 - the guard has it in a moment
-            self._guard.failed(error)
+        except Exception as error:  # noqa: BLE001 - the shield has it in a moment
+            self._shield.failed(error)
         for record in records:
-            found = self._guard.run(row_maker.rows, [record])
+            found = self._shield.run(row_maker.rows, [record])
             if found is None:
                 self._lose(1, "they could not be made from what was seen")
             sets += found or ()

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampwatch.probe.layer_figures import LARGEST_VALUES, LayerFigures, LayerInfo
-from ampwatch.probe.layer_rows import LayerStep
+from ampwatch.probe.layer_rows import LARGEST_VALUES, LayerFigures, LayerInfo, LayerStep
 from ampwatch.probe.models import Layer, Survey
 from ampwatch.probe.records import StepRecord
 from ampwatch.rows import DTYPES

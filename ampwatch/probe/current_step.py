@@ -1,8 +1,15 @@
 """The step in progress: its record, its forward passes, whether it is sampled, what users log.
 
-The parts of a watched loop (`loop`, `optimizer_turns`, `unscaled_steps`, `backward_passes`) share
-one `CurrentStep`, the one owner of the record. Whoever sees the first call of a step begins it;
-`Loop` closes it.
+The parts of a watched loop (`loop`, `optimizer_turns`, `backward_passes`) share one `CurrentStep`,
+the one owner of the record. A step is in one of these states:
+
+    not begun   `record` is None              until any call of the loop
+    forward     `forwards.unused` is not 0    until a loss is scaled, or a backward begins
+    backward    `losses.pending` holds losses until an optimizer's turn takes them
+    turn        a `Turn` in `record.turns`    from `unscale_` or `step` on, one for each optimizer
+    stepping    `turns.stepping` or `.begun`  until that optimizer's step returns
+    done        `turn.done`                   until `update`; without a scaler the step is over
+    closed      `Loop.close_step`             the record is handed over once its values are there
 
 A loop that guards itself against a nan loss stops, or leaves the step out, and calls nothing of
 ours again. So what left the model (of large outputs a copy of some values) is kept until the loss
@@ -16,7 +23,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -158,6 +165,32 @@ def _part(value: Tensor) -> Tensor:
 # -- the step --------------------------------------------------------------------------------------
 
 
+class LoopOwner(Protocol):
+    """Whose loop this is; `watch.Watch`."""
+
+    def adopt(self, scaler: Any) -> None:
+        """The loop goes on with this scaler too."""
+
+    def end_if_over(self) -> None:
+        """An optimizer is gone: the watch ends if nobody is left."""
+
+
+class LoopOfStep(Protocol):
+    """What the parts of a step ask of the loop that it belongs to; `loop.Loop`."""
+
+    def close_step(self, *, update_seen: bool | None) -> None:
+        """The step in progress is over."""
+
+    def close_without_update(self) -> None:
+        """An optimizer steps again: the step before had no update."""
+
+    def backward_began(self) -> None:
+        """A backward pass that is followed has begun."""
+
+    def backward_ended(self) -> None:
+        """It has ended, and has accumulated gradients."""
+
+
 class CurrentStep:
     """The step in progress, and what is known of the scaler."""
 
@@ -177,11 +210,14 @@ class CurrentStep:
         self.used = not self.enabled  # whether an enabled scaler has been called yet
         self.scaler: Callable[[], Any] = _no_scaler
         self._is_idle = False
+        self.loop: LoopOfStep
+        # Who owns us must live as long as the scaler or the optimizer that calls us.
+        self.owner: LoopOwner | None = None
         self._deliver = deliver
         self._reported: set[str] = set()  # codes of mistakes
         self._warned: set[tuple[str, str]] = set()  # of which mistake in what the user logs, where
         if scaler is not None:
-            self.use(scaler)
+            self.set_scaler(scaler)
 
     def begin(self) -> StepRecord:
         """The record of the step in progress; a new one if there is none."""
@@ -246,18 +282,37 @@ class CurrentStep:
             self._warned.add(mistake)
             warn(sentence)
 
-    def use(self, scaler: Any) -> None:
+    def set_scaler(self, scaler: Any) -> None:
         """The loop goes on with this scaler: the current step is its."""
         # Weak: an optimizer's hook holds us, and may not hold the scaler.
         self.scaler = weakref.ref(scaler)
 
-    def take_up(self) -> None:
+    def adopt(self, scaler: Any) -> None:
+        """The loop goes on with a scaler that nobody has attached."""
+        self.scaler_is_used()
+        self.set_scaler(scaler)
+        if self.owner is not None:
+            self.owner.adopt(scaler)
+        detail = {
+            "class": type(scaler).__name__,
+            # With the scale of the step in progress these tell how often it has skipped, unseen.
+            "init_scale": getattr(scaler, "_init_scale", None),
+            "backoff_factor": getattr(scaler, "_backoff_factor", None),
+        }
+        self.event(EventKind.SCALER_REPLACED, detail)
+
+    def optimizer_gone(self, _reference: Any) -> None:
+        """The user has let an optimizer go."""
+        if self.owner is not None:
+            self.owner.end_if_over()
+
+    def scaler_is_used(self) -> None:
         """The scaler is called for the first time."""
         self.used = True
         if self._is_idle:
             self._is_idle, self.enabled = False, True
 
-    def leave_idle(self) -> None:
+    def ignore_unused_scaler(self) -> None:
         """An optimizer steps before the scaler was called: go on as if there were no scaler."""
         self._is_idle, self.enabled = True, False
         warn(
@@ -296,7 +351,7 @@ class Sampling:
         elif self._observer.armed:
             self._observer.disarm()
 
-    def look_away(self) -> None:
+    def stop_observing(self) -> None:
         """Stop sampling the current step, which does not end, and forget what was noted of it."""
         if self._observer is not None:
             self._observer.disarm()

@@ -51,7 +51,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class NvmlReading:
     """One card as NVML sees it, all processes together; None: it gave no answer."""
 
     used_bytes: int | None = None
@@ -83,7 +83,7 @@ class Nvml:
         self._handles: dict[Card, Any] = {}
         self._rests_until = -float("inf")
 
-    def read(self, cards: Mapping[str, Card]) -> dict[str, Reading]:
+    def read(self, cards: Mapping[str, Card]) -> dict[str, NvmlReading]:
         """A reading for each card that NVML knows; empty while it rests or where it is absent."""
         if self._clock() < self._rests_until or not self._start():
             return {}
@@ -139,14 +139,14 @@ class Nvml:
             handle = self._ask("nvmlDeviceGetHandleByPciBusId", card.pci_bus_id)
         return handle
 
-    def _reading(self, card: Card, handle: Any) -> Reading:
+    def _reading(self, card: Card, handle: Any) -> NvmlReading:
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         if memory is not None and abs(memory.total / card.total_bytes - 1) > _SAME_SIZE:
             memory = None  # the whole card's, of which this process sees a slice
         rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
         milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
         celsius = self._ask("nvmlDeviceGetTemperature", handle, _GPU_SENSOR)
-        return Reading(
+        return NvmlReading(
             used_bytes=None if memory is None else int(memory.used),
             total_bytes=None if memory is None else int(memory.total),
             utilisation=None if rates is None else rates.gpu / 100,
@@ -175,10 +175,10 @@ class NvmlReader:
         self._questions: queue.SimpleQueue[Mapping[str, Card] | None] = queue.SimpleQueue()
         self._answered = threading.Event()
         self._answered.set()
-        self._answer: dict[str, Reading] = {}
+        self._answer: dict[str, NvmlReading] = {}
         self._thread: threading.Thread | None = None
 
-    def read(self, cards: Mapping[str, Card]) -> dict[str, Reading]:
+    def read(self, cards: Mapping[str, Card]) -> dict[str, NvmlReading]:
         """As `Nvml.read`, but empty if the answer takes longer than `wait_s`."""
         if not cards or not self._answered.is_set():  # an earlier question is still out
             return {}
@@ -407,7 +407,7 @@ def _current(stats: Mapping[str, Any], what: str, which: str = "current") -> int
     return count
 
 
-def _with_reading(row: DeviceRow, reading: Reading | None) -> DeviceRow:
+def _with_reading(row: DeviceRow, reading: NvmlReading | None) -> DeviceRow:
     """The row with what NVML says; the total is torch's own word where NVML has none."""
     known = {} if reading is None else asdict(reading)
     return replace(row, **{name: value for name, value in known.items() if value is not None})

@@ -1,27 +1,452 @@
-"""Which layers' rows are written, and when: at each sampled step, and around each overflow.
+"""The rows of layers: what a sampled step says of each, what seldom changes, and what is written.
 
-Gradient norms, their finiteness and the update ratios are known for every step; they wait here for
-64 steps, and are written for a sampled step, or for all that wait when one of them overflowed.
+A sampled step is one row for each layer. What seldom changes about a layer is written when it is
+first seen, and again when it changes. Gradient norms, their finiteness and the update ratios are
+known for every step; they wait here for 64 steps, and are written for a sampled step, or for all
+that wait when one of them overflowed. All of it is made on the courier's thread.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from ampwatch.probe.models import Survey
-from ampwatch.probe.optimizer_state import ratios_by_layer
+from ampwatch.probe import exponent_histogram as histograms
+from ampwatch.probe.formats import NONE, RoleFormats
+from ampwatch.probe.formats.casts import cast_columns
+from ampwatch.probe.formats.library_formats import formats_of
+from ampwatch.probe.layer_observer import MeasuredTensor, SampledLayers, Visit
+from ampwatch.probe.models import Layer, Survey
+from ampwatch.probe.optimizers import ratios_by_layer
 from ampwatch.probe.records import StepRecord, Turn
-from ampwatch.probe.tensor_values import largest
+from ampwatch.probe.tensor_values import dtype_name, largest, parameter_shape
 from ampwatch.probe.weight_updates import Move
+from ampwatch.rows import DTYPE_NUMBERS
+
+Columns = dict[str, list[Any]]
+
+# The half formats only: the others have room to spare.
+LARGEST_VALUES = {"float16": histograms.FLOAT16_MAX, "bfloat16": float.fromhex("0x1.fep127")}
+# Their outputs are at most 1; their inputs are scores that no layer outputs, and can overflow.
+_JUDGED_BY_INPUT = frozenset({"Softmax", "LogSoftmax", "Softmax2d"})
+
+
+class LayerFigures:
+    """One sampled step: a row for each layer that ran or whose weights were measured."""
+
+    def __init__(self, sampled: SampledLayers, columns: Columns) -> None:
+        self.sampled = sampled
+        self.columns = columns  # of `Table.LAYERS`
+        self._places = {number: place for place, number in enumerate(columns["layer"])}
+
+    def row(self, layer: int) -> dict[str, Any]:
+        """One layer's figures by column; empty if it has none."""
+        place = self._places.get(layer)
+        if place is None:
+            return {}
+        return {name: values[place] for name, values in self.columns.items()}
+
+    def add_output(self, layer: int, amax: float | None, *, finite: bool) -> None:
+        """Add what is known of a layer's output in a step that was not sampled."""
+        place = self._places.get(layer)
+        if place is None:
+            place = self._places[layer] = len(self._places)
+            for values in self.columns.values():
+                values.append(None)
+            self.columns["layer"][place] = layer
+        if self.columns["act_finite"][place] is None:
+            self.columns["act_finite"][place] = finite
+            if amax is not None:
+                self.columns["act_amax"][place] = amax
+
+    def bad_in_grads(self, layer: int) -> frozenset[int]:
+        """The input tensors whose gradients are not finite, by identity: layers may share one."""
+        visit = self.sampled.visits.get(layer)
+        inputs = visit.inputs if visit else ()
+        known = ((id(seen), seen.gradient_amax) for seen in inputs)
+        return frozenset(at for at, amax in known if amax is not None and not math.isfinite(amax))
+
+    def is_own_making(self, layer: int) -> bool:
+        """Whether one call gave values that are not finite before any call took some."""
+        visit = self.sampled.visits.get(layer)
+        if visit is None:
+            return False
+        took = _first_bad_call(visit.inputs, visit.calls)
+        gave = _first_bad_call(visit.outputs, visit.calls)
+        return took is not None and gave is not None and gave < took
+
+
+def figures_of(
+    sampled: SampledLayers,
+    layers: Iterable[Layer],
+    values: Sequence[float],
+    scale: float | None,
+    scaled_loss: float | None = None,
+) -> LayerFigures:
+    """The figures of a sampled step's layers, from the values of its pack.
+
+    `scale` is the loss scale of its gradients, `scaled_loss` what its backward passes began with
+    (of several the largest); figures that need one of them are None where it is unknown.
+    """
+    for seen in sampled.tensors:
+        seen.read(values)
+    weights = _measured_weights(sampled, layers, values)
+    chosen = [
+        layer for layer in layers if layer.number in weights or layer.number in sampled.visits
+    ]
+    visits = [sampled.visits.get(layer.number) or _NOT_VISITED for layer in chosen]
+    inputs = [_without_masks(visit.inputs) for visit in visits]
+    outputs = [_without_masks(visit.outputs) for visit in visits]
+    norms = [weights.get(layer.number, (None, None)) for layer in chosen]
+    columns = {
+        "layer": [layer.number for layer in chosen],
+        **_amax_and_finite("input", inputs, _AMAX),
+        **_amax_and_finite("act", outputs, _AMAX),
+        **_amax_and_finite("out_grad", outputs, _GRADIENT_AMAX),
+        **_amax_and_finite("in_grad", inputs, _GRADIENT_AMAX),
+        "weight_norm": [norm for norm, _ in norms],
+        "weight_finite": [finite for _, finite in norms],
+        "log2_headroom": [
+            _headroom(visit.inputs if layer.kind in _JUDGED_BY_INPUT else given)
+            for layer, visit, given in zip(chosen, visits, outputs, strict=True)
+        ],
+        **cast_columns([visit.casts for visit in visits], values),
+        **_gradient_columns(inputs, outputs, scale, flushed=_all_flushed(sampled, scaled_loss)),
+    }
+    return LayerFigures(sampled, columns)
+
+
+_NOT_VISITED = Visit(-1)
+
+Figure = Callable[[MeasuredTensor], float | None]
+_AMAX: Figure = attrgetter("amax")
+_GRADIENT_AMAX: Figure = attrgetter("gradient_amax")
+
+
+def _measured_weights(
+    sampled: SampledLayers, layers: Iterable[Layer], values: Sequence[float]
+) -> dict[int, tuple[float, bool]]:
+    """Norm and finiteness of each layer's weights, by the layer's number."""
+    if sampled.weights is None:
+        return {}
+    norm_at, amax_at = sampled.weights.norm_at, sampled.weights.amax_at
+    found = {}
+    for layer in layers:
+        known = [at for at in layer.weights if at in norm_at]
+        if known:
+            norms = [values[norm_at[at]] for at in known]
+            finite = all(math.isfinite(values[amax_at.get(at, norm_at[at])]) for at in known)
+            found[layer.number] = math.hypot(*norms), finite
+    return found
+
+
+def _without_masks(tensors: list[MeasuredTensor]) -> list[MeasuredTensor]:
+    return [seen for seen in tensors if not seen.is_mask]
+
+
+def _amax_and_finite(name: str, tensors: list[list[MeasuredTensor]], which: Figure) -> Columns:
+    amax = [_largest(of_layer, which) for of_layer in tensors]
+    finite = [None if value is None else math.isfinite(value) for value in amax]
+    return {f"{name}_amax": amax, f"{name}_finite": finite}
+
+
+def _largest(tensors: Sequence[MeasuredTensor], which: Figure) -> float | None:
+    """The largest of a figure over some tensors; a layer has seldom more than one."""
+    if len(tensors) == 1:
+        return which(tensors[0])
+    return largest([value for value in map(which, tensors) if value is not None])
+
+
+def _headroom(activations: Iterable[MeasuredTensor]) -> float | None:
+    """Octaves between the largest activation and the end of its format; the least of several."""
+    room = [
+        math.log2(limit / seen.amax)
+        for seen in activations
+        if (limit := LARGEST_VALUES.get(dtype_name(seen.dtype))) and 0.0 < seen.amax < math.inf
+    ]
+    return min(room, default=None)
+
+
+def _gradient_columns(
+    inputs: list[list[MeasuredTensor]],
+    outputs: list[list[MeasuredTensor]],
+    scale: float | None,
+    *,
+    flushed: bool,
+) -> Columns:
+    """What half precision did to the gradients at each layer's output, and which scales fit."""
+    count = len(outputs)
+    names = ("exponents", "underflow_share", "scale_low", "scale_high")
+    columns: Columns = {name: [None] * count for name in names}
+    sampled = [[t for t in given if t.bins is not None] for given in outputs]
+    places = [place for place, tensors in enumerate(sampled) if tensors]
+    if not places:
+        return columns
+    bins = np.array([_all_bins(sampled[place]) for place in places])
+    shown = [counts if any(counts) else None for counts in bins.tolist()]
+    _fill(columns["exponents"], places, shown)
+    is_half = [all(t.grad_dtype is torch.float16 for t in sampled[place]) for place in places]
+    places = [place for place, half in zip(places, is_half, strict=True) if half]
+    bins = bins[is_half]
+    shares = [1.0] * len(places) if flushed else histograms.underflow_shares(bins)
+    _fill(columns["underflow_share"], places, shares)
+    if scale is not None:
+        _fill(columns["scale_low"], places, histograms.lowest_scales(bins, scale))
+        around = (inputs[place] + outputs[place] for place in places)
+        _fill(columns["scale_high"], places, (_highest_scale(near, scale) for near in around))
+    return columns
+
+
+def _fill(column: list[Any], places: list[int], values: Iterable[Any]) -> None:
+    for place, value in zip(places, values, strict=True):
+        column[place] = value
+
+
+def _all_bins(tensors: Iterable[Any]) -> Any:
+    """The histogram of all their gradients; a tensor that was given twice counts once."""
+    first, *others = dict.fromkeys(tensors)
+    return sum((seen.bins for seen in others), first.bins)
+
+
+def _highest_scale(around: Iterable[MeasuredTensor], scale: float) -> float | None:
+    halves = [seen for seen in around if seen.grad_dtype is torch.float16]
+    return histograms.highest_scale(_largest(halves, _GRADIENT_AMAX), scale)
+
+
+def _all_flushed(sampled: SampledLayers, scaled_loss: float | None) -> bool:
+    """Whether every half gradient of the step was flushed to zero."""
+    known = [
+        (seen.grad_dtype, seen.gradient_amax)
+        for seen in sampled.tensors
+        if seen.gradient_amax is not None
+    ]
+    half = [
+        visit
+        for visit in sampled.visits.values()
+        if any(seen.grad_dtype is torch.float16 for seen in visit.outputs)
+    ]
+    last = max(half, key=lambda visit: visit.order, default=None)
+    outputs = 0 if last is None else math.prod(last.output_shape or ())
+    return histograms.flushed_everywhere(known, outputs, scaled_loss)
+
+
+def _first_bad_call(noted: Sequence[MeasuredTensor], calls: int) -> int | None:
+    """The first call with a value that is not finite, where all calls noted equally many."""
+    if not calls or len(noted) % calls:
+        return None
+    bad = (at for at, seen in enumerate(noted) if not math.isfinite(seen.amax))
+    first = next(bad, None)
+    return None if first is None else first * calls // len(noted)
+
+
+# -- what seldom changes ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """What seldom changes; named as the columns are, data types by their number."""
+
+    layer: int
+    name: str
+    order: int | None = None
+    kind: str = ""
+    trainable: bool | None = None
+    param_group: int | None = None
+    weight_shape: list[int] | None = None
+    rows: int | None = None
+    flops: float | None = None
+    observed: str | None = None
+    input_dtype: int | None = None
+    param_dtype: int | None = None
+    output_dtype: int | None = None
+    param_grad_dtype: int | None = None
+    out_grad_dtype: int | None = None
+    autocast: bool | None = None
+    input_format: str | None = None
+    weight_format: str | None = None
+    grad_format: str | None = None
+
+
+INFO_COLUMNS = [field.name for field in fields(LayerInfo)]
+
+
+class LayerInfos:
+    """What was written last of each layer; `group_of` gives a parameter's optimizer group."""
+
+    def __init__(self, survey: Survey, group_of: Callable[[int], int | None]) -> None:
+        self.written: dict[int, LayerInfo] = {}
+        self._survey = survey
+        self._group_of = group_of
+        self._ever_ran: set[int] = set()
+        self._sources: dict[int, tuple[Any, ...]] = {}  # what each info was made from last
+
+    def changed(self, sampled: SampledLayers) -> list[LayerInfo]:
+        """The infos of layers that this sample makes worth a row."""
+        self._ever_ran.update(sampled.visits)
+        changed = []
+        for layer in self._survey.layers:
+            source = self._source(layer, sampled)
+            if source == self._sources.get(layer.number):
+                continue
+            self._sources[layer.number] = source
+            info = self._info(layer, sampled)
+            before = self.written.get(layer.number)
+            if before is None or not says_the_same(before, info):
+                self.written[layer.number] = info
+                changed.append(info)
+        return changed
+
+    def _source(self, layer: Layer, sampled: SampledLayers) -> tuple[Any, ...]:
+        """All that an info is made from; comparing this is much cheaper than making the info.
+
+        A module's own numbers (its stride, its heads) are taken not to change.
+        """
+        number, visit = layer.number, sampled.visits.get(layer.number)
+        held = zip(layer.weights, self._survey.held_by(layer), strict=True)
+        return (
+            type(layer.module),
+            sampled.sealed.get(number),
+            number in self._ever_ran,
+            [
+                (type(p), p.requires_grad, p.dtype, parameter_shape(p), sampled.grad_dtypes.get(at))
+                for at, p in held
+            ],
+            self._group(layer),
+            self._formats(layer),
+            visit
+            and (
+                visit.order,
+                visit.autocast,
+                visit.input_dtype,
+                visit.input_shapes,
+                visit.output_dtype,
+                visit.output_shape,
+                _gradient_dtype(visit),
+            ),
+        )
+
+    def _info(self, layer: Layer, sampled: SampledLayers) -> LayerInfo:
+        visit = sampled.visits.get(layer.number)
+        known = self._parameter_info(layer, sampled)
+        before = self.written.get(layer.number)
+        if visit is not None:
+            known |= _visit_info(layer, visit)
+        elif before is not None and layer.number in self._ever_ran:
+            known = {**_without_none(asdict(before)), **_without_none(known)}
+        known |= {
+            "layer": layer.number,
+            "name": layer.name,
+            "kind": layer.kind,
+            "param_group": self._group(layer),
+            "observed": self._observed(layer, sampled),
+            **self._formats(layer).columns(),
+        }
+        return LayerInfo(**known)
+
+    def _formats(self, layer: Layer) -> RoleFormats:
+        """In which formats the layer multiplies."""
+        if not (layer.leaf or layer.is_bare):
+            return NONE
+        module = None if layer.is_bare else layer.module
+        return formats_of(module, self._survey.matrix_of(layer))
+
+    def _group(self, layer: Layer) -> int | None:
+        return self._group_of(layer.weights[0]) if layer.weights else None
+
+    def _parameter_info(self, layer: Layer, sampled: SampledLayers) -> dict[str, Any]:
+        held = self._survey.held_by(layer)
+        if not held:
+            return {}
+        matrix = self._survey.matrix_of(layer)
+        shapes = map(parameter_shape, held if matrix is None else [matrix])
+        weight = next((shape for shape in shapes if shape is not None), None)
+        grad_dtypes = (sampled.grad_dtypes.get(at) for at in layer.weights)
+        return {
+            "trainable": any(parameter.requires_grad for parameter in held),
+            "weight_shape": None if weight is None else list(weight),
+            "param_dtype": _number(held[0].dtype),
+            "param_grad_dtype": _number(_first(grad_dtypes)),
+        }
+
+    def _observed(self, layer: Layer, sampled: SampledLayers) -> str | None:
+        """Why the layer was not seen inside; None if it was."""
+        reason = sampled.sealed.get(layer.number)
+        if reason is not None or layer.is_bare:
+            return reason
+        if layer.number not in self._ever_ran:
+            trained = any(position in sampled.grad_dtypes for position in layer.weights)
+            return "compiled, or not called as a module" if trained else "never ran"
+        visit = sampled.visits.get(layer.number)
+        if visit is not None and visit.input_dtype is None and visit.output_dtype is None:
+            return "no tensors in or out"
+        return None
+
+
+def info_columns(step: int, infos: list[LayerInfo]) -> dict[str, list[Any]]:
+    """The columns of `Table.LAYER_INFO`."""
+    columns = {name: [getattr(info, name) for info in infos] for name in INFO_COLUMNS}
+    return {"step": [step] * len(infos), **columns}
+
+
+def _visit_info(layer: Layer, visit: Visit) -> dict[str, Any]:
+    product, multiplier = None, layer.multiplier
+    if multiplier is not None and visit.output_shape is not None:
+        product = multiplier.product(visit.input_shapes, visit.output_shape)
+    return {
+        "order": visit.order,
+        "rows": None if product is None else product.rows,
+        "flops": None if product is None else product.flops,
+        "input_dtype": _number(visit.input_dtype),
+        "output_dtype": _number(visit.output_dtype),
+        "out_grad_dtype": _number(_gradient_dtype(visit)),
+        "autocast": visit.autocast,
+    }
+
+
+def _gradient_dtype(visit: Visit) -> torch.dtype | None:
+    """The data type of the first gradient at a layer's outputs."""
+    return _first(seen.grad_dtype for seen in visit.outputs)
+
+
+def _first(dtypes: Iterable[torch.dtype | None]) -> torch.dtype | None:
+    return next((dtype for dtype in dtypes if dtype is not None), None)
+
+
+def _number(dtype: torch.dtype | None) -> int | None:
+    return None if dtype is None else DTYPE_NUMBERS.get(dtype_name(dtype), DTYPE_NUMBERS["other"])
+
+
+def _without_none(known: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def says_the_same(before: LayerInfo, now: LayerInfo) -> bool:
+    """Whether nothing worth a row has changed about the layer.
+
+    With sequences of varying length every sample would write every layer again: rows and operations
+    count as changed when they have doubled or halved.
+    """
+    for name in INFO_COLUMNS:
+        old, new = getattr(before, name), getattr(now, name)
+        if name in {"rows", "flops"} and old and new and 0.5 < new / old < 2.0:
+            continue
+        if old != new:
+            return False
+    return True
+
+
+# -- which rows are written, and when --------------------------------------------------------------
+
 
 RING_STEPS = 64
-Columns = dict[str, list[Any]]
 EVERY_STEP = (
     "grad_norm", "grad_amax", "grad_finite", "grad_finite_local", "update_ratio", "moment_ratio",
 )  # fmt: skip

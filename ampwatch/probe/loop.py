@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -21,13 +20,12 @@ from ampwatch.probe.backward_passes import BackwardWatch, Losses
 from ampwatch.probe.checkpoints import SavedMoments
 from ampwatch.probe.control import Control
 from ampwatch.probe.current_step import BatchSize, CurrentStep, Forwards, Sampling
+from ampwatch.probe.hooks import FailureShield
 from ampwatch.probe.models import Survey
 from ampwatch.probe.optimizer_turns import Turns
 from ampwatch.probe.optimizers import OptimizerView
-from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, Stale, StepRecord, Turn
 from ampwatch.probe.tensor_values import dtype_name, measurable
-from ampwatch.probe.unscaled_steps import UnscaledSteps
 from ampwatch.rows import EventKind
 
 # Of one step, however many micro-batches it accumulates; later ones are not looked at.
@@ -37,16 +35,6 @@ Stepping = tuple[OptimizerView, Turn]
 
 # torch's words where no step and no unscale_ has come before an update.
 NO_CHECKS = "No inf checks were recorded prior to update"
-
-
-class LoopOwner(Protocol):
-    """Whose loop this is; `watch.Watch`."""
-
-    def adopt(self, scaler: Any) -> None:
-        """The loop goes on with this scaler too."""
-
-    def end_if_over(self) -> None:
-        """An optimizer is gone: the watch ends if nobody is left."""
 
 
 class StepActor(Protocol):
@@ -71,41 +59,19 @@ class Loop:
         survey: Survey,
         deliver: Callable[[StepRecord | EventRecord], None],
         sampling: Sampling,
-        guard: Guard,
+        shield: FailureShield,
         start_step: int = 0,
     ) -> None:
-        # Who owns us must live as long as the scaler or the optimizer that calls us.
-        self.owner: LoopOwner | None = None
         self.control: Control | None = None  # where a page may act
         self.actor: StepActor | None = None  # where a guard may
         self.forwards = Forwards(several_models=len(survey.roots) > 1)
         self.current = CurrentStep(scaler, sampling, self.forwards, deliver, start_step)
+        self.current.loop = self
         self.sampling = sampling
         self._deliver = deliver
-        self._backward = BackwardWatch(
-            survey.parameters,
-            self._backward_began,
-            self._backward_ended,
-            self.current.misuse,
-            guard,
-        )
+        self._backward = BackwardWatch(survey.parameters, self.current, shield)
         self.losses = Losses(self.current, self._backward)
-        self.turns = Turns(
-            self.current,
-            survey,
-            self._backward,
-            self.losses,
-            come_round=self._come_round,
-            stepped_alone=self._stepped_alone,
-            gone=self._optimizer_gone,
-        )
-        self.unscaled_steps = UnscaledSteps(
-            self.current,
-            self.turns,
-            guard,
-            adopt=self._adopt,
-            close_step=partial(self.close_step, update_seen=None),
-        )
+        self.turns = Turns(self.current, survey, self._backward, self.losses, shield)
         self._batch_size = BatchSize()
         self._closed_at: float | None = None
         self._settling: deque[StepRecord] = deque()
@@ -131,7 +97,7 @@ class Loop:
         forwards.unused += 1
         if forwards.count >= MOST_FORWARDS:
             if forwards.count == MOST_FORWARDS:
-                self._look_away(record)
+                self._stop_observing(record)
             return
         if inputs and inputs[0].ndim and type(size := inputs[0].size(0)) is int:
             record.samples += size
@@ -142,9 +108,9 @@ class Loop:
         if torch.is_autocast_enabled(device_type):
             record.autocast_dtype = dtype_name(torch.get_autocast_dtype(device_type))
 
-    def _look_away(self, record: StepRecord) -> None:
+    def _stop_observing(self, record: StepRecord) -> None:
         """Record no more of this step: its memory would grow without bound."""
-        self.sampling.look_away()
+        self.sampling.stop_observing()
         if not (record.turns or self.losses.pending):
             warn(
                 f"{MOST_FORWARDS} training forward passes, and no optimizer step was seen (one "
@@ -165,38 +131,19 @@ class Loop:
                 self._backward.follow(value, None)
                 return
 
-    def _adopt(self, scaler: Any) -> None:
-        """The loop goes on with a scaler that nobody has attached."""
-        self.current.take_up()
-        self.current.use(scaler)
-        if self.owner is not None:
-            self.owner.adopt(scaler)
-        detail = {
-            "class": type(scaler).__name__,
-            # With the scale of the step in progress these tell how often it has skipped, unseen.
-            "init_scale": getattr(scaler, "_init_scale", None),
-            "backoff_factor": getattr(scaler, "_backoff_factor", None),
-        }
-        self.current.event(EventKind.SCALER_REPLACED, detail)
-
-    def _stepped_alone(self, optimizer: Any) -> None:
-        """An optimizer has stepped, and not by our scaler."""
-        self.unscaled_steps.ended(optimizer)
-
-    def _optimizer_gone(self, _reference: Any) -> None:
-        """The user has let an optimizer go."""
-        if self.owner is not None:
-            self.owner.end_if_over()
-
-    def _backward_began(self) -> None:
-        self.forwards.used()
+    def backward_began(self) -> None:
+        """A backward pass that is followed has begun: what was given has been of use."""
+        if self.forwards.unused:
+            self.forwards.used()
         self.turns.backward_began()
 
-    def _backward_ended(self) -> None:
+    def backward_ended(self) -> None:
+        """A backward pass that is followed has accumulated gradients."""
+        turns = self.turns
         if not self.current.enabled:
-            self.unscaled_steps.backward_ended()
-        elif self.turns.detailed and (self.sampling.sampled or self.turns.unseen_edits):
-            self.turns.backward_ended()
+            turns.measure_early()
+        elif turns.detailed and (self.sampling.sampled or turns.unseen_edits):
+            turns.measure_left()
 
     # -- the scaler's calls ----------------------------------------------------------------------
 
@@ -293,7 +240,7 @@ class Loop:
         record.doubtful = doubtful
         self.close_step(update_seen=False)
 
-    def _come_round(self) -> None:
+    def close_without_update(self) -> None:
         """An optimizer steps again without an update: pending losses belong to the next step."""
         losses, self.losses.pending = self.losses.pending, []
         if self.current.enabled:
@@ -342,7 +289,7 @@ class Loop:
         turns = self.turns
         if turns.stepping is optimizer:
             return turns.in_step
-        if self.unscaled_steps.begun is optimizer:
+        if turns.begun is optimizer:
             view = turns.view(optimizer)
             return view, turns.turn(view)
         return None
@@ -367,8 +314,10 @@ class Loop:
     def _hand_over(self, record: StepRecord) -> None:
         """The values of this record have arrived: check them and give it to the courier."""
         left_out = record.unfollowed and record.was_left_out
-        if record.doubtful and not self._counts(left_out=left_out):
-            return
+        if record.doubtful:
+            if not left_out:
+                return
+            self._renumber_later()
         turns = self.turns
         if left_out:
             self.sampling.arm_after(self.current.number, failed=True, seen=record.sampled)
@@ -386,15 +335,13 @@ class Loop:
         if self.actor is not None:
             self.actor.settled(record)
 
-    def _counts(self, *, left_out: bool) -> bool:
-        """Whether a doubtful step counts; if so, the numbers of the steps after it go up by one."""
-        if left_out:
-            for later in self._settling:
-                later.step += 1
-            if self.current.record is not None:
-                self.current.record.step += 1
-            self.current.number += 1
-        return left_out
+    def _renumber_later(self) -> None:
+        """A doubtful step counts: the numbers of the steps after it go up by one."""
+        for later in self._settling:
+            later.step += 1
+        if self.current.record is not None:
+            self.current.record.step += 1
+        self.current.number += 1
 
     def _report_stale(self, turn: Turn, stale: Stale, record: StepRecord) -> None:
         found = stale.misuse(record)
@@ -417,9 +364,8 @@ class Loop:
         if self.actor is not None:
             self.actor.release()
             self.actor = None
-        self.owner = None
+        self.current.owner = None
         self.turns.release()
-        self.unscaled_steps.release()
         self._backward.release()
         self.losses.release()
 

@@ -1,44 +1,59 @@
 """One optimizer's turn in a step: what its gradients and weights were before, and what it did.
 
-`watched_scaler` calls the methods around `unscale_` and `step`; `unscaled_steps` does so for steps
-that go past the scaler, or without one.
+`watched_scaler` calls the methods around `unscale_` and `step`. Optimizers' steps that no watched
+scaler makes (without one, past it, or through a new one) are seen by a hook on every optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import weakref
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from ampwatch.errors import warn
-from ampwatch.probe import optimizer_state
 from ampwatch.probe.backward_passes import BackwardWatch, Losses, StaleGradients
 from ampwatch.probe.current_step import CurrentStep
+from ampwatch.probe.hooks import FailureShield, hook_step_begin
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import (
+    Fingerprint,
     GradientMeter,
     NormCapture,
     any_half,
     any_written,
+    fingerprint,
     norms_of,
     versions_of,
 )
-from ampwatch.probe.optimizer_state import Stepped
-from ampwatch.probe.optimizers import OptimizerView, matrix_parameters
+from ampwatch.probe.optimizers import OptimizerView, matrix_parameters, read_state
 from ampwatch.probe.records import StepRecord, Turn
 from ampwatch.probe.tensor_values import Pack, is_shard
 from ampwatch.rows import EventKind
 
+WATCHED = "_ampwatch_watched"  # marks a scaler's class as one of ours
+
+# Without a scaler nothing but the backward's end comes before the user's clipping, so norms are
+# taken there; after this many steps in which nobody edited a gradient, once a step is enough.
+STEPS_TO_LEARN_CLIPPING = 5
+
 _is_compiling = torch.compiler.is_compiling
 
 
-class Turns:
-    """The turns of all optimizers that the loop has shown.
+@dataclass(frozen=True, slots=True)
+class _EarlyNorms:
+    """One optimizer's gradients at the end of a backward."""
 
-    `come_round` is called where an optimizer has a second turn in a step, `stepped_alone` after an
-    optimizer's step that is not our scaler's, `gone` when the user has let an optimizer go.
-    """
+    pack: Pack  # the norms stand in this one
+    norms: NormCapture | None
+    left: Fingerprint
+
+
+class Turns:
+    """The turns of all optimizers that the loop has shown, in steps of a scaler and without one."""
 
     def __init__(
         self,
@@ -46,9 +61,7 @@ class Turns:
         survey: Survey,
         backward: BackwardWatch,
         losses: Losses,
-        come_round: Callable[[], None],
-        stepped_alone: Callable[[Any], None],
-        gone: Callable[[Any], None],
+        shield: FailureShield,
     ) -> None:
         self.views: dict[int, OptimizerView] = {}
         self.detailed = bool(survey.parameters)  # without a model: the scalars and the skips alone
@@ -62,9 +75,6 @@ class Turns:
         self._backward = backward
         self._losses = losses
         self._stale = StaleGradients(backward, losses)
-        self._come_round = come_round
-        self._stepped_alone = stepped_alone
-        self._gone = gone
         self._seen_optimizers = 0
         self._positions: dict[int, int] = {}  # of the survey's parameters, by their ids
         self._number_parameters()
@@ -77,13 +87,15 @@ class Turns:
         # What the last backward left, by optimizer; with what it was measured by.
         self._left: dict[int, tuple[Pack, GradientMeter, NormCapture]] = {}
         self._left_unowned: tuple[Pack, NormCapture] | None = None  # before any optimizer is seen
+        self.begun: Any = None  # the optimizer that steps without our scaler
+        self._early: dict[int, _EarlyNorms] = {}  # by optimizer, where no scaler will unscale
+        self._unedited_steps = 0
+        self._guarded = shield.run
+        # The hook is every optimizer's: it may not keep this loop, and through it a model, alive.
+        self._hook = hook_step_begin(partial(_any_optimizer_begins, weakref.ref(self)))
+        weakref.finalize(self, self._hook.leave)  # some optimizer's step may be under way
 
     # -- which optimizers there are ----------------------------------------------------------------
-
-    @property
-    def sees_backward(self) -> bool:
-        """Whether a backward pass has been followed to its end."""
-        return self._backward.gradients_left is not None
 
     def knows(self, optimizer: Any) -> bool:
         """Whether the optimizer has been seen, or holds a parameter of the watched models."""
@@ -108,7 +120,7 @@ class Turns:
             optimizer,
             self._positions,
             self._optimizer_stepped,
-            self._gone,
+            self._step.optimizer_gone,
             detailed=self.detailed,
         )
         shared = {id(p) for view in self.views.values() for p in view.parameters}
@@ -174,7 +186,7 @@ class Turns:
     def before_unscale(self, optimizer: Any) -> None:
         """`unscale_` is about to run, called by hand."""
         if not self._step.used:
-            self._step.take_up()
+            self._step.scaler_is_used()
         view = self.view(optimizer)
         turn = self.turn(view)
         if self.detailed:
@@ -198,7 +210,7 @@ class Turns:
         """`scaler.step(optimizer)` is about to run (with an enabled scaler)."""
         step = self._step
         if not step.used:
-            step.take_up()
+            step.scaler_is_used()
         view = self.views.get(id(optimizer))
         as_before = view is not None and view.is_as_before(optimizer)
         if view is None or not as_before:
@@ -253,7 +265,7 @@ class Turns:
         if _is_compiling():
             return
         if self.in_step is None or self.stepping is not optimizer:
-            self._stepped_alone(optimizer)
+            self._guarded(self._end_alone, optimizer)
         else:
             self.in_step[1].stepped = True
 
@@ -273,7 +285,7 @@ class Turns:
             if turn.optimizer == view.number:
                 if turn.done and self._losses.pending:
                     # The loop came round without an update: what was scaled since is the next's.
-                    self._come_round()
+                    self._step.loop.close_without_update()
                     return self.turn(view)
                 return turn
         if self._step.sampling.sampled:
@@ -351,8 +363,7 @@ class Turns:
         after = view.slices.after()
         turn.update = view.slices.compare(before, after, pack)
         if self._step.sampling.sampled:
-            stepped = Stepped(view.reference(), view.groups, view.slices, before, after)
-            turn.state = optimizer_state.read(stepped, pack)
+            turn.state = read_state(view, before, after, pack)
 
     def is_stood_in_for(self, optimizer: Any) -> bool:
         """Whether the scaler was given an object in this optimizer's place, and the loop steps it.
@@ -371,14 +382,111 @@ class Turns:
             self.stand_in = None
             self._measure_update(view, turn, before)
 
+    # -- steps that no watched scaler makes --------------------------------------------------------
+
+    def begins(self, optimizer: Any) -> None:
+        """Some optimizer of this process steps, and not through our scaler."""
+        self._guarded(self._begin_alone, optimizer)
+
+    def evaluated(self, view: OptimizerView) -> NormCapture | None:
+        """What the last backward within a step has left of this optimizer's gradients."""
+        early = self._early.get(view.number)
+        return None if early is None else early.norms
+
+    def measure_early(self) -> None:
+        """Measure what a backward has accumulated, which no scaler will unscale."""
+        inside = self.begun is not None  # a closure's: the optimizer evaluates within its step
+        learnt = self._unedited_steps >= STEPS_TO_LEARN_CLIPPING
+        if learnt and not inside and not self._looks_for_edits():
+            return
+        pack = self._step.begin().pack
+        for view in self.views.values():
+            if self._step.sampling.sampled:
+                view.meter.look_again()
+            left = fingerprint(view.observed)
+            self._early[view.number] = _EarlyNorms(pack, view.meter.measure(pack), left)
+
+    def _begin_alone(self, optimizer: Any) -> None:
+        if not self.knows(optimizer) or self._is_part_of_another(optimizer):
+            return
+        other = stepping_scaler() if self._step.enabled else None
+        if other is not None and getattr(type(other), WATCHED, False):
+            return  # another watch has that scaler, and with it this step
+        idle = other is None and not self._step.used and self._step.enabled
+        if idle:
+            self._step.ignore_unused_scaler()
+        view = self.view(optimizer)
+        turn = self.turn(view)
+        turn.bypassed = self._step.enabled and other is None
+        if other is not None:
+            self._step.adopt(other)
+        self.begun = optimizer
+        self.take_before(optimizer, view, turn)
+        if idle:  # nobody has looked whether somebody clipped
+            turn.applied = view.meter.measure(self._step.begin().pack)
+        else:
+            self._take_norms(view, turn)
+
+    def _end_alone(self, optimizer: Any) -> None:
+        if self.begun is not optimizer:
+            return
+        self.begun = None
+        view = self.view(optimizer)
+        turn = self.turn(view)
+        turn.stepped = True
+        evaluated = self._early.pop(view.number, None)
+        if evaluated is not None:  # by a closure: what came before its last evaluation is gone
+            turn.norms, turn.applied = evaluated.norms, None
+        self.take_update(view, turn)
+        if turn.bypassed:
+            self._step.misuse("AMP404", {"optimizer": view.number})
+        if not self._step.enabled:
+            self._step.loop.close_step(update_seen=None)
+
+    def _is_part_of_another(self, optimizer: Any) -> bool:
+        """Whether a wrapper (ZeroRedundancyOptimizer, Lookahead) steps, and by it this one."""
+        if self.is_stood_in_for(optimizer):
+            return True
+        outer = self.begun
+        return outer is not None and outer is not optimizer and _steps_around_us(outer)
+
+    def _take_norms(self, view: OptimizerView, turn: Turn) -> None:
+        """Norms before and after clipping; before it only where a backward's end was seen."""
+        pack = self._step.begin().pack
+        if self._step.enabled:  # past the scaler: what the optimizer sees is still scaled, perhaps
+            turn.applied = view.meter.measure(pack)
+            return
+        early = self._early.pop(view.number, None)
+        if early is not None and early.pack is not pack:
+            early = None  # of a step that is over
+        if early is not None and early.left == fingerprint(view.observed):
+            turn.norms = early.norms
+            self._unedited_steps += 1
+            if self._looks_for_edits():
+                turn.applied = view.meter.measure(pack)
+        elif early is not None:
+            turn.norms, turn.applied = early.norms, view.meter.measure(pack)
+            self._unedited_steps = 0
+        elif self.edited_since_backward(view):
+            turn.applied = view.meter.measure(pack)
+            self._unedited_steps = 0
+        elif self._backward.gradients_left is None and any_written(view.meter.gradients()):
+            turn.applied = view.meter.measure(pack)  # by a backward, or by somebody after it
+        else:
+            turn.norms = view.meter.measure(pack)
+
+    def _looks_for_edits(self) -> bool:
+        """Whether norms are taken twice, to find edits that no version counter shows."""
+        return self._step.sampling.sampled or self.unseen_edits
+
     # -- what the backward left --------------------------------------------------------------------
 
     def backward_began(self) -> None:
         """A backward that is followed has begun: what do older gradients hold?"""
         self._stale.backward_began(self.views.values(), self._step.begin().pack)
 
-    def backward_ended(self) -> None:
-        """What a backward that was followed has left: nobody has been at it yet."""
+    def measure_left(self) -> None:
+        """Measure what a backward that was followed has left: nobody has been at it yet."""
         pack = self._step.begin().pack
         if not self.views:
             left = GradientMeter(self._survey.parameters).measure(pack, scaled=True)
@@ -435,6 +543,9 @@ class Turns:
 
     def release(self) -> None:
         """Let go of every optimizer: of its hooks and its parameters."""
+        self._hook.remove()
+        self._early.clear()
+        self.begun = None
         for view in self.views.values():
             view.release()
         self.views = {}
@@ -442,3 +553,33 @@ class Turns:
         self._stale.release()
         self._unscaled.clear()
         self.stepping = self.in_step = self._before = self._gradients = None
+
+
+def _steps_around_us(optimizer: Any) -> bool:
+    """Whether this call comes from inside that optimizer's step."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name in ("step", "wrapper") and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def stepping_scaler() -> Any:
+    """The GradScaler whose `step` this call comes from; None if there is none."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "step":
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, torch.amp.GradScaler):
+                return caller
+        frame = frame.f_back
+    return None
+
+
+def _any_optimizer_begins(reference: weakref.ref[Turns], optimizer: Any, *_: Any) -> None:
+    if _is_compiling():  # the step: we must not become part of its graph
+        return
+    turns = reference()
+    if turns is not None and turns.stepping is not optimizer:  # else our scaler steps it
+        turns.begins(optimizer)

@@ -9,7 +9,7 @@ rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from ampwatch.probe.tensor_values import Pack
 from ampwatch.rows import EventKind
 
 if TYPE_CHECKING:
-    from ampwatch.probe.sampled_layers import SampledLayers
+    from ampwatch.probe.layer_observer import LocalCapture, SampledLayers
 
 
 @dataclass(slots=True)
@@ -43,27 +43,6 @@ class Loss(Value):
     """One tensor given to `scale`, and whether a backward used it."""
 
     counted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCapture:
-    """Where a step's largest magnitudes stand in its pack."""
-
-    parameters: Mapping[int, tuple[int, ...]]  # by the parameter's position, one for each pass
-    first: tuple[int, ...]  # of what reached the first layer's output, one for each call
-
-    def finite(self, pack: Pack) -> dict[int, bool]:
-        """Which parameters' own gradients were finite, as far as they were seen."""
-        return {
-            position: all(math.isfinite(pack.values[at]) for at in places)
-            for position, places in self.parameters.items()
-        }
-
-    def first_finite(self, pack: Pack) -> bool | None:
-        """Whether what reached the first layer was; None if nothing was seen there."""
-        if not self.first:
-            return None
-        return all(math.isfinite(pack.values[at]) for at in self.first)
 
 
 @dataclass(frozen=True, slots=True)

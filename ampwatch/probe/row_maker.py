@@ -14,13 +14,21 @@ import numpy as np
 
 from ampwatch.probe.checkpoints import CheckpointStamps
 from ampwatch.probe.culprit import CulpritFinder, own_backward
-from ampwatch.probe.layer_figures import LayerFigures, LayerInfos, figures_of, info_columns
-from ampwatch.probe.layer_rows import LayerLog, LayerStep, merged, rows_of
+from ampwatch.probe.layer_observer import SampledLayers
+from ampwatch.probe.layer_rows import (
+    LayerFigures,
+    LayerInfos,
+    LayerLog,
+    LayerStep,
+    figures_of,
+    info_columns,
+    merged,
+    rows_of,
+)
 from ampwatch.probe.models import Survey
 from ampwatch.probe.norms import NormCapture
-from ampwatch.probe.optimizer_state import rounding_of
+from ampwatch.probe.optimizers import rounding_of
 from ampwatch.probe.records import EventRecord, Loss, StepRecord, Turn
-from ampwatch.probe.sampled_layers import SampledLayers
 from ampwatch.probe.tensor_values import HALF, dtype_name, largest
 from ampwatch.probe.weight_updates import Move, Mover
 from ampwatch.rows import DTYPE_NUMBERS, EventKind, Table

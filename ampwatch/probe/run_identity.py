@@ -15,7 +15,7 @@ import platform
 import re
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -264,13 +264,20 @@ class Store(Protocol):
         """Write if what is there is as expected, nothing if ""; read what is there then."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ranks:
     """This process among those of one training, and where they meet."""
 
     rank: int
     world_size: int
-    find_store: Callable[[], Store | None]  # None while the process group is not there
+    meeting: str  # the name of this training's part of the store
+    _store: Store | None = None
+
+    def store(self) -> Store | None:
+        """Where all ranks write and read; None while the process group is not there."""
+        if self._store is None:
+            self._store = store_of_process_group(self.meeting)
+        return self._store
 
 
 def store_of_process_group(name: str) -> Store | None:

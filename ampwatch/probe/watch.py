@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,26 +19,50 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ampwatch.errors import warn
-from ampwatch.probe import fatal_exceptions, hooks, watched_scaler
-from ampwatch.probe.backward_losses import hear_no_more
-from ampwatch.probe.courier import Courier
+from ampwatch.environment import quiet
+from ampwatch.errors import AmpwatchError, say_to_stderr, warn
+from ampwatch.printable_text import printable
+from ampwatch.probe import fatal_exceptions, hooks, run_identity, watched_scaler
+from ampwatch.probe.backward_passes import hear_no_more, hear_of_losses
+from ampwatch.probe.control import Control
+from ampwatch.probe.courier import Courier, Log, MemoryLog
+from ampwatch.probe.current_step import Sampling
 from ampwatch.probe.devices import DeviceSampler
+from ampwatch.probe.formats.library_formats import conversions_asked_for
+from ampwatch.probe.hooks import FailureShield
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
-from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord
 from ampwatch.probe.row_maker import RowMaker
-from ampwatch.probe.run_identity import Ranks
 from ampwatch.rows import EventKind
+from ampwatch.store import RankWriter, RunInfo, create_run, how_to_see, read_info, register_run
 
 if TYPE_CHECKING:
+    from ampwatch.feed import Sender
     from ampwatch.report.restart_place import Checkpoint
 
 _LONGEST_PATH = 1000
+_SCALER_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 
 _LIVE: weakref.WeakSet[Watch] = weakref.WeakSet()
+_LOSSES = FailureShield()  # of what hears of the losses of all trainings in this process
+_attached = 0
+_told_in: int | None = None  # the process that has said where its run is
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for beside scaler and model."""
+
+    run: str | None
+    log_dir: str | Path | None
+    endpoint: str | None
+    layer_every: int
+    config: Mapping[str, Any]
+    start_step: int
+    resume: bool
+    control: bool
 
 
 class Watch:
@@ -46,44 +74,67 @@ class Watch:
     """
 
     def __init__(
-        self,
-        scaler: Any,
-        survey: Survey,
-        loop: Loop,
-        observer: LayerObserver | None,
-        row_maker: RowMaker,
-        courier: Courier,
-        devices: DeviceSampler,
-        guard: Guard,
-        run_folder: Path | None,
-        ranks: Ranks,
+        self, scaler: Any, survey: Survey, optimizers: Sequence[Any], settings: Settings
     ) -> None:
-        self.run_folder = run_folder
-        self.ranks = ranks
-        self.rank = ranks.rank
+        hooks.remove_what_was_left()
+        self.errors = FailureShield()  # counts our own failures
+        own_info, self.rank = _run_info(scaler, settings)
+        log, info, self.run_folder = _open_log(own_info, self.rank, settings)
+        meeting = f"{own_info.id}/{_attached}"
+        self.ranks = run_identity.Ranks(self.rank, own_info.world_size, meeting)
+        control = Control(self.ranks) if settings.control else None
+        self._row_maker: RowMaker | None = RowMaker(survey)
+        self._devices = DeviceSampler(p.device for p in survey.parameters)
+        self._courier = Courier(
+            weakref.ref(self._row_maker),
+            log,
+            partial(_open_sender, info, self.rank, log, settings, control),
+            self._devices.sample,
+            control,
+            FailureShield(),  # its own: the courier works on when the watch has ended
+        )
+        self._observer: LayerObserver | None = None
+        # Public for what acts on it: `guarding`.
+        self.loop = loop = self._watched_loop(scaler, survey, settings)
+        loop.current.event(EventKind.STARTED, _started(own_info, settings, self.rank, survey))
+        if control is not None:
+            control.follow(loop.turns, loop.current)
+            loop.control = control
+        for optimizer in optimizers:
+            loop.turns.view(optimizer)
         self.began_ns = time.time_ns()
         self._afterwards: list[Callable[[], None]] = []
         # Scalers, and the classes we gave them; a loop may make one each step and let it go.
         self._swapped: list[tuple[weakref.ref[Any], type]] = []
         self._scaled = scaler is not None
         self._tells_loss = False  # the user logs the loss
-        self._on_gone = partial(_end_if_over, weakref.ref(self))
+        self._on_gone = partial(_call_if_there, weakref.WeakMethod(self.end_if_over))
         self._roots = [weakref.ref(root, self._on_gone) for root in survey.roots]
-        self.loop = loop  # public for what acts on it: `guarding`
-        self._observer = observer
-        self._row_maker: RowMaker | None = row_maker
-        self._courier = courier
-        self._devices = devices
-        self.errors = guard  # counts our own failures
         self._pid = os.getpid()
         self._closed = False
         self._names = {id(layer.module): layer.name for layer in survey.layers}
         self._reported_before = fatal_exceptions.last_reported()
         if scaler is not None:
             self.adopt(scaler)
-        loop.owner = self
+        loop.current.owner = self
         _LIVE.add(self)
-        self._cancel = fatal_exceptions.at_end(partial(_close_at_exit, weakref.ref(self)))
+        at_exit = partial(_call_if_there, weakref.WeakMethod(self.close_at_exit))
+        self._cancel = fatal_exceptions.at_end(at_exit)
+        if scaler is None or not scaler.is_enabled():
+            hear_of_losses(live_watches, _LOSSES)
+        self.errors.run(_say_where, self.run_folder, self.rank)
+
+    def _watched_loop(self, scaler: Any, survey: Survey, settings: Settings) -> Loop:
+        """The loop, which hears of each forward pass where the model has layers."""
+        if survey.layers:
+            several_ranks = self.ranks.world_size > 1
+            self._observer = LayerObserver(survey, self.errors, several_ranks=several_ranks)
+        start = settings.start_step
+        sampling = Sampling(self._observer, settings.layer_every, start)
+        loop = Loop(scaler, survey, self._courier.deliver, sampling, self.errors, start)
+        if self._observer is not None:
+            self._observer.follow(loop)
+        return loop
 
     @property
     def closed(self) -> bool:
@@ -324,7 +375,6 @@ class NoWatch:
     began_ns = 0
     closed = True
     lost_rows = 0
-    scales = False
 
     def log(
         self, values: Mapping[str, float | Tensor] | None = None, /, **scalars: float | Tensor
@@ -350,9 +400,6 @@ class NoWatch:
     def after_close(self, callback: Callable[[], None]) -> None:
         """Ignored."""
 
-    def close_at_exit(self) -> None:
-        """Ignored."""
-
     def record_exception(self, error: BaseException) -> None:
         """Ignored."""
 
@@ -363,16 +410,10 @@ class NoWatch:
         return None
 
 
-def _close_at_exit(reference: weakref.ref[Watch]) -> None:
-    watch = reference()
-    if watch is not None:
-        watch.close_at_exit()
-
-
-def _end_if_over(reference: weakref.ref[Watch], _gone: object) -> None:
-    watch = reference()
-    if watch is not None:
-        watch.end_if_over()
+def _call_if_there(method: weakref.WeakMethod[Callable[[], None]], *_: object) -> None:
+    call = method()
+    if call is not None:
+        call()
 
 
 def live_watches() -> list[Watch]:
@@ -387,3 +428,113 @@ def _disable_all_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disable_all_after_fork)
+
+
+# -- what a watch begins with ----------------------------------------------------------------------
+
+
+def _say_where(run_folder: Path | None, rank: int) -> None:
+    """Write one line to stderr that says where the run is, and how to see it.
+
+    Only rank 0 does; a fork of a process that has said it does not.
+    """
+    global _told_in  # noqa: PLW0603 - a fork inherits it
+    if run_folder is None or rank or quiet() or _told_in not in (None, os.getpid()):
+        return
+    _told_in = os.getpid()
+    say_to_stderr(printable(f"watching; see {how_to_see(run_folder)}, or `ampwatch dashboard`"))
+
+
+def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:
+    """What run.json says, and this process's rank."""
+    global _attached  # noqa: PLW0603 - each watch of a process has its own run
+    who = run_identity.identify(os.environ, sys.argv, datetime.now(), _attached)
+    _attached += 1
+    info = RunInfo(
+        id=who.run_id,
+        name=settings.run or who.name,
+        started_ns=time.time_ns(),
+        host=run_identity.host(),
+        command=tuple(sys.argv),
+        origin=_origin(),
+        environment=run_identity.telling_environment(os.environ),
+        versions=run_identity.versions(),
+        config=settings.config,
+        scaler=_scaler_facts(scaler),
+        world_size=who.world_size,
+        layer_every=settings.layer_every,
+    )
+    return info, who.rank
+
+
+def _origin() -> dict[str, str]:
+    try:
+        return run_identity.origin(sys.argv, Path.cwd())
+    except OSError:  # the working folder is gone
+        return {}
+
+
+def _scaler_facts(scaler: Any) -> dict[str, Any]:
+    """The scaler's settings, by its public getters; nothing here waits for a device."""
+    if scaler is None:
+        return {}
+    enabled = scaler.is_enabled()
+    return {
+        "class": type(scaler).__name__,
+        "enabled": enabled,
+        "init_scale": getattr(scaler, "_init_scale", None),
+        **{
+            name: getattr(scaler, f"get_{name}")() if enabled else None for name in _SCALER_SETTINGS
+        },
+    }
+
+
+def _open_log(info: RunInfo, rank: int, settings: Settings) -> tuple[Log, RunInfo, Path | None]:
+    """The log on disk; if it cannot be made, one that only numbers what is sent."""
+    try:
+        folder = run_identity.log_dir(os.environ, settings.log_dir)
+        run_folder = create_run(folder, info, resume=settings.resume)
+        kept = read_info(run_folder)
+        log = RankWriter(run_folder, rank, kept)
+    except (AmpwatchError, OSError) as error:
+        warn(f"there will be no log ({error}); training goes on, and is only seen live.")
+        return MemoryLog(), info, None
+    with contextlib.suppress(AmpwatchError, OSError):
+        register_run(run_folder)
+    return log, kept, run_folder
+
+
+def _open_sender(
+    info: RunInfo, rank: int, log: Log, settings: Settings, control: Control | None
+) -> Sender | None:
+    endpoint = settings.endpoint
+    if endpoint is None:
+        return None
+    from ampwatch.feed import Hello, Sender  # "off" loads no zmq
+
+    version = info.versions.get("ampwatch", "")
+    hello = Hello(info.id, rank, info.to_json(), info.format, version)
+    try:
+        return Sender(
+            endpoint, hello, log, on_instruction=None if control is None else control.take
+        )
+    except (AmpwatchError, OSError) as error:
+        warn(f"nothing is sent live ({error}); the log on disk is complete.")
+        return None
+
+
+def _started(info: RunInfo, settings: Settings, rank: int, surveyed: Survey) -> dict[str, Any]:
+    """The detail of the event that begins an attempt."""
+    plain = json.loads(info.to_json())  # in plain types: an object's `str` may raise
+    return {
+        "rank": rank,
+        "pid": os.getpid(),
+        "host": run_identity.host(),
+        "start_step": settings.start_step,
+        "resume": settings.resume,
+        "scaler": dict(info.scaler),
+        "models": [asdict(root) for root in surveyed.described],
+        "origin": plain["origin"],
+        "config": {key: str(value)[:200] for key, value in plain["config"].items()},
+        "conversions": conversions_asked_for(surveyed),
+    }

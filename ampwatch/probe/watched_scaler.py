@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ampwatch.probe.hooks import FailureShield
 from ampwatch.probe.loop import Loop
-from ampwatch.probe.own_failures import Guard
-from ampwatch.probe.unscaled_steps import WATCHED
+from ampwatch.probe.optimizer_turns import WATCHED
 
 
-def swap(scaler: Any, loop: Loop, guard: Guard) -> type:
+def swap(scaler: Any, loop: Loop, shield: FailureShield) -> type:
     """Watch this scaler; returns the class to hand to `restore`."""
-    watched = _watched_class(type(scaler), loop, guard)
+    watched = _watched_class(type(scaler), loop, shield)
     scaler.__class__ = watched
     return watched
 
@@ -29,7 +29,7 @@ def restore(scaler: Any, watched: type) -> bool:
     return True
 
 
-def _watched_class(original: Any, loop: Loop, guard: Guard) -> type:
+def _watched_class(original: Any, loop: Loop, shield: FailureShield) -> type:
     namespace = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
@@ -37,8 +37,8 @@ def _watched_class(original: Any, loop: Loop, guard: Guard) -> type:
         WATCHED: True,
         # Pickle refuses to make an object of another class than the object says to be of.
         "__class__": property(lambda self: _shown_class(type(self), original), _set_class),
-        **_calls(original, loop, guard),
-        **_states(original, loop, guard),
+        **_calls(original, loop, shield),
+        **_states(original, loop, shield),
     }
     watched = type(original.__name__, (original,), namespace)
 
@@ -67,15 +67,15 @@ def _as_original(reduced: Any, watched: type, original: type) -> Any:
     return (original if function is watched else function, plain, *rest)
 
 
-def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
+def _calls(original: Any, loop: Loop, shield: FailureShield) -> dict[str, Any]:
     """The calls of a training loop; of a disabled scaler only those that show us something."""
-    run, losses, current = guard.run, loop.losses, loop.current
+    run, losses, current = shield.run, loop.losses, loop.current
 
     def scale(self: Any, outputs: Any) -> Any:
         if current.scaler() is not self:
-            current.use(self)
+            current.set_scaler(self)
         if not current.used:
-            run(current.take_up)
+            run(current.scaler_is_used)
         results = original.scale(self, outputs)
         run(losses.take, outputs, results)
         return results
@@ -86,12 +86,12 @@ def _calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
 
     if not current.enabled:
         return {"scale": scale, "step": step_disabled}
-    return {"scale": scale, **_enabled_calls(original, loop, guard)}
+    return {"scale": scale, **_enabled_calls(original, loop, shield)}
 
 
-def _enabled_calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
+def _enabled_calls(original: Any, loop: Loop, shield: FailureShield) -> dict[str, Any]:
     """What goes on between the backward pass and the next step."""
-    run, turns, current = guard.run, loop.turns, loop.current
+    run, turns, current = shield.run, loop.turns, loop.current
 
     def unscale_(self: Any, optimizer: Any) -> None:
         if turns.stepping is None:  # else `step` calls us, and all has been seen to
@@ -128,16 +128,16 @@ def _enabled_calls(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
     return {"unscale_": unscale_, "step": step, "update": update}
 
 
-def _states(original: Any, loop: Loop, guard: Guard) -> dict[str, Any]:
+def _states(original: Any, loop: Loop, shield: FailureShield) -> dict[str, Any]:
     """Saving and loading, which the diagnosis reads as checkpoints and resumes."""
 
     def state_dict(self: Any) -> Any:
         state = original.state_dict(self)
-        guard.run(loop.state_saved)
+        shield.run(loop.state_saved)
         return state
 
     def load_state_dict(self: Any, state: Any) -> None:
         original.load_state_dict(self, state)
-        guard.run(loop.state_loaded, state)
+        shield.run(loop.state_loaded, state)
 
     return {"state_dict": state_dict, "load_state_dict": load_state_dict}

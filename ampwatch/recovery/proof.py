@@ -1,17 +1,135 @@
-"""The results of reruns, saved in the run's folder."""
+"""What the reruns of a run have proved: each one's outcome, all together, and the advice by them.
+
+A verdict is made of one run alone. Where several were trained alike but for their rate, the losses
+at equal steps say more: a rate is too high if the training is lost with it, if its loss stood far
+above where it began, or if it learnt much less than with a lower rate.
+
+The proof is saved in the run's folder. Every view takes its advice on the rate from here: an
+estimate gives way to what was tried. `judge` puts together what a report says of a run: its own
+rows, what earlier runs showed, what reruns showed.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ampwatch.diagnosis import Action, Advice, Diagnosis, Engine, conclude
+from ampwatch.diagnosis.earlier_runs import EarlierRun, LessonOfEarlierRuns, with_lesson
+from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import read_at_most, replace_file
-from ampwatch.recovery.change import NOTHING, RATE, Cure, switch_text
-from ampwatch.recovery.outcome import Try, failed_rates
+from ampwatch.follow import KeptEntries, as_it_stands, keep_for_later, lesson_for
+from ampwatch.recovery.change import NOTHING, RATE, Cure, Value, switch_text
+from ampwatch.store import Run
+
+LEARNT = 0.5  # of the progress of a lower rate: less is above the limit, though it lives
+STOOD_ABOVE = 0.5  # of that progress above the first loss, for WINDOW steps: it has diverged
+WINDOW = 20  # steps whose median is one loss: a leap of a few steps does no harm
+_LEAST_TO_COMPARE = 40  # steps: enough to have learnt
+_HARDLY = 0.03  # of the first loss: what came down by less has not learnt, what rose by more lost
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One rerun: what was changed, and how many steps it trained."""
+
+    change: str
+    value: Value
+    steps: int
+    verdict: str
+    is_stable: bool  # it came as far as asked, and the run's trouble was not found
+    told: str  # its headline, or why it ended
+    loss_at: Mapping[str, float]  # by step
+    run: str  # its folder
+    is_lost: bool = False  # it ended before its time, or with losses or weights that are not finite
+    highest: float | None = None  # the highest median of WINDOW losses
+    kept: Cure | None = None  # what was changed besides the rate
+    # Whether the run's named trouble is gone, whatever else came; None: not asked, or not known.
+    is_cured: bool | None = None
+
+    @property
+    def rate(self) -> float:
+        """The rate that was tried; 0 where something else was changed."""
+        return self.value if self.change == RATE and isinstance(self.value, float) else 0.0
+
+
+def failed_rates(rates: Sequence[Try]) -> set[float]:
+    """The rates, of these reruns, of which one came out badly."""
+    return {one.rate for one in rates if not _came_out_well(one, rates)}
+
+
+def ceiling(rates: Sequence[Try], rate: float) -> float | None:
+    """The loss above which a rate is too high; None where no lower one has shown how far it is."""
+    lower = [one for one in rates if one.rate < rate and not one.is_lost]
+    spans = [(first, first - last) for one in lower for first, last in [_ends(one)]]
+    first, progress = max(spans, key=lambda span: span[1], default=(math.nan, math.nan))
+    return first + STOOD_ABOVE * progress if progress > 0 else None
+
+
+def highest_loss(losses: Mapping[int, float]) -> float | None:
+    """The highest median of WINDOW losses; None of fewer."""
+    course = [losses[step] for step in sorted(losses)]
+    windows = range(len(course) - WINDOW + 1)
+    return max((statistics.median(course[at : at + WINDOW]) for at in windows), default=None)
+
+
+def is_doubtful(one: Try) -> bool:
+    """Whether its loss stood above its first: only a lower rate shows what it might have learnt."""
+    first, _ = _ends(one)
+    return one.highest is not None and one.highest - first > _HARDLY * abs(first)
+
+
+def has_learnt(one: Try) -> bool:
+    """Whether its loss came down; true where none is known."""
+    first, last = _ends(one)
+    return not first - last <= _HARDLY * abs(first)
+
+
+def _rose(one: Try) -> bool:
+    """Whether its loss ended above where it began."""
+    first, last = _ends(one)
+    return last - first > _HARDLY * abs(first)
+
+
+def _ends(one: Try) -> tuple[float, float]:
+    """The first loss and the last; nan where they are not known."""
+    steps = sorted(map(int, one.loss_at))
+    if len(steps) < 2:
+        return math.nan, math.nan
+    return one.loss_at[str(steps[0])], one.loss_at[str(steps[-1])]
+
+
+def _came_out_well(one: Try, rates: Sequence[Try]) -> bool:
+    if one.is_lost or _rose(one):
+        return False
+    compared = [found for other in rates if (found := _compared(one, other)) is not None]
+    if not compared:
+        return one.is_stable
+    if any(progress < LEARNT * best for progress, best in compared):
+        return False
+    most = ceiling(rates, one.rate)
+    return one.highest is None or most is None or one.highest <= most
+
+
+def _compared(one: Try, other: Try) -> tuple[float, float] | None:
+    """The progress of a rerun, and of one at a lower rate, by the last step that both have."""
+    shared = sorted(map(int, set(one.loss_at) & set(other.loss_at)))
+    if other.rate >= one.rate or other.is_lost:
+        return None
+    if not shared or shared[-1] < shared[0] + _LEAST_TO_COMPARE:
+        return None
+    first, last = str(shared[0]), str(shared[-1])
+    return one.loss_at[first] - one.loss_at[last], other.loss_at[first] - other.loss_at[last]
+
+
+# -- the results of all reruns of a run ------------------------------------------------------------
+
 
 PROOF_FILE = "proved.json"
 _MOST_BYTES = 1 << 20
@@ -217,3 +335,87 @@ def _cells(one: Try, at: str | None, *, is_held: bool) -> tuple[str, ...]:
         words_of(one), f"{one.steps:,}", "yes" if is_held else "no", one.verdict,
         "" if loss is None else f"{loss:.4g}", one.told or ("" if is_held else LEARNT_LITTLE),
     )  # fmt: skip
+
+
+# -- the advice on the rate, by what reruns have shown ---------------------------------------------
+
+
+PROVED_CONFIDENCE = 0.9  # all of 67 proved rates trained (`benchmarks/results/prove.md`)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """A run's diagnosis as every report gives it, and what went into it beside the run's rows."""
+
+    diagnosis: Diagnosis
+    established_scale: float | None
+    lesson: LessonOfEarlierRuns | None
+    proof: Proof | None
+
+
+def judge(run: Run, others: Sequence[EarlierRun] = ()) -> JudgedRun:
+    """Judge a run as it stands now, by its rows, by earlier runs like it, and by its reruns.
+
+    Earlier runs are those of its folder and `others`. Its facts are kept for lessons of later runs.
+    """
+    case, kept = Engine().feed(run).case(), KeptEntries()
+    judged = as_it_stands(run, conclude(case))
+    lesson, proof = lesson_for(run, others, kept), kept_proof(run.path)
+    keep_for_later(run, judged, kept)
+    diagnosis = with_proof(with_lesson(judged, lesson), proof)
+    return JudgedRun(diagnosis, case.scale.level, lesson, proof)
+
+
+def with_proof(diagnosis: Diagnosis, proof: Proof | None) -> Diagnosis:
+    """The diagnosis, its advice on the rate replaced by what reruns have shown of rates.
+
+    Its findings and verdict stay, except for the rate that a finding's action names.
+    """
+    old = diagnosis.learning_rate
+    new = None if proof is None else proved_advice(old, proof)
+    if new is None:
+        return diagnosis
+    findings = diagnosis.findings
+    if old.factor is not None and new.factor is not None:
+        was, now = how_to_change_rate(old), how_to_change_rate(new)
+        findings = tuple(replace(one, action=now) if one.action == was else one for one in findings)
+    return replace(diagnosis, learning_rate=new, findings=findings)
+
+
+def proved_advice(advice: Advice, proof: Proof) -> Advice | None:
+    """The advice by what reruns have shown; None if they have shown nothing about this rate."""
+    if not any(one.change == RATE for one in proof.tries):
+        return None
+    if advice.action is not Action.LOWER and not _came_back(proof):
+        return None
+    current, (low, high) = advice.current or proof.base, proof.interval
+    if not current:
+        return None
+    best, rate = proof.proved, proof.proved_rate
+    if best is not None and rate is not None and rate < current:
+        return replace(
+            advice, action=Action.LOWER, because=sentence_of(proof), current=current,
+            recommended=rate, factor=rate / current, low=low, high=high,
+            confidence=PROVED_CONFIDENCE, leapt_at_step=None, explained_by=None,
+            proved_steps=proof.steps, group=0 if advice.group is None else advice.group,
+            besides=besides_rate(best),
+        )  # fmt: skip
+    if rate is None and advice.recommended is not None and high is not None:
+        return _refuted(advice, proof, high)
+    return None
+
+
+def _refuted(advice: Advice, proof: Proof, failed: float) -> Advice | None:
+    """Where every rate that was tried failed: an estimate that is no lower is not advised."""
+    assert advice.recommended is not None
+    if advice.recommended < failed:
+        return None
+    return replace(
+        advice, because=sentence_of(proof), recommended=None, factor=None, low=None, high=failed,
+        confidence=None,
+    )  # fmt: skip
+
+
+def _came_back(proof: Proof) -> bool:
+    """Whether the trouble came back with nothing changed, so that a rate that ends it is a cure."""
+    return any(one.change == NOTHING and not one.is_stable for one in proof.tries)

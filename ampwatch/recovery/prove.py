@@ -29,14 +29,23 @@ from ampwatch.recovery.change import (
     Value,
     switch_text,
 )
-from ampwatch.recovery.outcome import Try, ceiling, has_learnt, is_doubtful
-from ampwatch.recovery.proof import LEARNT_LITTLE, TIME_WAS_UP, Proof, kept_proof, words_of
+from ampwatch.recovery.proof import (
+    LEARNT_LITTLE,
+    TIME_WAS_UP,
+    Proof,
+    Try,
+    ceiling,
+    has_learnt,
+    is_doubtful,
+    kept_proof,
+    words_of,
+)
 from ampwatch.recovery.rerun import (
-    Asked,
     Command,
     NotChangedError,
     Record,
-    Shown,
+    RerunRequest,
+    RerunResult,
     record_of,
     rerun,
 )
@@ -276,9 +285,9 @@ class _Search:
             self._note(NOT_DETERMINISTIC)
         return done
 
-    def _shown(self, name: str, value: Value, folder: Path) -> Shown:
+    def _shown(self, name: str, value: Value, folder: Path) -> RerunResult:
         rate = value if name == RATE and isinstance(value, float) else None
-        asked = Asked(
+        asked = RerunRequest(
             name, value, self._reached, self._proof.steps, self._until_s, self._own,
             self._trouble, self.died_by, self._reruns.from_step,
             None if rate is None else ceiling(self._proof.rates, rate),

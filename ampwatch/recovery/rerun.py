@@ -29,15 +29,14 @@ from ampwatch.recovery.change import (
     changes_text,
     switch_text,
 )
-from ampwatch.recovery.outcome import WINDOW, Try, highest_loss
-from ampwatch.recovery.proof import TIME_WAS_UP
+from ampwatch.recovery.proof import TIME_WAS_UP, WINDOW, Try, highest_loss
 from ampwatch.recovery.switches import Trouble, trouble_of
 from ampwatch.rows import Table
 from ampwatch.store import Run, list_runs
 
 LOOK_EVERY_S = 0.3
 _UPDATE_SHARE = 5  # an update waits at least so many times as long as the last one took
-_STEPS_TO_RECOVER = 50  # at least, and as many as it took to fail; of a rate see `Asked.ceiling`
+_STEPS_TO_RECOVER = 50  # at least, and as many as it took to fail; see `RerunRequest.ceiling`
 _WEIGHTS_LOST = "AMP207"  # not finite: nothing comes back
 _LEAVING_S = 10.0  # to end by itself once it was asked to
 _LAST_WORDS = 400  # characters of what a rerun printed before it died
@@ -65,7 +64,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RerunRequest:
     """What a rerun changes and is to show."""
 
     name: str
@@ -98,7 +97,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RerunResult:
     """What a rerun has shown by its end."""
 
     done: Try
@@ -107,7 +106,7 @@ class Shown:
     advised_rate: float | None  # the lower one that its own diagnosis asks for
 
 
-def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
+def rerun(command: Command, cwd: Path, folder: Path, asked: RerunRequest) -> RerunResult:
     """Train again with one thing changed, in a folder of its own."""
     folder.mkdir(parents=True)
     arguments, environment = command(folder / "runs")
@@ -130,7 +129,7 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
         record, trouble = record_of(run), trouble_of(run, diagnosis)
     _refuse_other_death(diagnosis, left_by_itself, asked, folder)
     _refuse_unchanged(changes, record, asked)
-    return Shown(
+    return RerunResult(
         _judged(str(follower.path), diagnosis, record, left_by_itself, asked),
         _repeats(record, asked), trouble,
         _advised(diagnosis),
@@ -138,7 +137,7 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: Asked) -> Shown:
 
 
 def _until_shown(
-    child: subprocess.Popen[bytes], runs: Path, asked: Asked
+    child: subprocess.Popen[bytes], runs: Path, asked: RerunRequest
 ) -> tuple[Follower, Diagnosis] | None:
     """Follow the rerun until it has trained enough steps, fails, ends, or time is up.
 
@@ -163,7 +162,7 @@ def _until_shown(
 
 
 def _is_clear(
-    follower: Follower, diagnosis: Diagnosis, failing_at: int | None, asked: Asked
+    follower: Follower, diagnosis: Diagnosis, failing_at: int | None, asked: RerunRequest
 ) -> bool:
     """Whether a failing rerun can come to no other end.
 
@@ -219,7 +218,9 @@ def record_of(run: Run) -> Record:
     return Record(by_step(losses), by_step(rates), by_step(norms), without)
 
 
-def _judged(path: str, diagnosis: Diagnosis, record: Record, code: int | None, asked: Asked) -> Try:
+def _judged(
+    path: str, diagnosis: Diagnosis, record: Record, code: int | None, asked: RerunRequest
+) -> Try:
     steps = diagnosis.run.steps
     came_far = steps >= asked.steps or (code == 0 and steps > 0)
     is_lost = not came_far or _ends_without_loss(record) or _has_lost_weights(diagnosis)
@@ -260,14 +261,14 @@ def _ends_without_loss(record: Record) -> bool:
     return 2 * len(record.without_loss.intersection(last)) > len(last)
 
 
-def _is_troubled(diagnosis: Diagnosis, asked: Asked) -> bool:
+def _is_troubled(diagnosis: Diagnosis, asked: RerunRequest) -> bool:
     """Whether what was wrong with the run is wrong with its rerun too."""
     if asked.name == RATE and _lowers(diagnosis):
         return True
     return any(one.code == asked.trouble and one.severity.weight > 0 for one in diagnosis.findings)
 
 
-def _is_cured(diagnosis: Diagnosis, asked: Asked) -> bool | None:
+def _is_cured(diagnosis: Diagnosis, asked: RerunRequest) -> bool | None:
     """Whether the named trouble is gone; what only follows from another one is not that trouble."""
     if asked.trouble is None:
         return None
@@ -297,7 +298,7 @@ def _some_losses(record: Record, steps: int) -> dict[str, float]:
     return found
 
 
-def _repeats(record: Record, asked: Asked) -> bool:
+def _repeats(record: Record, asked: RerunRequest) -> bool:
     """Whether it began as the run did: a change of the rate shows only after the first step."""
     if asked.name not in (RATE, NOTHING) or asked.kept is not None:
         return True
@@ -312,7 +313,7 @@ def _repeats(record: Record, asked: Asked) -> bool:
     )
 
 
-def _offset(record: Record, asked: Asked) -> int:
+def _offset(record: Record, asked: RerunRequest) -> int:
     """What makes a step's number that of the run: a rerun from a checkpoint may count from 0."""
     return 0 if record.first_step >= asked.from_step else asked.from_step
 
@@ -320,7 +321,7 @@ def _offset(record: Record, asked: Asked) -> int:
 # --- what shows nothing ---------------------------------------------------------------------------
 
 
-def _refuse_unchanged(changes: Sequence[Change], record: Record, asked: Asked) -> None:
+def _refuse_unchanged(changes: Sequence[Change], record: Record, asked: RerunRequest) -> None:
     """What was asked for is what was trained with: else nothing is proved."""
     for change in changes:
         if change.name != RATE and not change.was_done:
@@ -347,7 +348,9 @@ class NotChangedError(AmpwatchError):
     """The training has nothing that the change is about."""
 
 
-def _refuse_other_death(diagnosis: Diagnosis, code: int | None, asked: Asked, folder: Path) -> None:
+def _refuse_other_death(
+    diagnosis: Diagnosis, code: int | None, asked: RerunRequest, folder: Path
+) -> None:
     """A rerun that died of something else says nothing about what was changed."""
     steps, raised = diagnosis.run.steps, diagnosis.run.exception
     if code is None or code == 0 or steps >= asked.steps or _fails(diagnosis):

@@ -22,9 +22,7 @@ from ampwatch.diagnosis.rule import title_of
 from ampwatch.diagnosis.value_text import evidence_text
 from ampwatch.follow import diagnose
 from ampwatch.recovery.change import FLOAT32, LAYERS_BY, ROOT
-from ampwatch.recovery.outcome import Try
-from ampwatch.recovery.proof import Proof, kept_proof, words_of
-from ampwatch.recovery.proved_advice import with_proof
+from ampwatch.recovery.proof import Proof, Try, kept_proof, with_proof, words_of
 from ampwatch.report.restart_place import Checkpoint, last_clean_save, restart_place
 from ampwatch.report.scaler_settings import worthwhile_settings
 from ampwatch.report.timeline import attempts_of

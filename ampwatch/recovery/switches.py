@@ -1,7 +1,7 @@
 """What can be changed in a training from outside, one thing at a time.
 
 Which of them may cure a finding stands in the finding's row of `diagnosis.causes`; how each is done
-in the process that trains stands in `integrations.rerun_changes`, under the same name.
+in the process that trains stands in `integrations.rerun_process`, under the same name.
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ def test_the_band_says_what_reruns_have_proved(tmp_path):
     from open_runs import OpenRuns
     from verdict_band import verdict_band
 
-    from ampwatch.recovery.outcome import Try
-    from ampwatch.recovery.proof import Proof
+    from ampwatch.recovery.proof import Proof, Try
 
     path = write_run(tmp_path, accepted=60, skipped=60)
     held = Try("lr", 0.05, 300, "healthy", True, "", {}, "again")
@@ -123,8 +122,7 @@ def test_letter_band_page_and_json_show_the_proved_rate_in_place_of_the_estimate
     from structured_runs import write_structured
     from verdict_band import verdict_band
 
-    from ampwatch.recovery.outcome import Try
-    from ampwatch.recovery.proof import Proof
+    from ampwatch.recovery.proof import Proof, Try
 
     path = write_structured(tmp_path, "one", rate=0.1, fails=True)
     estimate = diagnose(open_run(path)).learning_rate

@@ -8,7 +8,7 @@ from guarded_training import OPTIMIZERS, Classes, Training, same
 
 import ampwatch
 from ampwatch.guarding import joint_decision
-from ampwatch.guarding.step_signs import Guarded
+from ampwatch.guarding.outlying_steps import Guarded
 from ampwatch.probe import norms, tensor_values
 
 BAD = {80, 91}

@@ -6,7 +6,7 @@ import pytest
 from guarded_training import Classes, Training, guard_events, same
 
 import ampwatch
-from ampwatch.guarding.caps import STANDING
+from ampwatch.guarding.guard_settings import STANDING
 
 BAD = {120, 131}
 

@@ -5,14 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from ampwatch.guarding.caps import AMONG, STANDING, StandingFault
-from ampwatch.guarding.step_signs import Measured, Seen, UsualSteps
-from ampwatch.guarding.usual_values import (
+from ampwatch.guarding.guard_settings import AMONG, STANDING, StandingFault
+from ampwatch.guarding.outlying_steps import (
     SETTLED,
     START,
     WINDOW,
+    JudgedStep,
+    Measured,
     UsualLosses,
     UsualRates,
+    UsualSteps,
     usual_inputs,
     usual_norms,
 )
@@ -57,8 +59,8 @@ def test_with_few_steps_known_only_far_larger_ones_are():
 
 
 def test_gradients_that_are_not_finite_need_no_start():
-    assert Seen(Measured(math.nan, is_finite=False), UsualSteps()).is_outlying
-    assert Seen(Measured(math.inf, is_finite=False), UsualSteps()).is_outlying
+    assert JudgedStep(Measured(math.nan, is_finite=False), UsualSteps()).is_outlying
+    assert JudgedStep(Measured(math.inf, is_finite=False), UsualSteps()).is_outlying
 
 
 @pytest.mark.parametrize("deviation", [0.05, 0.3, 1.0, 1.5])
@@ -156,7 +158,7 @@ def test_inputs_of_the_usual_scale_are_no_outliers_and_a_wrong_scale_is(deviatio
 
 
 def seen(rate, usual, peak=math.nan):
-    return Seen(Measured(1.0, is_finite=True, rate=rate, peak=peak), usual)
+    return JudgedStep(Measured(1.0, is_finite=True, rate=rate, peak=peak), usual)
 
 
 def rates(values):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ampwatch.integrations.trained_models import trained_models
+from ampwatch.integrations.script_watch import trained_models
 
 
 class Generator(nn.Linear):

@@ -23,8 +23,7 @@ from torch import Tensor, nn, optim
 from torch.utils.hooks import RemovableHandle
 
 import ampwatch
-from ampwatch.probe.hooks import Hook, hook_after
-from ampwatch.probe.own_failures import Guard
+from ampwatch.probe.hooks import FailureShield, Hook, hook_after
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
 
@@ -297,7 +296,9 @@ def test_a_checkpoint_written_by_another_thread_is_whole(tmp_path: Path) -> None
         writer = threading.Thread(target=lambda: files.extend(saved(run.model) for _ in range(20)))
         writer.start()
         while writer.is_alive():
-            hook_after(run.model[0], Hook(Guard(), leave_alone)).remove()  # as a sampled step does
+            hook_after(
+                run.model[0], Hook(FailureShield(), leave_alone)
+            ).remove()  # as a sampled step does
         writer.join()
         assert files == [saved(run.model)] * 20
 

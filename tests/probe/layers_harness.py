@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampwatch.probe.layer_figures import LayerFigures, LayerInfo, LayerInfos, figures_of
-from ampwatch.probe.layer_observer import LayerObserver
+from ampwatch.probe.layer_observer import LayerObserver, SampledLayers
+from ampwatch.probe.layer_rows import LayerFigures, LayerInfo, LayerInfos, figures_of
 from ampwatch.probe.models import Survey, survey
-from ampwatch.probe.sampled_layers import SampledLayers
 from ampwatch.probe.tensor_values import Pack
 from ampwatch.rows import DTYPES
 

@@ -21,7 +21,7 @@ from ampwatch.probe.watch import NoWatch, Watch
 @pytest.fixture(autouse=True)
 def _speaking(monkeypatch, tmp_path):
     monkeypatch.delenv("AMPWATCH_QUIET")
-    monkeypatch.setattr(import_module("ampwatch.probe.attach"), "_told_in", None)
+    monkeypatch.setattr(import_module("ampwatch.probe.watch"), "_told_in", None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PWD", str(tmp_path))
 

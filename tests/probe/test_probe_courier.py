@@ -19,8 +19,8 @@ from ampwatch.codec import decode
 from ampwatch.errors import AmpwatchWarning, RunError
 from ampwatch.probe import courier as courier_module
 from ampwatch.probe.courier import Courier, MemoryLog
+from ampwatch.probe.hooks import FailureShield
 from ampwatch.probe.models import survey
-from ampwatch.probe.own_failures import Guard
 from ampwatch.probe.records import EventRecord, StepRecord
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.probe.tensor_values import Pack
@@ -58,7 +58,7 @@ class Carried:
         self.row_maker = RowMaker(survey(None))
         devices = lambda time_ns: {"time_ns": [time_ns], "device": ["cpu"]}  # noqa: E731
         self.courier = Courier(
-            weakref.ref(self.row_maker), self.log, lambda: None, devices, None, Guard()
+            weakref.ref(self.row_maker), self.log, lambda: None, devices, None, FailureShield()
         )
 
     def step(self, number):
@@ -120,7 +120,7 @@ def test_a_log_that_hangs_costs_rows_but_no_memory_and_no_time(carried, monkeypa
 
 
 def test_a_record_whose_rows_cannot_be_made_costs_no_other(carried, monkeypatch):
-    monkeypatch.setattr(carried.courier._guard, "_strict", False)
+    monkeypatch.setattr(carried.courier._shield, "_strict", False)
     for number in range(3):
         carried.step(number)
     carried.courier._queue[1].scale_at = 99  # there is no such value

@@ -15,7 +15,7 @@ from delayed_scaling import DelayedScaling, Linear, fp8_autocast
 
 import ampwatch
 from ampwatch.diagnosis import diagnose
-from ampwatch.probe.library_formats import DelayedRoom
+from ampwatch.probe.formats.library_formats import DelayedRoom
 
 END = {"input": 464.0, "weight": 464.0, "grad": 61440.0}
 TINY = {"input": 2.0**-10, "weight": 2.0**-10, "grad": 2.0**-17}

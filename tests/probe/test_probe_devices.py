@@ -17,7 +17,7 @@ import torch
 
 from ampwatch.codec import decode, encode
 from ampwatch.probe import devices
-from ampwatch.probe.devices import Card, DeviceRow, DeviceSampler, Nvml, NvmlReader, Reading
+from ampwatch.probe.devices import Card, DeviceRow, DeviceSampler, Nvml, NvmlReader, NvmlReading
 from ampwatch.rows import SCHEMAS, Table
 
 GIB = 1 << 30
@@ -125,7 +125,7 @@ def test_cards_are_matched_by_uuid_whatever_their_order():
     # CUDA_VISIBLE_DEVICES=1,0 : torch's first card is NVML's second
     cards = {"cuda:0": Card(B, None, 79 * GIB), "cuda:1": Card(A, None, 79 * GIB)}
     readings = nvml_of(fake).read(cards)
-    assert readings["cuda:0"] == Reading(2 * GIB, 80 * GIB, 0.75, 312.5, 61.0)
+    assert readings["cuda:0"] == NvmlReading(2 * GIB, 80 * GIB, 0.75, 312.5, 61.0)
     assert readings["cuda:1"].used_bytes == 1 * GIB
 
 
@@ -137,7 +137,7 @@ def test_a_mig_slice_is_found_by_its_own_uuid_and_refuses_only_some_questions():
         FakeCard(f"MIG-{B}", total=10 * GIB, used=3 * GIB, refuses=refuses),
     )
     readings = nvml_of(fake).read({"cuda:0": Card(B, None, 10 * GIB)})
-    assert readings == {"cuda:0": Reading(3 * GIB, 10 * GIB, None, None, 61.0)}
+    assert readings == {"cuda:0": NvmlReading(3 * GIB, 10 * GIB, None, None, 61.0)}
 
 
 def test_the_whole_cards_memory_is_not_passed_off_as_a_slices():
@@ -162,7 +162,7 @@ def test_a_card_that_nvml_does_not_know_has_no_reading():
 def test_another_error_concerns_its_own_column_only(code):
     fake = FakeNvml(FakeCard(f"GPU-{A}", refuses={"nvmlDeviceGetMemoryInfo": code}))
     reading = nvml_of(fake).read({"cuda:0": Card(A, None, 80 * GIB)})["cuda:0"]
-    assert reading == Reading(None, None, 0.75, 312.5, 61.0)
+    assert reading == NvmlReading(None, None, 0.75, 312.5, 61.0)
 
 
 def test_a_function_that_this_pynvml_lacks_is_a_missing_column():
@@ -170,7 +170,7 @@ def test_a_function_that_this_pynvml_lacks_is_a_missing_column():
         nvmlDeviceGetPowerUsage = property()  # raises AttributeError, as an absent function does
 
     reading = nvml_of(Old(FakeCard(f"GPU-{A}"))).read({"cuda:0": Card(A, None, 80 * GIB)})
-    assert reading["cuda:0"] == Reading(10 * GIB, 80 * GIB, 0.75, None, 61.0)
+    assert reading["cuda:0"] == NvmlReading(10 * GIB, 80 * GIB, 0.75, None, 61.0)
 
 
 # --- NVML: when it dies ---------------------------------------------------------------------

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ampwatch.probe import devices, fatal_exceptions
-from ampwatch.probe.backward_losses import tell_of_lookups
 from ampwatch.probe.devices import DeviceRow, DeviceSampler
 from ampwatch.probe.fatal_exceptions import describe, passed_through
+from ampwatch.probe.hooks import tell_of_lookups
 
 
 class Failing(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.probe import own_failures
+from ampwatch.probe import hooks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +45,7 @@ def test_nothing_of_ours_waits_for_the_device(tmp_path, monkeypatch, ranks):
     """Inside every call of ours a synchronisation is an error, which strict mode raises."""
     monkeypatch.setenv("WORLD_SIZE", str(ranks))  # of several, each looks at its own gradients
     monkeypatch.setenv("RANK", "0")
-    run = own_failures.Guard.run
+    run = hooks.FailureShield.run
 
     def watched(self, function, *arguments):
         if threading.current_thread() is not threading.main_thread():
@@ -56,7 +56,7 @@ def test_nothing_of_ours_waits_for_the_device(tmp_path, monkeypatch, ranks):
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(own_failures.Guard, "run", watched)
+    monkeypatch.setattr(hooks.FailureShield, "run", watched)
     model, optimizer, scaler = parts()
     with ampwatch.attach(scaler, model, log_dir=tmp_path, layer_every=5) as watch:
         for number in range(60):

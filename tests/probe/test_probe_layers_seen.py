@@ -20,8 +20,8 @@ from layers_harness import Strict, Watched, half_step
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from ampwatch.probe.layer_figures import info_columns
 from ampwatch.probe.layer_observer import LayerObserver
+from ampwatch.probe.layer_rows import info_columns
 from ampwatch.probe.models import multiplier_of, survey
 from ampwatch.probe.records import StepRecord
 from ampwatch.probe.row_maker import RowMaker

@@ -13,8 +13,12 @@ from narrow_models import Language, float8, mxfp8, needs_torchao
 from torch import nn
 
 import ampwatch
-from ampwatch.probe import library_formats
-from ampwatch.probe.library_formats import conversions_asked_for, formats_of, may_be_quantised
+from ampwatch.probe.formats import library_formats
+from ampwatch.probe.formats.library_formats import (
+    conversions_asked_for,
+    formats_of,
+    may_be_quantised,
+)
 from ampwatch.probe.models import survey
 
 

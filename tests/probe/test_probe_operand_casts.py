@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 from narrow_models import Language, float8, mxfp8, needs_torchao
-from test_probe_number_formats import E4M3, E5M2, EXACT
-from test_probe_number_formats import float8 as cast_to_float8
-from test_probe_number_formats import mx as cast_to_mx
-from test_probe_number_formats import nvfp4 as cast_to_nvfp4
+from test_probe_casts import E4M3, E5M2, EXACT
+from test_probe_casts import float8 as cast_to_float8
+from test_probe_casts import mx as cast_to_mx
+from test_probe_casts import nvfp4 as cast_to_nvfp4
 from torch import nn
 
 import ampwatch
@@ -161,7 +161,7 @@ def test_nothing_of_ours_runs_for_a_cast_in_a_step_that_is_not_sampled(tmp_path)
     assert min(calls.values()) > 100
 
 
-OURS = re.compile(r"ampwatch/probe/(operand_casts|number_formats)\.py$")
+OURS = re.compile(r"ampwatch/probe/formats/casts\.py$")
 
 
 def test_a_run_in_float32_is_not_looked_into(tmp_path):

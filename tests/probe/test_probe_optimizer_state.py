@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ampwatch
-from ampwatch.probe import optimizer_state
+from ampwatch.probe import optimizers
 from ampwatch.probe.weight_updates import Slices
 from ampwatch.store import Run
 
@@ -228,7 +228,7 @@ def test_a_large_model_is_worked_on_in_parts_with_the_same_result(
 ) -> None:
     found = []
     for most in (1 << 22, 20):
-        monkeypatch.setattr(optimizer_state, "_MOST_ELEMENTS", most)
+        monkeypatch.setattr(optimizers, "_MOST_ELEMENTS", most)
         model = network(torch.bfloat16)
         training = Training(model, torch.optim.AdamW(model.parameters(), lr=3e-4))
         run = watched(tmp_path / str(most), training)
@@ -239,12 +239,12 @@ def test_a_large_model_is_worked_on_in_parts_with_the_same_result(
 
 
 def test_steps_that_are_counted_on_the_device_correct_as_those_on_the_host() -> None:
-    group, adam = {"betas": (0.9, 0.999)}, optimizer_state._Kind.ADAM
-    host = optimizer_state._Bucket(group, torch.float32, adam, 7.0)
-    assert optimizer_state._started(host, [3, 2], 1) == 1 - 0.999**7
+    group, adam = {"betas": (0.9, 0.999)}, optimizers._Kind.ADAM
+    host = optimizers._Bucket(group, torch.float32, adam, 7.0)
+    assert optimizers._started(host, [3, 2], 1) == 1 - 0.999**7
     steps = [torch.tensor(7.0), torch.tensor([2.0])]  # as capturable and fused optimizers keep them
-    device = optimizer_state._Bucket(group, torch.float32, adam, None, steps=steps)
-    each = optimizer_state._started(device, [3, 2], 1)
+    device = optimizers._Bucket(group, torch.float32, adam, None, steps=steps)
+    each = optimizers._started(device, [3, 2], 1)
     assert each[:3].tolist() == pytest.approx([1 - 0.999**7] * 3, rel=1e-4)
     assert each[3:].tolist() == pytest.approx([1 - 0.999**2] * 2, rel=1e-4)
 

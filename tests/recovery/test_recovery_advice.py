@@ -9,9 +9,7 @@ import pytest
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, RunFacts, Severity
 from ampwatch.diagnosis.findings import Verdict
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
-from ampwatch.recovery.outcome import Try
-from ampwatch.recovery.proof import Proof, sentence_of
-from ampwatch.recovery.proved_advice import with_proof
+from ampwatch.recovery.proof import Proof, Try, sentence_of, with_proof
 from ampwatch.report.terminal_report import advised
 
 ESTIMATE = Advice(

@@ -82,7 +82,7 @@ def test_a_change_notes_whether_it_met_what_it_is_about(facts):
 
 def test_every_switch_has_words_a_way_to_be_done_and_every_cure_is_a_switch():
     pytest.importorskip("torch")
-    from ampwatch.integrations.rerun_changes import CHANGES
+    from ampwatch.integrations.rerun_process import CHANGES
 
     assert set(SWITCHES) == set(WORDS) == set(CHANGES) - {RATE, NOTHING}
     named = {cure for row in CAUSES.values() for cure in row.cures}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.recovery.outcome import (
+from ampwatch.recovery.proof import (
     STOOD_ABOVE,
     WINDOW,
     Try,

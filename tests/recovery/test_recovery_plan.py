@@ -19,8 +19,7 @@ from ampwatch.codec import encode
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Evidence, Finding, RunFacts, Severity
 from ampwatch.diagnosis.findings import CUT_OFF, ENDED, LIVE, Verdict
 from ampwatch.recovery.change import WORDS, switch_text
-from ampwatch.recovery.outcome import Try
-from ampwatch.recovery.proof import Proof
+from ampwatch.recovery.proof import Proof, Try
 from ampwatch.recovery.restart_plan import (
     MOST_RESTARTS,
     SAID_BY_PLAN,

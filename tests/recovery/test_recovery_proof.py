@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampwatch.recovery.outcome import Try
-from ampwatch.recovery.proof import Proof, kept_proof, sentence_of, table_of
+from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, table_of
 from ampwatch.recovery.prove import MOST_TRIES, WIDE_ENOUGH, lower_rate, next_rate, reached_rate
 from ampwatch.recovery.rerun import Record
 

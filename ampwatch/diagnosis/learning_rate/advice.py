@@ -69,7 +69,7 @@ class Advice:
     signals: int | None = None
     # Code of the finding that explains the trouble: `because` repeats its summary.
     explained_by: str | None = dataclasses.field(default=None, metadata={"json": False})
-    # Steps for which reruns held `recommended`; None for an estimate (`recovery.proved_advice`).
+    # Steps for which reruns held `recommended`; None for an estimate (`recovery.proof`).
     proved_steps: int | None = dataclasses.field(default=None, metadata={"json": False})
     # What those reruns changed besides the rate, in words: without it the rate did not hold.
     besides: str | None = dataclasses.field(default=None, metadata={"json": False})

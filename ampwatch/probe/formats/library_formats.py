@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from ampwatch.probe.formats import NONE, NumberFormat, RoleFormats, of_all_roles
 from ampwatch.probe.models import Survey
-from ampwatch.probe.number_formats import NONE, NumberFormat, RoleFormats, of_all_roles
 from ampwatch.probe.tensor_values import dtype_name
 
 # -- torchao ---------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import torch
 from narrow_models import needs_torchao
 from torch import Tensor
 
-from ampwatch.probe import number_formats
-from ampwatch.probe.number_formats import SAMPLE_LIMIT, CastBatches, NumberFormat, sample
+from ampwatch.probe.formats import NumberFormat, casts
+from ampwatch.probe.formats.casts import SAMPLE_LIMIT, CastBatches, sample
 from ampwatch.probe.tensor_values import Pack
 from ampwatch.rows import WHAT_IF_FORMATS
 
@@ -240,14 +240,14 @@ def test_samples_that_are_counted_together_give_the_same_counts(monkeypatch):
         return [one.counts(pack.values) for one in taken]
 
     alone = run()
-    real = number_formats.counts_of
+    real = casts.counts_of
     waiting = []
 
     def together(samples):
         waiting.append(len(samples))
         return real(samples)
 
-    monkeypatch.setattr(number_formats, "counts_of", together)
+    monkeypatch.setattr(casts, "counts_of", together)
     monkeypatch.setattr(CastBatches, "_is_on_host", lambda _self, _one: False)
     assert [repr(one) for one in run()] == [repr(one) for one in alone]
     assert max(waiting) == 3
