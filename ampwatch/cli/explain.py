@@ -13,18 +13,24 @@ from ampwatch.errors import AmpwatchError
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Rule
 
-HELP = """Explain a finding: its meaning, look-alikes, and what to do.
+HELP = """Explain a finding, or a message: its meaning, and what to do.
 
 With a run, its evidence in that run as well. Without a code, the list of
 all findings.
 
-Example: ampwatch explain AMP103
+Examples:
+  ampwatch explain AMP103
+  ampwatch explain scale-collapse RUN
+  ampwatch explain "Attempting to unscale FP16 gradients."
 """
 
 
 def command(
     code: str = typer.Argument(
-        None, metavar="CODE", help="Such as AMP103, or scale-collapse.", show_default=False
+        None,
+        metavar="CODE|MESSAGE",
+        help="Such as AMP103, scale-collapse, or what a training printed.",
+        show_default=False,
     ),
     run: str = typer.Argument(
         None, metavar="RUN", help="Also print the evidence in this run.", show_default=False
@@ -36,11 +42,18 @@ def command(
 
     if code is None:
         width = max(len(rule.name) for rule in RULES)
-        text = "\n".join(f"{rule.code}  {rule.name:{width}}  {rule.usual.value}" for rule in RULES)
-    else:
-        rule = _find(RULES, code)
-        text = plain_page(rule) + ("" if run is None else _in_run(rule, run))
-    answer(text)
+        answer("\n".join(f"{r.code}  {r.name:{width}}  {r.usual.value}" for r in RULES))
+        return
+    rules = _rules_meant(code)
+    if len(rules) == 1:
+        answer(plain_page(rules[0]) + ("" if run is None else _in_run(rules[0], run)))
+        return
+    answer("This message belongs to:\n")
+    for rule in rules:
+        answer(f"{rule.code} {rule.name}\n{_indented(rule.page.meaning)}\n")
+    answer(
+        f"More of one: ampwatch explain {rules[0].code}. Which it is, `ampwatch report LOG` says."
+    )
 
 
 def _in_run(rule: Rule, text: str) -> str:
@@ -57,7 +70,7 @@ def _in_run(rule: Rule, text: str) -> str:
         found = [finding for finding in every if finding.code in RATE and rate_evidence_lines(case)]
     if not found:
         return f"\n\nIn {name}\n  {rule.code} was not found."
-    told = [fill(f.cause, 76, initial_indent="  ", subsequent_indent="  ") for f in found]
+    told = [_indented(f.cause) for f in found]
     if rule.code in RATE:
         told += ["", "  What each sign adds for the rate"]
         told += [
@@ -69,11 +82,17 @@ def _in_run(rule: Rule, text: str) -> str:
     return "\n".join(["", "", where, *told])
 
 
-def _find(rules: tuple[Rule, ...], code: str) -> Rule:
-    wanted = code.strip().casefold()
-    for rule in rules:
-        if wanted in {rule.code.casefold(), rule.name}:
-            return rule
+def _rules_meant(text: str) -> list[Rule]:
+    from ampwatch.diagnosis.rule_pages import rules_for, rules_like
+
+    if rules := rules_for(text):
+        return rules
+    like = "".join(f"\n  {rule.code} {rule.name}" for rule in rules_like(text))
+    hint = f" Did you mean:{like}" if like else " `ampwatch explain` lists them."
     raise AmpwatchError(
-        f"{code!r} is not a finding of this version; `ampwatch explain` lists them."
+        f"{text!r} is no finding of this version, and no message that is known.{hint}"
     )
+
+
+def _indented(text: str) -> str:
+    return fill(text, 76, initial_indent="  ", subsequent_indent="  ")

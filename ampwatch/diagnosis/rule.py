@@ -59,15 +59,30 @@ def counted(signal: str, times: Times, of: float | None = None, what: str = "") 
     return Evidence(signal, times.last_step, float(times.count), against, what)
 
 
+# The parts of a page, in the order in which a reader needs them; a few may be missing.
+PARTS = {
+    "What it means": "meaning",
+    "What you may see": "messages",
+    "What to do": "do",
+    "In code": "code",
+    "Not to be confused with": "not_to_confuse",
+    "Example": "example",
+    "How ampwatch detects it": "looks",
+}
+_FENCED = {"messages", "code"}
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What `ampwatch explain CODE` prints: the parts of the page's file, in their order."""
+    """What `ampwatch explain CODE` prints: the parts of the page's file."""
 
     meaning: str
-    looks: str
-    not_to_confuse: str
     do: str
+    not_to_confuse: str
     example: str
+    looks: str
+    messages: str = ""  # as other programs print them, one a line
+    code: str = ""
 
 
 class _Names(dict[str, Any]):
@@ -90,16 +105,25 @@ class _Thresholds(string.Formatter):
 
 
 @functools.cache
-def _parts_of(code: str) -> tuple[str, ...]:
-    """The parts of a page's file; the first holds its titles."""
+def _parts_of(code: str) -> tuple[str, dict[str, str]]:
+    """What stands above the first heading of a page's file, and what below each."""
     text = (_PAGES / f"{code}.md").read_text("utf-8")
-    return tuple(re.split(r"^## .*$", text, flags=re.MULTILINE))
+    head, *parts = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
+    return head, dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 @functools.cache
 def _page_of(code: str, module: str) -> Page:
-    names, (_, *parts) = _Names(vars(sys.modules[module])), _parts_of(code)
-    return Page(*(" ".join(_Thresholds().vformat(part, (), names).split()) for part in parts))
+    names, (_, parts) = _Names(vars(sys.modules[module])), _parts_of(code)
+    texts = {PARTS[title]: text for title, text in parts.items()}
+    return Page(
+        **{
+            name: text.strip().partition("\n")[2].removesuffix("\n```")
+            if name in _FENCED
+            else " ".join(_Thresholds().vformat(text, (), names).split())
+            for name, text in texts.items()
+        }
+    )
 
 
 @functools.cache

@@ -6,9 +6,18 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from ampwatch.diagnosis import RULES, rules
 from ampwatch.diagnosis.causes import CAUSES, LATE_TO, row_of
-from ampwatch.diagnosis.rule_pages import PARTS, markdown_pages, plain_page, write_pages
+from ampwatch.diagnosis.rule import PARTS
+from ampwatch.diagnosis.rule_pages import (
+    markdown_pages,
+    plain_page,
+    rules_for,
+    rules_like,
+    write_pages,
+)
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 REMEDY = "write them anew: python -m ampwatch.diagnosis.rule_pages docs/findings"
@@ -60,23 +69,82 @@ def written_pages():
         yield path.name, head.split("\n")[0], dict(zip(parts[::2], parts[1::2], strict=True))
 
 
+OPTIONAL = {"What you may see", "In code"}
+
+
 def test_each_rule_has_a_page_with_its_code_its_name_and_all_parts_in_order():
     written = {name: (head, list(parts)) for name, head, parts in written_pages()}
-    titles = [title for title, _ in PARTS]
-    assert written == {f"{r.code}.md": (f"# {r.code} {r.name}", titles) for r in RULES}
+    assert written == {
+        f"{r.code}.md": (
+            f"# {r.code} {r.name}",
+            [
+                title
+                for title, name in PARTS.items()
+                if title not in OPTIONAL or getattr(r.page, name)
+            ],
+        )
+        for r in RULES
+    }
 
 
-def test_a_part_of_a_page_is_one_paragraph_of_sentences():
+def test_a_part_of_a_page_is_one_paragraph_of_sentences_or_one_block_of_lines():
     for name, _, parts in written_pages():
-        for text in parts.values():
-            assert "```" not in text, name
-            assert "\n\n" not in text.strip(), name
+        for title, text in parts.items():
+            if title in OPTIONAL:
+                language = "python" if title == "In code" else "text"
+                assert re.fullmatch(rf"```{language}\n[^`]+(`[^`\n]+`[^`]*)*\n```", text.strip()), (
+                    name
+                )
+            else:
+                assert "```" not in text, name
+                assert "\n\n" not in text.strip(), name
+
+
+def test_code_on_a_page_is_python_of_a_few_lines():
+    for rule in RULES:
+        ast.parse(rule.page.code)
+        assert len(rule.page.code.splitlines()) <= 14, rule.code
 
 
 def test_a_page_prints_the_thresholds_of_its_rule_and_never_repeats_them():
     for name, _, parts in written_pages():
-        text = re.sub(r"\{.*?\}", "", parts["How it looks"])
+        text = re.sub(r"\{.*?\}", "", parts["How ampwatch detects it"])
         assert not re.search(r"\d", re.sub(GIVEN, "", text)), (name, text)
+
+
+@pytest.mark.parametrize(
+    ("pasted", "codes"),
+    [
+        ("amp406", ["AMP406"]),
+        ("103", ["AMP103"]),
+        ("scale-collapse", ["AMP103"]),
+        ("ValueError: Attempting to unscale FP16 gradients.", ["AMP406"]),
+        (
+            'line 80, in x\n    raise ValueError("Attempting to unscale FP16 gradients.")',
+            ["AMP406"],
+        ),
+        (
+            "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 16384.0",
+            ["AMP101", "AMP103", "AMP105"],
+        ),
+        ("unscale_() has already been called on this optimizer", ["AMP402", "AMP403"]),
+        ("mat1 and mat2 must have the same dtype, but got Half and Float", ["AMP415"]),
+        ("CUDA out of memory. Tried to allocate 20.00 MiB", ["AMP506"]),
+        ("hello world, nothing is wrong", []),
+        ("nan", []),
+        ("", []),
+    ],
+)
+def test_a_page_is_found_by_its_code_its_name_or_a_message(pasted, codes):
+    assert [rule.code for rule in rules_for(pasted)] == codes
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("scale-colapse", "AMP103"), ("learning rate too high", "AMP301"), ("loss nan", "AMP204")],
+)
+def test_nearly_a_name_or_words_of_a_title_suggest_findings(words, code):
+    assert code in [rule.code for rule in rules_like(words)]
 
 
 def test_no_rule_has_a_text_of_several_lines():
