@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from threading import Lock
 
-from ampwatch.diagnosis.event import detail_of
+from ampwatch.diagnosis.record import detail_of
 from ampwatch.follow import Follower
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run

@@ -12,11 +12,14 @@ from functools import cached_property
 import numpy as np
 
 from ampwatch.diagnosis import learning_rate, thresholds
-from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.blocks import Block, Times
 from ampwatch.diagnosis.device_history import DeviceHistory
-from ampwatch.diagnosis.episodes import ScaleFall, SkipSpan
-from ampwatch.diagnosis.event import Event
-from ampwatch.diagnosis.event_history import EventHistory, GuardHistory
+from ampwatch.diagnosis.event_history import (
+    EventHistory,
+    GuardHistory,
+    OverflowOrigin,
+    overflow_origins,
+)
 from ampwatch.diagnosis.findings import FindingStatus, Outcome
 from ampwatch.diagnosis.finiteness_history import (
     FinitenessHistory,
@@ -24,25 +27,26 @@ from ampwatch.diagnosis.finiteness_history import (
     forward_finite,
     inputs_from_models,
 )
-from ampwatch.diagnosis.gradient_history import NonfiniteGradientHistory, ZeroGradientHistory
+from ampwatch.diagnosis.gradient_history import (
+    LoopHistory,
+    NonfiniteGradientHistory,
+    ZeroGradientHistory,
+)
 from ampwatch.diagnosis.layer_history import (
     AttentionScoreHistory,
     LayerHistory,
     LayersWithoutOptimizer,
 )
 from ampwatch.diagnosis.learning_rate.advice import Advice
-from ampwatch.diagnosis.loop_history import LoopHistory
 from ampwatch.diagnosis.loss_spikes import LossSpikes
 from ampwatch.diagnosis.metric_history import MetricHistory
 from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
-from ampwatch.diagnosis.overflow_culprits import OverflowOrigin, overflow_origins
 from ampwatch.diagnosis.precision_history import CastHistory, PrecisionHistory, RoundingHistory
 from ampwatch.diagnosis.rank_history import RankHistory
 from ampwatch.diagnosis.rate_setup import RateLeaps, RateSetup
-from ampwatch.diagnosis.record import Record, RecordFacts, scaler_of
+from ampwatch.diagnosis.record import Event, Record, RecordFacts, scaler_of
 from ampwatch.diagnosis.restart_history import RestartHistory
-from ampwatch.diagnosis.scale_history import ScaleHistory
-from ampwatch.diagnosis.times import Times
+from ampwatch.diagnosis.scale_history import ScaleFall, ScaleHistory, SkipSpan
 from ampwatch.metric_names import Metric
 from ampwatch.rows import EventKind
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampwatch.diagnosis.block_cutting import BLOCK_ROWS, BlockCutter, UncutRows, tables_of
-from ampwatch.diagnosis.blocks import DEVICE_COLUMNS
+from ampwatch.diagnosis.blocks import BLOCK_ROWS, DEVICE_COLUMNS, BlockCutter, UncutRows, tables_of
 from ampwatch.diagnosis.case import Case, new_case
 from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.findings import Diagnosis

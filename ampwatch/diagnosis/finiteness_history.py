@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.blocks import Block, Times
 from ampwatch.diagnosis.column_arrays import Flags, Integers, Mask
-from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.layer_history import ROOT
-from ampwatch.diagnosis.times import Times
+from ampwatch.diagnosis.record import Event
 from ampwatch.rows import EventKind
 
 # No training has so low a rate throughout: it never left the start of its warm-up.

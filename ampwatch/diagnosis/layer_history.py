@@ -21,8 +21,7 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block, BlockLayerRows
-from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
-from ampwatch.diagnosis.doubling_windows import DoublingWindows
+from ampwatch.diagnosis.column_arrays import DoublingWindows, Floats, Integers, Mask
 
 # A layer loses its gradients in most of its sampled steps, and in at least this many of them.
 UNDERFLOW_SAMPLES = 3

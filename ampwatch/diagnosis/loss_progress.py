@@ -11,12 +11,11 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats, Integers
+from ampwatch.diagnosis.column_arrays import Floats, Integers, median, median_of_known
 from ampwatch.diagnosis.findings import Evidence, Outcome, State
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation, rounding_unit
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows
 from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse
-from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_outcome import explains_rise
 from ampwatch.diagnosis.value_text import count_text, rate_text, two_digits
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.column_arrays import Floats, median_of_known
 from ampwatch.diagnosis.findings import Evidence, Outcome, Severity, Sign, State
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
@@ -30,7 +30,6 @@ from ampwatch.diagnosis.loss_progress import (
     series_of_case,
     without_bound,
 )
-from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.metric_outcome import (
     GOAL_REACHED,
     IN_BALANCE,

@@ -15,8 +15,8 @@ import numpy as np
 
 from ampwatch.diagnosis.blocks import Block, BlockLayerRows
 from ampwatch.diagnosis.column_arrays import Floats, Integers
-from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.layer_history import MOST_LAYERS
+from ampwatch.diagnosis.record import Event
 from ampwatch.rows import EventKind
 
 _HALF = ("float16", "bfloat16")

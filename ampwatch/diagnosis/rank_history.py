@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis.blocks import Block, BlockRankRows
+from ampwatch.diagnosis.blocks import Block, BlockRankRows, Times
 from ampwatch.diagnosis.column_arrays import Mask
-from ampwatch.diagnosis.event import Event
-from ampwatch.diagnosis.times import Times
+from ampwatch.diagnosis.record import Event
 from ampwatch.rows import EventKind
 
 

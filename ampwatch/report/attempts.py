@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampwatch.diagnosis.event import Event, detail_of
+from ampwatch.diagnosis.record import Event, detail_of
 from ampwatch.report.settings import flat
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import known_of, median
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.estimate import MARGIN, Estimate, EstimateBounds
 from ampwatch.diagnosis.learning_rate.judgement import (
@@ -24,7 +25,6 @@ from ampwatch.diagnosis.learning_rate.optimizer_family import Family
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState, micro_batches
 from ampwatch.diagnosis.learning_rate.signs import is_born_zero
 from ampwatch.diagnosis.learning_rate.trouble import LeapBefore, Trouble, Warmup
-from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.value_text import count_text
 
 # Late: what large runs did (x0.9 and x0.67 OPT, x0.5 BLOOM 104B, x0.89 icefall).

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.column_arrays import Floats, known_of, median
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign
 from ampwatch.diagnosis.learning_rate.rate_history import Group, RateRows, RateState
@@ -36,7 +36,6 @@ from ampwatch.diagnosis.learning_rate.signs import (
     sign_readings,
 )
 from ampwatch.diagnosis.learning_rate.trouble import PEAK_SHARE, Trouble, Warmup, lasting_trouble
-from ampwatch.diagnosis.medians import known_of, median
 
 
 class Cause(str, enum.Enum):

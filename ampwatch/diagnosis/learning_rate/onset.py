@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask, known_of, median
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.noise import (
     calmest_noise,
@@ -26,7 +26,6 @@ from ampwatch.diagnosis.learning_rate.noise import (
     trailing_medians,
 )
 from ampwatch.diagnosis.learning_rate.rate_history import RatePoints, RateRows, RateState
-from ampwatch.diagnosis.medians import known_of, median
 
 WINDOW_SHARE = 0.02  # of the run, or a hundred steps: the recent past
 CREPT_SHARE = 0.5  # share of all progress that a creeping loss has to give back

@@ -19,10 +19,16 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.column_arrays import Flags, Floats, Integers, Mask
-from ampwatch.diagnosis.doubling_windows import DoublingWindows
+from ampwatch.diagnosis.column_arrays import (
+    DoublingWindows,
+    Flags,
+    Floats,
+    Integers,
+    Mask,
+    known_of,
+    median,
+)
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.medians import known_of, median
 
 # Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` marks a loss that was
 # recorded and was not finite.

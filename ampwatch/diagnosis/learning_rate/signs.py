@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import known_of, median
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.estimate import SLOPE
 from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians, upper_edge
 from ampwatch.diagnosis.learning_rate.onset import LITTLE_LEARNT, OnsetSign
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows
 from ampwatch.diagnosis.learning_rate.trouble import Trouble, is_rising
-from ampwatch.diagnosis.medians import known_of, median
 
 # A sign's octaves count up to the first and down to the second.
 MOST, LEAST = 4.0, -1.0

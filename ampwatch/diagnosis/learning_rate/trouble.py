@@ -9,13 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
-from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.column_arrays import Floats, known_of, median
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds, estimate
 from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians, upper_edge
 from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign, find_onset, has_a_first
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState
-from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.rows import LR_LEAP
 
 RISING_STEPS = 3

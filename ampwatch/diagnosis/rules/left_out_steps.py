@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import GuardHistory
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, share_text
 
 # Occasional bad batches cost one step in a hundred; more than that is wasted training. A single

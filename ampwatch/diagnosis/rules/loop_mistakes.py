@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.record import Event
 from ampwatch.diagnosis.rule import Rule, Seen, rule
 from ampwatch.diagnosis.rules.run_endings import is_about_dtypes
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text

@@ -8,25 +8,25 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.column_arrays import Floats, known_of, median
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import RateRows, constants
 from ampwatch.diagnosis.learning_rate.judgement import Cause
 from ampwatch.diagnosis.learning_rate.noise import trailing_medians
 from ampwatch.diagnosis.learning_rate.onset import Onset, OnsetSign, loss_wanders
 from ampwatch.diagnosis.learning_rate.trouble import rows_around
-from ampwatch.diagnosis.loss_rise import (
+from ampwatch.diagnosis.loss_spikes import (
     GREW,
+    MIXED_SHARE,
     OUT_OF_BAND,
     ROUNDED,
     TELLING,
     WINDOW,
     LossRise,
     RiseKind,
+    SpikeOctave,
     has_left_band,
 )
-from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
-from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text, share_text
 from ampwatch.rows import LR_LEAP

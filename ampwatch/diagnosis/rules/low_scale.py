@@ -8,9 +8,9 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import median
 from ampwatch.diagnosis.event_history import AT_FLOOR
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
-from ampwatch.diagnosis.medians import median
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.scale_collapse import slow_fall, unknown_cause_text
 from ampwatch.diagnosis.rules.scale_search_and_growth import STARTUP_ERROR_SCALE

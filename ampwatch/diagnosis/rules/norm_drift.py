@@ -13,10 +13,9 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Integers
+from ampwatch.diagnosis.column_arrays import Integers, median_of_known
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.learning_rate import RateRows
-from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.rule import Seen, rule
 
 # Endings of the record, each about two thirds of the one before, so that one of them begins where

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import median, median_of_known
+from ampwatch.diagnosis.event_history import LayerOverflows
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import ROOT
 from ampwatch.diagnosis.learning_rate.noise import rounding_unit
-from ampwatch.diagnosis.medians import median, median_of_known
-from ampwatch.diagnosis.overflow_culprits import LayerOverflows
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.left_out_steps import left_out_ending
 from ampwatch.diagnosis.rules.scale_search_and_growth import DEFAULT_SCALE, raise_scale_text
-from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import (
     alone_text,
     count_text,

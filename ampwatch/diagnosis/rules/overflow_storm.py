@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.established_levels import RecordEnding
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Seen, rule
+from ampwatch.diagnosis.scale_segments import RecordEnding
 from ampwatch.diagnosis.value_text import count_text, share_text
 
 # A storm that begins late shows in the last part of the record. Over eight growth intervals or

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampwatch.diagnosis import thresholds
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.event_history import JointOverflows
 from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
-from ampwatch.diagnosis.overflow_culprits import JointOverflows
 from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 
 # One step may be logged in the middle of an update; if two steps differ, the weights do.

@@ -8,13 +8,12 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.column_arrays import Floats, median_of_known
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.finiteness_history import DEAD_RATE
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.onset import Onset
-from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.value_text import count_text, go_back_text
 

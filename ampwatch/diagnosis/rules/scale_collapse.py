@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode
-from ampwatch.diagnosis.established_levels import SlowFall
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.scale_search_and_growth import no_scale_helps, startup_has_failed
+from ampwatch.diagnosis.scale_history import ScaleFall, SkipEpisode
+from ampwatch.diagnosis.scale_segments import SlowFall
 from ampwatch.diagnosis.value_text import count_text, scale_text
 
 # A scale that falls as far as in a collapse, but over thousands of steps. Each growth interval

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 from ampwatch.diagnosis import thresholds
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.rule import Seen, rule
-from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, scale_text, share_text
 from ampwatch.rows import EventKind
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampwatch.diagnosis import thresholds
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.gradient_history import STARVED
 from ampwatch.diagnosis.layer_history import innermost_layers
-from ampwatch.diagnosis.loop_history import STARVED
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.no_gradients import is_without_gradients
-from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import count_text, list_text, share_text
 
 # A scheduler that also advances on skipped steps does so every time; one change of the rate that

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.record import Event
 from ampwatch.diagnosis.rule import Seen, rule
 from ampwatch.diagnosis.rules.loss import rise_that_stands
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
