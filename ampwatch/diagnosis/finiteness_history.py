@@ -124,8 +124,7 @@ class FinitenessHistory:
     def _weights_bad(self, block: Block) -> Mask:
         layers = block.layers
         bad = block.param_norm_bad.copy()
-        at, there = block.layer_entries
-        bad[at[there & (layers.flags["weight_finite"] == 0)]] = True
+        bad[layers.entry[layers.has_entry & (layers.flags("weight_finite") == 0)]] = True
         return np.asarray(bad)
 
     def _take_updates(self, block: Block) -> None:
@@ -158,9 +157,8 @@ class FinitenessHistory:
 def forward_finite(block: Block) -> Flags:
     """Whether the forward pass of each step in a block was finite; -1 where nobody looked."""
     layers, result = block.layers, np.full(len(block), -1, np.int8)
-    at, there = block.layer_entries
     for flag in (1, 0):  # one layer that is not finite outweighs all that are
-        result[at[there & (layers.flags["act_finite"] == flag)]] = flag
+        result[layers.entry[layers.has_entry & (layers.flags("act_finite") == flag)]] = flag
     for direction, flag in _FORWARD_OF.items():
         steps = [event.step for event in block.events if event.is_traced_to(direction)]
         result[block.entries_of(steps)] = flag
@@ -181,7 +179,7 @@ def inputs_from_models(block: Block) -> dict[int, str]:
     layers = block.layers
     if not layers.names or ROOT in layers.names or not bad_input(block).any():
         return {}
-    makers = (layers.flags["act_finite"] == 0) & (layers.flags["input_finite"] == 1)
+    makers = (layers.flags("act_finite") == 0) & (layers.flags("input_finite") == 1)
     found: dict[int, str] = {}
     for at in np.flatnonzero(makers & (layers.layer >= 0)).tolist():
         step, name = int(layers.step[at]), layers.names[layers.layer[at]]

@@ -48,7 +48,7 @@ class ZeroGradientRun:
         known = loss[np.isfinite(loss)]
         shares = _shares(block, at)
         return ZeroGradientRun(
-            self.times.and_entries(at, block.step, block.start),
+            self.times.and_entries(at, block),
             self.cleared + int(block.norm_cleared[at].sum()),
             self.without_loss + int((known == 0).sum()),
             float(min(self.lowest_loss, known.min(initial=np.inf))),
@@ -74,7 +74,7 @@ class ZeroGradientHistory:
         """The history of zero gradients with one more block."""
         made = self
         if len(block.layers):
-            trainable = block.layers.flags["trainable"]
+            trainable = block.layers.flags("trainable")
             made = replace(
                 self,
                 frozen=self.frozen or bool((trainable == 0).any()),
@@ -140,9 +140,9 @@ class ZeroGradientHistory:
 
 def _shares(block: Block, at: Integers) -> Floats:
     """The share of gradients that layers lost to underflow in these zero-gradient steps."""
-    entry, there = block.layer_entries
-    share = block.layers.numbers["underflow_share"]
-    return np.asarray(share[there & np.isin(entry, at) & np.isfinite(share)])
+    layers, share = block.layers, block.layers.numbers("underflow_share")
+    here = layers.has_entry & np.isin(layers.entry, at)
+    return np.asarray(share[here & np.isfinite(share)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +198,11 @@ class NonfiniteGradientHistory:
         unsettled = Times() if len(sound) else self.unsettled
         return replace(
             self,
-            bad=self.bad.and_entries(at, block.step, block.start),
-            nans=self.nans.and_entries(at[~infs], block.step, block.start),
+            bad=self.bad.and_entries(at, block),
+            nans=self.nans.and_entries(at[~infs], block),
             early_nans=self.early_nans + int(((at < first) & ~infs).sum()),
             late_infs=self.late_infs + int((infs & (at >= first)).sum()),
-            unsettled=unsettled.and_entries(since, block.step, block.start),
+            unsettled=unsettled.and_entries(since, block),
             layer=self.layer or _maker(block, at),
             found_good=self.found_good or bool(good.any()),
         )
@@ -223,9 +223,8 @@ def _maker(block: Block, at: Integers) -> str | None:
     layers = block.layers
     if not len(at) or not len(layers):
         return None
-    entry, there = block.layer_entries
-    made = (layers.flags["grad_finite"] == 0) | (layers.flags["in_grad_finite"] == 0)
-    made &= (layers.flags["out_grad_finite"] == 1) & there & np.isin(entry, at)
+    made = (layers.flags("grad_finite") == 0) | (layers.flags("in_grad_finite") == 0)
+    made &= (layers.flags("out_grad_finite") == 1) & layers.has_entry & np.isin(layers.entry, at)
     names = innermost_layers(
         {layers.names[code] for code in layers.layer[made].tolist() if code >= 0}
     )

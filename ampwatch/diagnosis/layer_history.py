@@ -80,9 +80,9 @@ class LayerHistory:
         grown = self._with_names(rows.names)
         codes = np.array([*(grown.numbers.get(name, -1) for name in rows.names), -1])
         layer = codes[rows.layer]  # the last where the row names none
-        at, there = block.layer_entries
+        at, there = rows.entry, rows.has_entry
         good = layer >= 0
-        bad = layer[good & (rows.flags["weight_finite"] == 0)]
+        bad = layer[good & (rows.flags("weight_finite") == 0)]
         if len(bad):
             weight_bad = grown.weight_bad.copy()
             weight_bad[bad] = True
@@ -93,10 +93,10 @@ class LayerHistory:
             return grown
         step, layer = rows.step[good], layer[good]
         names = ("underflow_share", "log2_headroom", "scale_low", "scale_high")
-        share, headroom, low, high = (rows.numbers[name][good] for name in names)
+        share, headroom, low, high = (rows.numbers(name)[good] for name in names)
         scale = block.columns["scale"][at[good]]
         few_bits = ~(low < np.where(scale > 0, scale, 1.0) * KEPT_TIMES)
-        few_bits |= rows.numbers["grad_norm"][good] == 0  # of its weights, beside one of its output
+        few_bits |= rows.numbers("grad_norm")[good] == 0  # of its weights, beside one of its output
         # A tail that is lost is normal: a layer needs a scale when it loses most.
         low = np.where(share >= thresholds.UNDERFLOW_SHARE, low, np.nan)
         grown = grown._with_shares(layer, step, share, few_bits)
@@ -242,10 +242,9 @@ class LayersWithoutOptimizer:
         layers = block.layers
         if not len(layers) or not (block.columns["update_norm"] > 0).any():
             return self
-        flags = layers.flags
-        reached = (flags["grad_finite"] == 1) | (flags["out_grad_finite"] == 1)
-        learns = (flags["trainable"] == 1) & (layers.layer >= 0)
-        has_group = np.isfinite(layers.numbers["param_group"])
+        reached = (layers.flags("grad_finite") == 1) | (layers.flags("out_grad_finite") == 1)
+        learns = (layers.flags("trainable") == 1) & (layers.layer >= 0)
+        has_group = np.isfinite(layers.numbers("param_group"))
         trained = np.unique(layers.layer[learns & reached & has_group]).tolist()
         return LayersWithoutOptimizer(
             _counted(self.samples, layers, learns & reached & ~has_group),
@@ -326,8 +325,8 @@ class AttentionScoreHistory:
         codes = np.full(len(rows.names) + 1, -1)
         known = {name: number for number, name in enumerate(grown.names)}
         codes[list(ours)] = [known.get(rows.names[n], -1) for n in ours]
-        layer, headroom = codes[rows.layer], rows.numbers["log2_headroom"]
-        at, there = block.layer_entries
+        layer, headroom = codes[rows.layer], rows.numbers("log2_headroom")
+        at, there = rows.entry, rows.has_entry
         keep = np.flatnonzero((layer >= 0) & there & np.isfinite(headroom))
         keep = keep[judged[at[keep]]]
         if not len(keep):

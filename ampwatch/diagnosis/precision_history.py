@@ -56,16 +56,16 @@ class PrecisionHistory:
             return self
         norms = self.batch_norms
         norms |= _batch_norms(rows) if len(norms) < MOST_LAYERS else frozenset()
-        names, codes = rows.dtypes["output_dtype"]
-        cast = np.logical_or.reduce([rows.dtypes[name][1] >= 0 for name in _FORMATS])
+        names, codes = rows.texts("output_dtype")
+        cast = np.logical_or.reduce([rows.texts(name)[1] >= 0 for name in _FORMATS])
         seen = np.flatnonzero((rows.layer >= 0) & ((codes >= 0) | cast))
         if not len(seen):
             return replace(self, batch_norms=norms)
-        half = rows.has_dtype("output_dtype", *_HALF)
-        formats = [_texts_at(*rows.dtypes[name]) for name in _FORMATS]
-        kind_of, order = _texts_at(*rows.kinds), rows.numbers["order"]
-        keeps = rows.has_dtype("param_dtype", "float16") & (rows.flags["trainable"] == 1)
-        flops = rows.numbers["flops"]
+        half = rows.has_text("output_dtype", *_HALF)
+        formats = [_texts_at(*rows.texts(name)) for name in _FORMATS]
+        kind_of, order = _texts_at(*rows.texts("kind")), rows.numbers("order")
+        keeps = rows.has_text("param_dtype", "float16") & (rows.flags("trainable") == 1)
+        flops = rows.numbers("flops")
         latest = seen[::-1][np.unique(rows.layer[seen][::-1], return_index=True)[1]]
         layers = dict(self.layers)
         for at in latest.tolist():
@@ -103,9 +103,9 @@ def _texts_at(names: Sequence[str], codes: Integers) -> Callable[[int], str | No
 
 
 def _batch_norms(rows: BlockLayerRows) -> frozenset[str]:
-    kinds, codes = rows.kinds
+    kinds, codes = rows.texts("kind")
     wanted = [n for n, kind in enumerate(kinds) if "BatchNorm" in kind]
-    at = np.isin(codes, wanted) & (rows.flags["trainable"] == 1) & (rows.layer >= 0)
+    at = np.isin(codes, wanted) & (rows.flags("trainable") == 1) & (rows.layer >= 0)
     return frozenset(rows.names[layer] for layer in np.unique(rows.layer[at]))
 
 
@@ -115,10 +115,10 @@ def _sides(rows: BlockLayerRows, at: int) -> tuple[int, ...]:
     They are outputs, inputs and, of a plain layer, the rows of the batch. A convolution
     with one input channel a group is no matrix product for a GPU.
     """
-    shape: list[int] = rows.weight_shapes[at].as_py() or []
+    shape: list[int] = rows.value("weight_shape", at) or []
     if len(shape) < 2 or (len(shape) > 2 and shape[1] == 1):
         return ()
-    count = rows.numbers["rows"][at]
+    count = rows.numbers("rows")[at]
     plain = len(shape) == 2 and count > 0
     return (*shape[:2], int(count)) if plain else tuple(shape[:2])
 
@@ -168,16 +168,16 @@ class CastHistory:
         """The history of casts with one more block."""
         rows, history = block.layers, self._before(block) if block.restart else self
         for role in ROLES:
-            cut = rows.numbers[f"{role}_saturated_share"]
-            flushed = rows.numbers[f"{role}_flushed_share"]
+            cut = rows.numbers(f"{role}_saturated_share")
+            flushed = rows.numbers(f"{role}_flushed_share")
             if not np.isnan(flushed).all():
                 history = history._with_role(rows, role, cut, flushed)
-        if not np.isnan(rows.numbers["amax_staleness"]).all():
+        if not np.isnan(rows.numbers("amax_staleness")).all():
             history = history._with_stale(rows)
         for step in map(_resumed_at, block.events):
             if step is not None and step != history.resumed_at:
                 history = replace(history, resumed_at=step, after_resume={})
-        if not all(np.isnan(rows.numbers[f"{role}_scale"]).all() for role in ROLES):
+        if not all(np.isnan(rows.numbers(f"{role}_scale")).all() for role in ROLES):
             history = history._with_scales(rows)
         return history
 
@@ -218,7 +218,7 @@ class CastHistory:
 
     def _with_stale(self, rows: BlockLayerRows) -> CastHistory:
         staleness = dict(self.staleness)
-        values = rows.numbers["amax_staleness"]
+        values = rows.numbers("amax_staleness")
         for name, at in _last_of_each(rows, values):
             if name in staleness or len(staleness) < MOST_LAYERS:
                 old = zip(*staleness.get(name, ((), ())), strict=True)
@@ -229,7 +229,7 @@ class CastHistory:
 
     def _with_scales(self, rows: BlockLayerRows) -> CastHistory:
         scales, after_resume = dict(self.scales), dict(self.after_resume)
-        values = np.stack([rows.numbers[f"{role}_scale"] for role in ROLES])
+        values = np.stack([rows.numbers(f"{role}_scale") for role in ROLES])
         told = np.flatnonzero(~np.isnan(values).all(axis=0) & (rows.layer >= 0))
         for at in told[np.argsort(rows.step[told], kind="stable")].tolist():
             name, step = rows.names[rows.layer[at]], int(rows.step[at])

@@ -137,7 +137,7 @@ class RateSetup:
 
     def _with_layers(self, block: Block) -> RateSetup:
         layers = block.layers
-        group, ratio = layers.numbers["param_group"], layers.numbers["update_ratio"]
+        group, ratio = layers.numbers("param_group"), layers.numbers("update_ratio")
         keep = np.isfinite(ratio) & (ratio > 0) & (group >= 0) & (group < _MOST_GROUPS)
         if not keep.any():
             return self

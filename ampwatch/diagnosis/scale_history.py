@@ -374,8 +374,8 @@ class ScaleHistory:
         block, scale = block_scale.block, block_scale.begun
         tiny = np.flatnonzero(scale < thresholds.FLOOR_SCALE)
         at_floor = np.flatnonzero(block.skipped & (scale <= (self.scaler.floor or 0.0)))
-        self.tiny = self.tiny.and_entries(tiny, block.step, block.start)
-        self.at_floor = self.at_floor.and_entries(at_floor, block.step, block.start)
+        self.tiny = self.tiny.and_entries(tiny, block)
+        self.at_floor = self.at_floor.and_entries(at_floor, block)
         self.lowest = float(np.fmin(self.lowest, np.fmin.reduce(scale)))
         self.lead, self.entries = block_scale.next_lead, self.entries + len(block)
         recent = np.concatenate([self.recent_skips, block_scale.places[block.skipped]])

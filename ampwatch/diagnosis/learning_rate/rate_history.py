@@ -351,11 +351,10 @@ def rows_of_block(block: Block, forward: Flags) -> RateRows:
 def _largest_activations(block: Block) -> Floats:
     """The largest activation of each step of a block; -inf where it was not sampled."""
     layers = block.layers
-    at, there = block.layer_entries
-    amax = layers.numbers["act_amax"]
-    keep = there & np.isfinite(amax)
+    amax = layers.numbers("act_amax")
+    keep = layers.has_entry & np.isfinite(amax)
     result = np.full(len(block), -np.inf)
-    np.maximum.at(result, at[keep], amax[keep])
+    np.maximum.at(result, layers.entry[keep], amax[keep])
     return result
 
 
