@@ -334,7 +334,7 @@ class Times:
         return self.first_step < other.first_step
 
 
-BLOCK_ROWS = 2048
+BLOCK_ROWS = 8192
 # Rows of other tables that a restart left behind: steps that its attempt had begun and not closed.
 _LEFT_BEHIND_STEPS = 100
 _NONE: Integers = np.zeros(0, np.int64)

@@ -31,11 +31,11 @@ from ampwatch.store import Reading, Run
 # and rows wait a quarter of a second in the trainer.
 _SETTLED_ROWS = 512
 # A rank that lags is waited for, but not for ever: what waits is folded again at each look.
-_PATIENCE_ROWS = 16 * BLOCK_ROWS
+_PATIENCE_ROWS = 4 * BLOCK_ROWS
 # Each row that comes too late costs a new beginning, so the next time is waited twice as long.
 _MORE_PATIENCE = 2
 # After the last settled block come blocks of so much less, which wait for so much less.
-_PARTS = 4
+_PARTS = 16
 # Of a rank's devices the last few rows are not final, because a clock may be set back a little.
 _OPEN_DEVICE_ROWS = 64
 

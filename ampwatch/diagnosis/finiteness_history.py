@@ -5,7 +5,6 @@ Also counts steps, skips and missing calls of scaler.update().
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +27,10 @@ _FORWARD_OF = {"backward": 1, "loss": 1, "forward": 0, "input": 0, "weights": 0}
 
 @dataclass(slots=True)
 class FinitenessHistory:
-    """In which steps the forward pass, input, loss and weights were finite; also counts steps."""
+    """In which steps the forward pass, input, loss and weights were finite; also counts steps.
+
+    Its fields are set anew and never changed in place, so that a shallow copy is independent.
+    """
 
     sees_forward: bool = False
     bad_forwards_running: int = 0  # at the end
@@ -53,10 +55,6 @@ class FinitenessHistory:
     last_step: int | None = None
     last_skipped_step: int | None = None
     last_position: int = -1
-
-    def copy(self) -> FinitenessHistory:
-        """An independent copy of the history."""
-        return copy.copy(self)
 
     def fold(self, block: Block, forward: Flags, bad_input: Mask) -> None:
         """Add a block; `forward` says of each step whether its forward pass was finite."""

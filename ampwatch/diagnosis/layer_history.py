@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,10 @@ CONFLICT_OCTAVES = 1.0
 
 # Beyond this many names the later ones are not judged; the largest models have a tenth of it.
 MOST_LAYERS = 65_536
+# A layer is without an optimizer or a gradient in so many samples at least.
+_LEAST_SAMPLES = 2
+# What the arrays hold of a new layer, where that is not 0.
+_ABSENT = {"first_step": -1, "last_step": -1, "trend_steps": np.nan, "trend_values": np.nan}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +54,35 @@ class ScaleConflict:
     tolerates: float
 
 
+def _no_counts() -> Integers:
+    return np.zeros(0, np.int64)
+
+
+def _no_trend() -> Floats:
+    return np.zeros((0, TREND_SAMPLES))
+
+
 @dataclass(frozen=True, slots=True)
 class LayerHistory:
     """A few numbers about each layer's samples, one array entry a name; `fold` makes a new one."""
 
     names: tuple[str, ...] = ()
     numbers: dict[str, int] = field(default_factory=dict)
-    samples: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # judged, with a share
-    losing: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    samples: Integers = field(default_factory=_no_counts)  # judged, with a share
+    losing: Integers = field(default_factory=_no_counts)
     share_sum: Floats = field(default_factory=lambda: np.zeros(0))
-    first_step: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # losing
-    last_step: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    first_step: Integers = field(default_factory=_no_counts)  # losing
+    last_step: Integers = field(default_factory=_no_counts)
     weight_bad: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
-    headrooms: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
-    near: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
-    trend_steps: Floats = field(default_factory=lambda: np.zeros((0, TREND_SAMPLES)))
-    trend_values: Floats = field(default_factory=lambda: np.zeros((0, TREND_SAMPLES)))
+    headrooms: Integers = field(default_factory=_no_counts)
+    near: Integers = field(default_factory=_no_counts)
+    trend_steps: Floats = field(default_factory=_no_trend)
+    trend_values: Floats = field(default_factory=_no_trend)
+    # Of layers that should learn: samples that an optimizer moves, has no weights of, or has the
+    # weights of though no gradient reached them.
+    moved: Integers = field(default_factory=_no_counts)
+    unowned: Integers = field(default_factory=_no_counts)
+    unreached: Integers = field(default_factory=_no_counts)
     window_steps: int = 0  # judged steps with scale windows
     conflicts: int = 0
     first_conflict: ScaleConflict | None = None
@@ -87,6 +103,8 @@ class LayerHistory:
             weight_bad = grown.weight_bad.copy()
             weight_bad[bad] = True
             grown = replace(grown, weight_bad=weight_bad)
+        if (block.columns["update_norm"] > 0).any():  # before it no optimizer is known
+            grown = grown._with_training(layer, rows)
         good[~there] = False
         good[there] &= judged[at[there]]
         if not good.any():
@@ -115,21 +133,53 @@ class LayerHistory:
         enough = self.samples >= UNDERFLOW_SAMPLES
         return np.flatnonzero(enough & (2 * self.losing > self.samples))
 
+    @property
+    def trained(self) -> list[str]:
+        """The layers that an optimizer had, with a gradient."""
+        return [self.names[at] for at in np.flatnonzero(self.moved).tolist()]
+
+    @property
+    def without_optimizer(self) -> list[str]:
+        """The innermost layers that no optimizer ever had, if it had others."""
+        return self._never_trained(self.unowned)
+
+    @property
+    def without_gradient(self) -> list[str]:
+        """The layers that an optimizer has and no gradient ever reached, if it reached others."""
+        return self._never_trained(self.unreached)
+
+    def _never_trained(self, samples: Integers) -> list[str]:
+        at = np.flatnonzero((samples >= _LEAST_SAMPLES) & (self.moved == 0))
+        names = [self.names[n] for n in at.tolist()]
+        return innermost_layers(names) if self.moved.any() else []
+
     def _with_names(self, names: tuple[str, ...]) -> LayerHistory:
         new = [n for n in names if n not in self.numbers][: MOST_LAYERS - len(self.names)]
         if not new:
             return self
         known = (*self.names, *new)
         grown: dict[str, Any] = {}
-        for name, absent in _ABSENT.items():
-            old = getattr(self, name)
-            fresh = np.full((len(new), *old.shape[1:]), absent, old.dtype)
-            grown[name] = np.concatenate([old, fresh])
+        for name in (one.name for one in fields(self)):
+            if isinstance(old := getattr(self, name), np.ndarray):
+                fresh = np.full((len(new), *old.shape[1:]), _ABSENT.get(name, 0), old.dtype)
+                grown[name] = np.concatenate([old, fresh])
         numbers = {name: number for number, name in enumerate(known)}
         return replace(self, names=known, numbers=numbers, **grown)
 
     def _counts(self, layer: Integers, weights: Floats | None = None) -> Any:
         return np.bincount(layer, weights, minlength=len(self.names))
+
+    def _with_training(self, layer: Integers, rows: BlockLayerRows) -> LayerHistory:
+        """Count the samples of layers that should learn, by who trains them."""
+        learns = (rows.flags("trainable") == 1) & (layer >= 0)
+        reached = (rows.flags("grad_finite") == 1) | (rows.flags("out_grad_finite") == 1)
+        has_group = np.isfinite(rows.numbers("param_group"))
+        return replace(
+            self,
+            moved=self.moved + self._counts(layer[learns & reached & has_group]),
+            unowned=self.unowned + self._counts(layer[learns & reached & ~has_group]),
+            unreached=self.unreached + self._counts(layer[learns & ~reached & has_group]),
+        )
 
     def _with_shares(
         self, layer: Integers, step: Integers, share: Floats, few_bits: Mask
@@ -202,13 +252,6 @@ class LayerHistory:
         )
 
 
-# What a new layer's entry holds.
-_ABSENT = {
-    "samples": 0, "losing": 0, "share_sum": 0.0, "first_step": -1, "last_step": -1,
-    "weight_bad": False, "headrooms": 0, "near": 0, "trend_steps": np.nan, "trend_values": np.nan,
-}  # fmt: skip
-
-
 ROOT = "(root)"  # what the one model's own layer is called; several have names of their own
 
 
@@ -219,63 +262,6 @@ def innermost_layers(names: Collection[str]) -> list[str]:
         parts = name.split(".")
         holders |= {".".join(parts[:count]) for count in range(1, len(parts))}
     return [name for name in names if name not in holders]
-
-
-_MOST_COUNTED = 4096  # beyond, names are not judged
-_LEAST_SAMPLES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class LayersWithoutOptimizer:
-    """Of layers that should learn: samples without an optimizer, or without any gradient.
-
-    Before the first step no optimizer is known, so samples of a block without a step count for
-    nothing.
-    """
-
-    samples: Counter[str] = field(default_factory=Counter)
-    trained: frozenset[str] = frozenset()  # that an optimizer had, with a gradient
-    unreached: Counter[str] = field(default_factory=Counter)  # that it had, without one
-
-    def fold(self, block: Block) -> LayersWithoutOptimizer:
-        """The counts with one more block."""
-        layers = block.layers
-        if not len(layers) or not (block.columns["update_norm"] > 0).any():
-            return self
-        reached = (layers.flags("grad_finite") == 1) | (layers.flags("out_grad_finite") == 1)
-        learns = (layers.flags("trainable") == 1) & (layers.layer >= 0)
-        has_group = np.isfinite(layers.numbers("param_group"))
-        trained = np.unique(layers.layer[learns & reached & has_group]).tolist()
-        return LayersWithoutOptimizer(
-            _counted(self.samples, layers, learns & reached & ~has_group),
-            self.trained | {layers.names[code] for code in trained},
-            _counted(self.unreached, layers, learns & ~reached & has_group),
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The innermost layers that no optimizer ever had, if it had others, as first recorded."""
-        often = [name for name, count in self.samples.items() if count >= _LEAST_SAMPLES]
-        found = [name for name in often if name not in self.trained]
-        return tuple(innermost_layers(found)) if self.trained else ()
-
-    @property
-    def without_gradient(self) -> tuple[str, ...]:
-        """The layers that an optimizer has and no gradient ever reached, if it reached others."""
-        often = [name for name, count in self.unreached.items() if count >= _LEAST_SAMPLES]
-        found = [name for name in often if name not in self.trained]
-        return tuple(innermost_layers(found)) if self.trained else ()
-
-
-def _counted(samples: Counter[str], layers: BlockLayerRows, which: Mask) -> Counter[str]:
-    """The samples of each layer with some more of them, of as many layers as are kept."""
-    codes, counts = np.unique(layers.layer[which], return_counts=True)
-    counted = samples.copy()
-    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-        name = layers.names[code]
-        if name in counted or len(counted) < _MOST_COUNTED:
-            counted[name] += count
-    return counted
 
 
 WINDOWS = 16

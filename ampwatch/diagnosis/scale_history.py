@@ -11,7 +11,6 @@ steps. Steps between two rows with the same scale count as accepted at it.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ import numpy as np
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block, Times
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
-from ampwatch.diagnosis.event_history import OverflowCulprits, OverflowOrigin
+from ampwatch.diagnosis.event_history import JointOverflows, OverflowCulprits
 from ampwatch.diagnosis.record import Event, Scaler
 from ampwatch.diagnosis.scale_segments import (
     NAN,
@@ -74,35 +73,36 @@ class SkipEpisode:
     unsettled_skips: int = 0  # before any level of the run was established
     search_culprits: OverflowCulprits = field(default_factory=OverflowCulprits)
 
-    def take(self, segment: ScaleSegment, *, after_a_level: bool, in_search: bool = False) -> None:
-        """Add a segment of skips; `after_a_level`: a scale was established just before it."""
-        if not self.skips:
-            self.first, self.first_step = segment.first, segment.first_step
-            self.first_scale = segment.scale
-        goes_on = self.skips > 0 and segment.first == self.last + 1
-        before = self.streak if goes_on else 0
+    def with_segment(
+        self, segment: ScaleSegment, *, after_a_level: bool, in_search: bool = False
+    ) -> SkipEpisode:
+        """The episode with more skips; `after_a_level`: a scale was established just before."""
+        longer = replace(self)
+        if not longer.skips:
+            longer.first, longer.first_step = segment.first, segment.first_step
+            longer.first_scale = segment.scale
+        goes_on = longer.skips > 0 and segment.first == longer.last + 1
+        before = longer.streak if goes_on else 0
         if not goes_on:
-            self.streak_scale = segment.scale
-        if self.part is None or after_a_level:
-            before_it = self.skips_before + self.skips
-            self.part = ScaleDescent(segment.first_step, before_it, segment.scale)
-        octaves = _octaves_between(self.part.scale, segment.scale_after)
-        self.part = replace(self.part, octaves=octaves)
-        self.deepest = max(self.deepest or self.part, self.part, key=lambda part: part.octaves)
-        self.streaks += not goes_on
-        self.streak = before + segment.length
-        self.longest_streak = max(self.longest_streak, self.streak)
-        self.lone_skips += _lone(self.streak) - _lone(before)
-        self.search_skips += in_search  # a streak's first
-        self.skips += segment.length
-        self.last, self.last_step = segment.last, segment.last_step
-        self.scale_after = segment.scale_after
-        self.lowest = float(np.fmin(self.lowest, segment.lowest_after))
-
-    def copy(self) -> SkipEpisode:
-        """An independent copy of the episode, which can take more skips."""
-        searched = self.search_culprits.copy()
-        return replace(self, culprits=self.culprits.copy(), search_culprits=searched)
+            longer.streak_scale = segment.scale
+        if longer.part is None or after_a_level:
+            before_it = longer.skips_before + longer.skips
+            longer.part = ScaleDescent(segment.first_step, before_it, segment.scale)
+        octaves = _octaves_between(longer.part.scale, segment.scale_after)
+        longer.part = replace(longer.part, octaves=octaves)
+        longer.deepest = max(
+            longer.deepest or longer.part, longer.part, key=lambda part: part.octaves
+        )
+        longer.streaks += not goes_on
+        longer.streak = before + segment.length
+        longer.longest_streak = max(longer.longest_streak, longer.streak)
+        longer.lone_skips += _lone(longer.streak) - _lone(before)
+        longer.search_skips += in_search  # a streak's first
+        longer.skips += segment.length
+        longer.last, longer.last_step = segment.last, segment.last_step
+        longer.scale_after = segment.scale_after
+        longer.lowest = float(np.fmin(longer.lowest, segment.lowest_after))
+        return longer
 
     def without_search(self) -> SkipEpisode:
         """The episode without the skips that the search for a scale explains."""
@@ -257,11 +257,7 @@ class ScaleHistory:
 
     def copy(self) -> ScaleHistory:
         """A copy that can be folded further without changing this history."""
-        made = copy.copy(self)
-        made.culprits, made.search = self.culprits.copy(), self.search.copy()
-        made.recent_levels = self.recent_levels.copy()
-        made.open = self.open.copy() if self.open else None
-        return made
+        return replace(self, recent_levels=self.recent_levels.copy())
 
     @property
     def steps(self) -> int:
@@ -320,7 +316,7 @@ class ScaleHistory:
         explained = self.teeth.skips + self.reset_skips + self.late_search_skips
         return self.skips - startup - explained
 
-    def fold(self, block: Block, overflows: Iterable[tuple[int, Event | OverflowOrigin]]) -> Mask:
+    def fold(self, block: Block, overflows: Iterable[tuple[int, Event | JointOverflows]]) -> Mask:
         """Add a block, and its overflow events by position.
 
         Returns in which steps the scale stood near an established level, or there was no scale at
@@ -353,7 +349,7 @@ class ScaleHistory:
         self.ending = self.open
         self._close()
         if self.first_accepted is None:
-            self.culprits.add(self.search.culprits)
+            self.culprits = self.culprits.joined(self.search.culprits)
 
     # --- one block -------------------------------------------------------------------------------
 
@@ -420,7 +416,8 @@ class ScaleHistory:
     def _take_accepted(self, segment: ScaleSegment) -> None:
         if self.first_accepted is None:
             self.first_accepted, self.first_accepted_step = segment.first, segment.first_step
-            self.search.culprits = OverflowCulprits()  # the search has ended: it explains them
+            # The search has ended: it explains them.
+            self.search = replace(self.search, culprits=OverflowCulprits())
         self._accept(segment.length, segment, segment.last)
 
     def _accept(self, length: int, segment: ScaleSegment, last: int) -> None:
@@ -442,15 +439,16 @@ class ScaleHistory:
             # The first row was taken for an accepted step; with skips after it nobody knows.
             self.first_accepted = self.first_accepted_step = None
         if self.first_accepted is None:
-            self.search.take(segment, after_a_level=False)
+            self.search = self.search.with_segment(segment, after_a_level=False)
         else:
             self.highest_skip = float(np.fmax(self.highest_skip, segment.scale))
             if self.open and self._is_apart(segment, self.open):
                 self._close()
-            self.open = self.open or self._opened(segment)
             in_search = self._is_late_search(segment)
             self.search_step = segment.first_step if in_search else self.search_step
-            self.open.take(segment, after_a_level=established, in_search=in_search)
+            self.open = (self.open or self._opened(segment)).with_segment(
+                segment, after_a_level=established, in_search=in_search
+            )
             if self.level is None and not in_search:
                 self.open.unsettled_skips += segment.length
         self.skips += segment.length
@@ -490,9 +488,9 @@ class ScaleHistory:
         return None if math.isnan(begun) else begun
 
     def _close(self) -> None:
-        episode, self.open = self.open, None
-        if episode is None:
+        if self.open is None:
             return
+        episode, self.open = replace(self.open), None
         if episode.from_reset:
             self.reset_skips += episode.skips
             return
@@ -500,7 +498,7 @@ class ScaleHistory:
             self.teeth = self.teeth.with_episode(episode)
             return
         if episode.is_fall or episode.is_spike:
-            episode.culprits.add(episode.search_culprits)
+            episode.culprits = episode.culprits.joined(episode.search_culprits)
             self.spikes = self.spikes.with_episode(episode) if episode.is_spike else self.spikes
         else:
             if self.level is not None:  # a level was found: until then the search went on
@@ -512,7 +510,7 @@ class ScaleHistory:
         elif episode.skips:
             self.loose = self.loose.with_episode(episode)
             self.recent_levels.count_loose(episode.first, episode.skips, episode.lone_skips)
-        self.culprits.add(episode.culprits)
+        self.culprits = self.culprits.joined(episode.culprits)
 
     def _take_fall(self, episode: SkipEpisode) -> None:
         level, begin = episode.level, episode.descent
@@ -528,14 +526,16 @@ class ScaleHistory:
             )  # fmt: skip
 
     def _take_overflow(
-        self, position: int, event: Event | OverflowOrigin, *, skipped: bool
+        self, position: int, overflow: Event | JointOverflows, *, skipped: bool
     ) -> None:
         if skipped and self.first_accepted is None:
-            self.search.culprits.take(event, position)
+            culprits = self.search.culprits.and_overflow(overflow, position)
+            self.search = replace(self.search, culprits=culprits)
         elif skipped and self.open is not None:
             # Which layer limits a scale is chance; which rank overflows first is not.
-            searching = event.step == self.search_step and isinstance(event, Event)
-            of = self.open.search_culprits if searching else self.open.culprits
-            of.take(event, position)
+            searching = isinstance(overflow, Event) and overflow.step == self.search_step
+            name = "search_culprits" if searching else "culprits"
+            culprits = getattr(self.open, name).and_overflow(overflow, position)
+            self.open = replace(self.open, **{name: culprits})
         else:
-            self.culprits.take(event, position)
+            self.culprits = self.culprits.and_overflow(overflow, position)

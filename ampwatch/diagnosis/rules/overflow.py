@@ -11,7 +11,7 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import median, median_of_known
-from ampwatch.diagnosis.event_history import LayerOverflows
+from ampwatch.diagnosis.event_history import CulpritOverflows
 from ampwatch.diagnosis.findings import Evidence, Severity
 from ampwatch.diagnosis.layer_history import ROOT
 from ampwatch.diagnosis.learning_rate.noise import rounding_unit
@@ -204,7 +204,7 @@ def _somewhere(case: Case, times: Times) -> Seen:
     )
 
 
-def _forward_action(case: Case, first: LayerOverflows) -> str:
+def _forward_action(case: Case, first: CulpritOverflows) -> str:
     """What to do about a forward overflow, depending on whether the run had worked before."""
     start, layer = case.scale.first_accepted_step, first.layer
     if first.layer == ROOT and first.own_code is not None:
@@ -243,7 +243,7 @@ def _healed(case: Case) -> str:
     )
 
 
-def _who(first: LayerOverflows) -> str:
+def _who(first: CulpritOverflows) -> str:
     """The layer that overflowed; for a container the place in its own code, if known."""
     if first.own_code is None:
         return f"Layer {first.layer}"
@@ -261,6 +261,6 @@ def _grown(case: Case) -> str:
     return "the learning rate, and what was loaded or changed before,"
 
 
-def _is_first(named: LayerOverflows) -> str:
+def _is_first(named: CulpritOverflows) -> str:
     """How a finding says that a layer is the first to overflow: surely, or as far as recorded."""
     return "is, as far as the record shows, the first" if named.is_bound else "is the first"

@@ -90,14 +90,14 @@ def one_rank_overflows(case: Case) -> Iterator[Seen]:
             continue
         standing = _standing(case, times)
         count = f"{times.count} of {count_text(joint.judged, 'overflow')}"
-        where = f", {'in or beside' if one.is_bound else 'first in'} layer {one.layer}"
+        where = f", {'in or beside' if one.bounds else 'first in'} layer {one.layer}"
         # The first overflow is often seen from afar, so most of them decide.
         own = "activations" if 2 * one.before_scale > times.count else "gradients"
         yield Seen(
             severity=None if certain or often else Severity.INFO,
             standing=standing,
             at=times,
-            layer=one.layer,
+            layer=one.layer or None,
             ranks=(rank,),
             summary=f"Rank {rank} alone overflows, in {count}{where if one.layer else ''}"
             f"{standing.ending}.",

@@ -97,11 +97,11 @@ def silent_skip(case: Case) -> Iterator[Seen]:
 
 def _without_optimizer(case: Case) -> Seen | None:
     """Layers that have gradients, and whose weights no optimizer was given."""
-    names = case.without_optimizer.names
+    names = case.layers.without_optimizer
     if not names:
         return None
     # Who trains a head alone may well leave the gradients of all other layers on.
-    few = len(names) <= len(case.without_optimizer.trained)
+    few = len(names) <= len(case.layers.trained)
     one = len(names) == 1
     return Seen(
         severity=Severity.WARNING if few else Severity.INFO,
@@ -119,8 +119,8 @@ def _without_optimizer(case: Case) -> Seen | None:
 
 def _most_without_gradient(case: Case) -> Seen | None:
     """More layers that no gradient reaches than layers that learn: a part of it is cut off."""
-    names, learning = case.without_optimizer.without_gradient, case.without_optimizer.trained
-    if len(names) <= len(innermost_layers(list(learning))):  # a few may be for another task
+    names, learning = case.layers.without_gradient, case.layers.trained
+    if len(names) <= len(innermost_layers(learning)):  # a few may be for another task
         return None
     return Seen(
         severity=Severity.WARNING,
