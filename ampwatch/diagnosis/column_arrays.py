@@ -1,7 +1,8 @@
 """The columns of Arrow rows as numpy arrays.
 
 Numbers are float64 with nan where absent; where a value may itself be nan, a mask says so. Flags
-are int8: 1 yes, 0 no, -1 absent.
+are int8: 1 yes, 0 no, -1 absent. Beside them: medians of short arrays, ten times as fast as
+numpy's (a look at a run takes dozens), and series kept in a fixed number of windows that widen.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ _SETTLED_ROWS = 512
 _PATIENCE_ROWS = 4 * BLOCK_ROWS
 # Each row that comes too late costs a new beginning, so the next time is waited twice as long.
 _MORE_PATIENCE = 2
-# After the last settled block come blocks of so much less, which wait for so much less.
-_PARTS = 16
+# After the last settled block come blocks of so much less, which wait for so much less: a look
+# folds only what is left after them.
+_SMALLER, _SOONER = 16, 4
 # Of a rank's devices the last few rows are not final, because a clock may be set back a little.
 _OPEN_DEVICE_ROWS = 64
 
@@ -148,9 +149,9 @@ class Engine:
             raise RuntimeError("The engine has no run yet: call feed(run) before diagnosis().")
         if self._case is None:
             if self._recent is None:
-                self._recent = self._settled.copy(max(1, self._block_rows // _PARTS))
+                self._recent = self._settled.copy(max(1, self._block_rows // _SMALLER))
             recent = self._recent.cutter
-            self._recent.fold(recent.settled(self._settled_rows // _PARTS, self._patience_rows))
+            self._recent.fold(recent.settled(self._settled_rows // _SOONER, self._patience_rows))
             # What a block costs hardly depends on its rows, so the last ones are one.
             last = self._recent.copy(self._block_rows)
             last.fold(last.cutter.rest())

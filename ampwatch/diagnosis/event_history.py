@@ -1,4 +1,8 @@
-"""The events of a run, counted, and the few that rules read one by one; and what a guard did."""
+"""The events of a run, counted, and the few that rules read one by one.
+
+Also who caused overflows, by the layer that they name and by the rank they came from, and what a
+guard did.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps whose gradients were exactly zero or not finite, folded, and steps that moved no weight.
+"""Steps whose gradients were exactly zero or not finite, and how the loop moved weights and rates.
 
 Without a scaler a step whose gradients are not finite writes nan into the weights unless something
 leaves it out. The update shows whether the loop did: it is exactly zero, after steps that moved the

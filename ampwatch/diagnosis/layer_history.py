@@ -231,25 +231,22 @@ class LayerHistory:
         begin = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
         tolerates, needs = np.minimum.reduceat(high, begin), np.maximum.reduceat(low, begin)
         bad = np.flatnonzero(needs > tolerates * 2.0**CONFLICT_OCTAVES).tolist()
-
-        def conflict(i: int) -> ScaleConflict:
-            part = slice(begin[i], begin[i + 1] if i + 1 < len(begin) else None)
-            needy, weak = layer[part][np.argmax(low[part])], layer[part][np.argmin(high[part])]
-            return ScaleConflict(
-                int(step[begin[i]]),
-                self.names[needy],
-                float(needs[i]),
-                self.names[weak],
-                float(tolerates[i]),
-            )
-
-        return replace(
+        history = replace(
             self,
             window_steps=self.window_steps + len(begin),
             conflicts=self.conflicts + len(bad),
-            first_conflict=self.first_conflict or (conflict(bad[0]) if bad else None),
-            last_conflict=conflict(bad[-1]) if bad else self.last_conflict,
         )
+        for at in sorted({*bad[:1], *bad[-1:]}):
+            of_step = slice(begin[at], begin[at + 1] if at + 1 < len(begin) else None)
+            needy = layer[of_step][np.argmax(low[of_step])]
+            weak = layer[of_step][np.argmin(high[of_step])]
+            conflict = ScaleConflict(
+                int(step[begin[at]]), self.names[needy], float(needs[at]),
+                self.names[weak], float(tolerates[at]),
+            )  # fmt: skip
+            first = history.first_conflict or conflict
+            history = replace(history, first_conflict=first, last_conflict=conflict)
+        return history
 
 
 ROOT = "(root)"  # what the one model's own layer is called; several have names of their own

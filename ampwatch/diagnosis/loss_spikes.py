@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 
 import numpy as np
 
@@ -475,9 +474,10 @@ class SpikeTally:
     @cached_property
     def _and_higher(self) -> Sequence[SpikeOctave]:
         """Spikes of each octave together with all higher octaves."""
-        return list(accumulate((SpikeOctave(), *self.octaves[::-1]), lambda sum_, one: one + sum_))[
-            ::-1
-        ]
+        sums = [SpikeOctave()]
+        for octave in reversed(self.octaves):
+            sums.append(octave + sums[-1])
+        return sums[::-1]
 
     @cached_property
     def _first_apart(self) -> int:

@@ -1,6 +1,7 @@
 """What the diagnosis reads of a run's record: `store.Run` and `store.Reading` provide it.
 
-And the settings of its GradScaler, as run.json tells them, with what follows from them.
+Also its events, and the settings of its GradScaler, as run.json tells them, with what follows from
+them.
 """
 
 from __future__ import annotations

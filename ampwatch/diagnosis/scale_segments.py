@@ -3,6 +3,9 @@
 A row may hold the scale before its step, after it, both or neither; what it lacks is taken from the
 rows around it. A scale that is at its initial value although nothing led it there was reset. So was
 one that leaps back to where the run began and overflows there at once.
+
+And the levels at which the scale was established, over the whole run, in cells that widen: if a
+scale sinks for thousands of steps, or a storm of skips begins late, only they show it.
 """
 
 from __future__ import annotations
