@@ -69,7 +69,7 @@ class FinitenessHistory:
         self.bad_forwards_running = running + self.bad_forwards_running * (running == len(bad))
         self.autocast_dtypes |= block.autocast_dtypes
         self.bad_input = self.bad_input.and_where(bad_input, block)
-        self._take_told(block)
+        self._count_values(block)
         self._take_loss(block, forward, bad_input)
         self._take_updates(block)
 
@@ -82,7 +82,7 @@ class FinitenessHistory:
         self.last_step = int(block.step[-1])
         self.last_position = block.start + len(block) - 1
 
-    def _take_told(self, block: Block) -> None:
+    def _count_values(self, block: Block) -> None:
         """Note which values the record holds, and whether any rate is above next to nothing."""
         rate = block.columns["lr"]
         rates = rate[~np.isnan(rate)]
@@ -112,18 +112,14 @@ class FinitenessHistory:
 
     def _take_weights(self, block: Block) -> None:
         """Count steps with weights that were not finite, by rows and by overflow events."""
-        told = Times()
+        traced = Times()
         for event in block.events:
             if event.is_traced_to("weights"):
-                told = told.and_at(event.step, block.position(event.step))
-        seen = Times().and_where(self._weights_bad(block), block) if len(block) else Times()
-        self.bad_weights = self.bad_weights.joined(told.joined(seen))
-
-    def _weights_bad(self, block: Block) -> Mask:
-        layers = block.layers
-        bad = block.param_norm_bad.copy()
+                traced = traced.and_at(event.step, block.position(event.step))
+        layers, bad = block.layers, block.param_norm_bad.copy()
         bad[layers.entry[layers.has_entry & (layers.flags("weight_finite") == 0)]] = True
-        return np.asarray(bad)
+        recorded = Times().and_where(bad, block)
+        self.bad_weights = self.bad_weights.joined(traced.joined(recorded))
 
     def _take_updates(self, block: Block) -> None:
         """Count steps of the scaler without an update; the last one may still get its own."""
@@ -140,16 +136,15 @@ class FinitenessHistory:
 
     def _take_exceptions(self, block: Block) -> None:
         for event in block.events:
-            if event.kind == EventKind.EXCEPTION.value:
-                self._take_exception(event, block.position(event.step))
-
-    def _take_exception(self, event: Event, position: int) -> None:
-        if _is_second_step(event):
-            self.second_steps = self.second_steps.and_at(event.step, position)
-        elif event.detail.get("second_unscale"):
-            self.second_unscales = self.second_unscales.and_at(event.step, position)
-        elif event.detail.get("input_finite") is False:
-            self.bad_input = self.bad_input.and_at(event.step, position)
+            if event.kind != EventKind.EXCEPTION.value:
+                continue
+            at = event.step, block.position(event.step)
+            if _is_second_step(event):
+                self.second_steps = self.second_steps.and_at(*at)
+            elif event.detail.get("second_unscale"):
+                self.second_unscales = self.second_unscales.and_at(*at)
+            elif event.detail.get("input_finite") is False:
+                self.bad_input = self.bad_input.and_at(*at)
 
 
 def forward_finite(block: Block) -> Flags:

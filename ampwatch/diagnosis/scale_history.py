@@ -213,7 +213,7 @@ class ScaleHistory:
     """The history of the loss scale; `copy` it before folding what may still change."""
 
     scaler: Scaler
-    lead: ScaleBeforeBlock = field(default_factory=ScaleBeforeBlock)  # of the next block
+    before_block: ScaleBeforeBlock = field(default_factory=ScaleBeforeBlock)  # the next one
     entries: int = 0  # rows, one a recorded step
     skips: int = 0
     first_step: int | None = None
@@ -262,17 +262,17 @@ class ScaleHistory:
     @property
     def steps(self) -> int:
         """How many steps the record covers, from the first to the last."""
-        return self.lead.steps
+        return self.before_block.steps
 
     @property
     def last_step(self) -> int | None:
         """The last step of the record."""
-        return self.lead.last_step
+        return self.before_block.last_step
 
     @property
     def final_scale(self) -> float:
         """The last known loss scale."""
-        return self.lead.known
+        return self.before_block.known
 
     @property
     def has_scaler(self) -> bool:
@@ -325,7 +325,7 @@ class ScaleHistory:
         waiting, level = list(overflows), np.full(len(block), NAN)
         if len(block):
             self._take_beginning(block)
-            block_scale = ScaleInBlock.of(block, self.lead)
+            block_scale = ScaleInBlock(block, self.before_block)
             for at in np.flatnonzero(block_scale.set_here)[-1:]:
                 self.recent_levels.begin_anew(int(block_scale.places[at]))
             first_scale = self.first_scale if self.sees_beginning else NAN
@@ -373,7 +373,7 @@ class ScaleHistory:
         self.tiny = self.tiny.and_entries(tiny, block)
         self.at_floor = self.at_floor.and_entries(at_floor, block)
         self.lowest = float(np.fmin(self.lowest, np.fmin.reduce(scale)))
-        self.lead, self.entries = block_scale.next_lead, self.entries + len(block)
+        self.before_block, self.entries = block_scale.before_next, self.entries + len(block)
         recent = np.concatenate([self.recent_skips, block_scale.places[block.skipped]])
         self.recent_skips = recent[recent >= self.steps - thresholds.STORM_WINDOW_STEPS]
         self._take_micro_batches(block.columns["micro_batches"])

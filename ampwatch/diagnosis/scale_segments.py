@@ -74,40 +74,35 @@ class ScaleBeforeBlock:
     set_by_user: bool = False  # at the last entry
 
 
-@dataclass(frozen=True, slots=True)
 class ScaleInBlock:
-    """The scale at each entry of a block, as its rows and those before it tell."""
+    """The scale at each entry of a block, as its rows and those before it tell.
 
-    block: Block
-    lead: ScaleBeforeBlock
-    places: Integers  # each entry's position in steps
-    begun: Floats  # the scale of each step: its own, or the last known before it
-    expected: Floats  # what each would begin with if nothing happened
-    began: Floats  # the scale of the step before each
-    skipped_before: Mask
-    set_here: Mask  # by the loop itself
-    set_before: Mask  # one entry before: `update(new_scale)` shows in the next
-    unseen: Integers  # steps before each entry without a row
+    A step not after the last one counts as one.
+    """
 
-    @classmethod
-    def of(cls, block: Block, lead: ScaleBeforeBlock) -> ScaleInBlock:
-        """The scale in a block with entries; a step not after the last one counts as one."""
+    def __init__(self, block: Block, before: ScaleBeforeBlock) -> None:
+        self.block, self.before = block, before
         scale, after = block.columns["scale"], block.columns["scale_after"]
-        last_step = block.step[0] - 1 if lead.last_step is None else lead.last_step
+        last_step = block.step[0] - 1 if before.last_step is None else before.last_step
         apart = np.maximum(block.step - _shifted(last_step, block.step), 1)
-        both = filled_forward(np.column_stack([scale, after]).ravel(), lead.known)
-        latest = filled_forward(np.where(np.isnan(after), scale, after), lead.known)
+        both = filled_forward(np.column_stack([scale, after]).ravel(), before.known)
+        latest = filled_forward(np.where(np.isnan(after), scale, after), before.known)
         events = [event.step for event in block.events if event.kind == EventKind.SCALE_SET.value]
-        here = block.entries_of(events)
-        return cls(
-            block, lead, lead.steps - 1 + np.cumsum(apart), both[::2],
-            _shifted(lead.known, latest), _shifted(lead.scale, both[::2]),
-            _shifted(lead.skipped, block.skipped), here, _shifted(lead.set_by_user, here),
-            apart - 1,
-        )  # fmt: skip
+        # Each entry's position in steps, and how many steps before it have no row.
+        self.places: Integers = before.steps - 1 + np.cumsum(apart)
+        self.unseen: Integers = apart - 1
+        # The scale of each step: its own, or the last known before it; and of the step before.
+        self.begun: Floats = both[::2]
+        self.began: Floats = _shifted(before.scale, self.begun)
+        # What each step would begin with if nothing happened.
+        self.expected: Floats = _shifted(before.known, latest)
+        self.skipped_before: Mask = _shifted(before.skipped, block.skipped)
+        # Where the loop itself set the scale; `update(new_scale)` shows one entry later.
+        self.set_here: Mask = block.entries_of(events)
+        self.set_before: Mask = _shifted(before.set_by_user, self.set_here)
 
     @property
-    def next_lead(self) -> ScaleBeforeBlock:
+    def before_next(self) -> ScaleBeforeBlock:
         """What is known of the scale just before the next block begins."""
         block = self.block
         after = float(block.columns["scale_after"][-1])
@@ -143,7 +138,7 @@ def scale_segments_of(
     following = np.append(block.columns["scale"][1:], block.next_scale)
     after = np.where(np.isnan(after), following, after)
     after = np.where(np.isnan(after), tried, after)
-    before = _shifted(block_scale.lead.scale, tried)
+    before = _shifted(block_scale.before.scale, tried)
     cut = (tried != before) & ~(np.isnan(tried) & np.isnan(before))
     cut |= (block.skipped != block_scale.skipped_before) | (
         block.skipped & (block_scale.unseen > 0)

@@ -176,6 +176,17 @@ class RateCells:
         return RateCells(replace(self.sums, values=sums), replace(self.known, values=known))
 
 
+@dataclass(frozen=True, slots=True)
+class RatePoints:
+    """The whole run in few points: the history's cells, then ten-step medians of the last rows.
+
+    Skips and bad losses are shares of a point.
+    """
+
+    rows: RateRows
+    start: Integers  # the row's position in the run at which a point begins
+
+
 @dataclass(frozen=True)  # no slots: cached_property keeps its value in __dict__
 class RateState:
     """All that the advice on the rate reads of a run; `fold` makes a new one of fixed size."""
@@ -190,8 +201,15 @@ class RateState:
 
     @cached_property
     def points(self) -> RatePoints:
-        """The whole run in few points."""
-        return _points(self)
+        """The whole run in few points; less than a cell of rows before the last is left out."""
+        width, size = self.cells.cell_rows, constants.POINT_STEPS
+        tail, begin = self.tail.values, self.rows - len(self.tail)
+        whole, count = begin // width, len(tail) // size
+        late = len(tail) - count * size  # the points end with the record
+        recent = _medians(tail[late:].reshape(count, size, len(COLUMNS)))
+        starts = [np.arange(whole) * width, begin + late + np.arange(count) * size]
+        values = np.concatenate([self.cells.first(whole).values, recent])
+        return RatePoints(RateRows(values), np.concatenate(starts))
 
     @property
     def is_whole(self) -> bool:
@@ -264,21 +282,17 @@ class RateState:
 def fold(state: RateState, rows: RateRows, setup: Setup | None = None) -> RateState:
     """Fold more rows into the state of the rate; `setup` replaces the earlier setup."""
     room = constants.HEAD_ROWS - len(state.head)
-    left = max(0, len(state.tail) + len(rows) - constants.TAIL_ROWS)
-    kept, begin = state.tail.part(left), max(0, left - len(state.tail))
-    gone = (
-        _joined(state.tail.part(0, left), rows.part(0, begin))
-        if begin
-        else state.tail.part(0, left)
-    )
-    pending = _joined(state.pending, gone).values
+    latest = _joined(state.tail, rows)
+    left = max(0, len(latest) - constants.TAIL_ROWS)
+    pending = _joined(state.pending, latest.part(0, left)).values
     whole = len(pending) // constants.CELL_ROWS * constants.CELL_ROWS
     return RateState(
         setup=state.setup if setup is None else setup,
         rows=state.rows + len(rows),
         accepted=state.accepted + int(rows.accepted.sum()),
         head=_joined(state.head, rows.part(0, room)) if room else state.head,
-        tail=_joined(kept, rows.part(begin)),  # copies: a view would keep the whole batch alive
+        # Copies: a view would keep the whole batch alive.
+        tail=RateRows(latest.values[left:].copy()),
         cells=state.cells.with_rows(pending[:whole]) if whole else state.cells,
         pending=RateRows(pending[whole:].copy()),
     )
@@ -304,31 +318,6 @@ def _medians(parts: Floats) -> Floats:
         result[:, _AT[name]] = parts[:, :, _AT[name]].mean(axis=1)
     result[:, _AT["step"]] = parts[:, 0, _AT["step"]]
     return np.asarray(result)
-
-
-@dataclass(frozen=True, slots=True)
-class RatePoints:
-    """The whole run in few points: the history's cells, then ten-step medians of the last rows.
-
-    Skips and bad losses are shares of a point.
-    """
-
-    rows: RateRows
-    start: Integers  # the row's position in the run at which a point begins
-
-
-def _points(state: RateState) -> RatePoints:
-    """The rate's history as points; less than one cell of rows before the last rows is left out."""
-    width, size = state.cells.cell_rows, constants.POINT_STEPS
-    tail = state.tail.values
-    begin = state.rows - len(tail)
-    whole, count = begin // width, len(tail) // size
-    late = len(tail) - count * size  # the points end with the record
-    recent = _medians(tail[late : late + count * size].reshape(count, size, len(COLUMNS)))
-    starts = [np.arange(whole) * width, begin + late + np.arange(count) * size]
-    return RatePoints(
-        RateRows(np.concatenate([state.cells.first(whole).values, recent])), np.concatenate(starts)
-    )
 
 
 def rows_of_block(block: Block, forward: Flags) -> RateRows:
