@@ -183,19 +183,24 @@ class OverflowCulprits:
     def and_overflow(self, overflow: Event | JointOverflows, position: int) -> OverflowCulprits:
         """These culprits and that of one event, or of what all ranks' events of a step say."""
         if isinstance(overflow, JointOverflows):
-            return self.joined(OverflowCulprits(joint=overflow))
-        backward = overflow.detail.get("direction") == "backward"
-        layers: _Culprits[str] = _of_layer(overflow, position) if backward else {}
-        return self.joined(OverflowCulprits(layers, int(overflow.detail.get("exact") is False)))
+            return OverflowCulprits(self.layers, self.bounds, self.joint.joined(overflow))
+        layers, bounds = self.layers, self.bounds + (overflow.detail.get("exact") is False)
+        if overflow.detail.get("direction") == "backward":
+            layers = joined_culprits(layers, _of_layer(overflow, position))
+        return OverflowCulprits(layers, bounds, self.joint)
 
     def joined(self, later: OverflowCulprits) -> OverflowCulprits:
         """These culprits and later ones, together."""
+        if later is NO_CULPRITS or self is NO_CULPRITS:
+            return self if later is NO_CULPRITS else later
         return OverflowCulprits(
             joined_culprits(self.layers, later.layers),
             self.bounds + later.bounds,
             self.joint.joined(later.joint),
         )
 
+
+NO_CULPRITS = OverflowCulprits()
 
 # torch's own words for mistakes in the loop; whether they ended training or were caught.
 NO_GRADIENTS = "No inf checks were recorded for this optimizer"

@@ -20,7 +20,7 @@ import numpy as np
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block, Times
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
-from ampwatch.diagnosis.event_history import JointOverflows, OverflowCulprits
+from ampwatch.diagnosis.event_history import NO_CULPRITS, JointOverflows, OverflowCulprits
 from ampwatch.diagnosis.record import Event, Scaler
 from ampwatch.diagnosis.scale_segments import (
     NAN,
@@ -68,41 +68,37 @@ class SkipEpisode:
     streak_scale: float = NAN  # that the last streak began with
     part: ScaleDescent | None = None  # the last one
     deepest: ScaleDescent | None = None  # the part that went farthest
-    culprits: OverflowCulprits = field(default_factory=OverflowCulprits)
+    culprits: OverflowCulprits = NO_CULPRITS
     search_skips: int = 0  # by which the search may still go on
     unsettled_skips: int = 0  # before any level of the run was established
-    search_culprits: OverflowCulprits = field(default_factory=OverflowCulprits)
+    search_culprits: OverflowCulprits = NO_CULPRITS
 
-    def with_segment(
+    def add_segment(
         self, segment: ScaleSegment, *, after_a_level: bool, in_search: bool = False
-    ) -> SkipEpisode:
-        """The episode with more skips; `after_a_level`: a scale was established just before."""
-        longer = replace(self)
-        if not longer.skips:
-            longer.first, longer.first_step = segment.first, segment.first_step
-            longer.first_scale = segment.scale
-        goes_on = longer.skips > 0 and segment.first == longer.last + 1
-        before = longer.streak if goes_on else 0
+    ) -> None:
+        """Add a segment of skips; `after_a_level`: a scale was established just before it."""
+        if not self.skips:
+            self.first, self.first_step = segment.first, segment.first_step
+            self.first_scale = segment.scale
+        goes_on = self.skips > 0 and segment.first == self.last + 1
+        before = self.streak if goes_on else 0
         if not goes_on:
-            longer.streak_scale = segment.scale
-        if longer.part is None or after_a_level:
-            before_it = longer.skips_before + longer.skips
-            longer.part = ScaleDescent(segment.first_step, before_it, segment.scale)
-        octaves = _octaves_between(longer.part.scale, segment.scale_after)
-        longer.part = replace(longer.part, octaves=octaves)
-        longer.deepest = max(
-            longer.deepest or longer.part, longer.part, key=lambda part: part.octaves
-        )
-        longer.streaks += not goes_on
-        longer.streak = before + segment.length
-        longer.longest_streak = max(longer.longest_streak, longer.streak)
-        longer.lone_skips += _lone(longer.streak) - _lone(before)
-        longer.search_skips += in_search  # a streak's first
-        longer.skips += segment.length
-        longer.last, longer.last_step = segment.last, segment.last_step
-        longer.scale_after = segment.scale_after
-        longer.lowest = float(np.fmin(longer.lowest, segment.lowest_after))
-        return longer
+            self.streak_scale = segment.scale
+        if self.part is None or after_a_level:
+            before_it = self.skips_before + self.skips
+            self.part = ScaleDescent(segment.first_step, before_it, segment.scale)
+        octaves = _octaves_between(self.part.scale, segment.scale_after)
+        self.part = replace(self.part, octaves=octaves)
+        self.deepest = max(self.deepest or self.part, self.part, key=lambda part: part.octaves)
+        self.streaks += not goes_on
+        self.streak = before + segment.length
+        self.longest_streak = max(self.longest_streak, self.streak)
+        self.lone_skips += _lone(self.streak) - _lone(before)
+        self.search_skips += in_search  # a streak's first
+        self.skips += segment.length
+        self.last, self.last_step = segment.last, segment.last_step
+        self.scale_after = segment.scale_after
+        self.lowest = float(np.fmin(self.lowest, segment.lowest_after))
 
     def without_search(self) -> SkipEpisode:
         """The episode without the skips that the search for a scale explains."""
@@ -244,7 +240,7 @@ class ScaleHistory:
     spikes: SkipSpan = field(default_factory=SkipSpan)  # falls, and what of the loose is a burst
     falls: tuple[ScaleFall, ...] = ()
     # Of overflows that nothing explains.
-    culprits: OverflowCulprits = field(default_factory=OverflowCulprits)
+    culprits: OverflowCulprits = NO_CULPRITS
     highest_skip: float = NAN  # the highest scale that overflowed after the search
     lowest_skip: float = NAN  # the lowest scale that overflowed since the search began
     last_skip: int = 0  # the last one's position
@@ -257,7 +253,8 @@ class ScaleHistory:
 
     def copy(self) -> ScaleHistory:
         """A copy that can be folded further without changing this history."""
-        return replace(self, recent_levels=self.recent_levels.copy())
+        episode, search = self.open and replace(self.open), replace(self.search)
+        return replace(self, open=episode, search=search, recent_levels=self.recent_levels.copy())
 
     @property
     def steps(self) -> int:
@@ -417,7 +414,7 @@ class ScaleHistory:
         if self.first_accepted is None:
             self.first_accepted, self.first_accepted_step = segment.first, segment.first_step
             # The search has ended: it explains them.
-            self.search = replace(self.search, culprits=OverflowCulprits())
+            self.search.culprits = NO_CULPRITS
         self._accept(segment.length, segment, segment.last)
 
     def _accept(self, length: int, segment: ScaleSegment, last: int) -> None:
@@ -439,16 +436,15 @@ class ScaleHistory:
             # The first row was taken for an accepted step; with skips after it nobody knows.
             self.first_accepted = self.first_accepted_step = None
         if self.first_accepted is None:
-            self.search = self.search.with_segment(segment, after_a_level=False)
+            self.search.add_segment(segment, after_a_level=False)
         else:
             self.highest_skip = float(np.fmax(self.highest_skip, segment.scale))
             if self.open and self._is_apart(segment, self.open):
                 self._close()
             in_search = self._is_late_search(segment)
             self.search_step = segment.first_step if in_search else self.search_step
-            self.open = (self.open or self._opened(segment)).with_segment(
-                segment, after_a_level=established, in_search=in_search
-            )
+            self.open = self.open or self._opened(segment)
+            self.open.add_segment(segment, after_a_level=established, in_search=in_search)
             if self.level is None and not in_search:
                 self.open.unsettled_skips += segment.length
         self.skips += segment.length
@@ -488,9 +484,9 @@ class ScaleHistory:
         return None if math.isnan(begun) else begun
 
     def _close(self) -> None:
-        if self.open is None:
+        episode, self.open = self.open, None
+        if episode is None:
             return
-        episode, self.open = replace(self.open), None
         if episode.from_reset:
             self.reset_skips += episode.skips
             return
@@ -529,13 +525,11 @@ class ScaleHistory:
         self, position: int, overflow: Event | JointOverflows, *, skipped: bool
     ) -> None:
         if skipped and self.first_accepted is None:
-            culprits = self.search.culprits.and_overflow(overflow, position)
-            self.search = replace(self.search, culprits=culprits)
+            self.search.culprits = self.search.culprits.and_overflow(overflow, position)
         elif skipped and self.open is not None:
             # Which layer limits a scale is chance; which rank overflows first is not.
             searching = isinstance(overflow, Event) and overflow.step == self.search_step
             name = "search_culprits" if searching else "culprits"
-            culprits = getattr(self.open, name).and_overflow(overflow, position)
-            self.open = replace(self.open, **{name: culprits})
+            setattr(self.open, name, getattr(self.open, name).and_overflow(overflow, position))
         else:
             self.culprits = self.culprits.and_overflow(overflow, position)
