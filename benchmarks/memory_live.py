@@ -178,11 +178,10 @@ def follow(options: argparse.Namespace) -> None:
     """Look at the copy again and again, as the page's server does for one open tab."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "dashboard"))
     from address import Address
-    from chart_points import ThinnedBases, live_message
     from layer_chart_data import QUANTITIES, heatmap_grid
     from layer_choices import layer_view_message
-    from live_chart import picture_of
     from open_runs import OpenRuns
+    from run_chart import ThinnedBases, live_message, picture_of
 
     folder = Path(options.folder)
     runs, bases, looks_ms, medians_ms = OpenRuns(), ThinnedBases(), [], []

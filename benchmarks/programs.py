@@ -5,7 +5,7 @@ python benchmarks/programs.py CLONES --jobs 2           two programs at a time
 python benchmarks/programs.py CLONES --only MAE --broken none --rounds 3
 
 CLONES is a folder with a clone of each repository of the recipes, under its own name; nothing is
-downloaded. What the programs need beside torch: docs/real_programs.md. Ends with 1 where ampwatch
+downloaded. What the programs need beside torch: benchmarks/public_programs.md. Ends with 1 where ampwatch
 changed a program; what it says of it is in the tables.
 """
 

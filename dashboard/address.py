@@ -1,12 +1,14 @@
 """The page's address: all that its reader chose, so that it can be shared as a link.
 
-Back, Forward and a reload restore from it what was seen.
+Back, Forward and a reload restore from it what was seen. A click may ask for another page, to
+which the present one then switches.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode
@@ -204,15 +206,21 @@ class RunsView:
 
 def runs_view_in(text: str | None) -> RunsView:
     """The runs table's view, read from a part of the address."""
-    parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
-    group = parts.get("group", [""])[-1]
+    parts = _parts(text)
+    group = parts["group"][-1]
     return RunsView(
-        find=parts.get("find", [""])[-1],
-        sort=parts.get("sort", [""])[-1],
+        find=parts["find"][-1],
+        sort=parts["sort"][-1],
         group=group if group in RUNS_GROUPS else "",
-        origin=parts.get("from", [""])[-1],
+        origin=parts["from"][-1],
         folded=tuple(parts.get("folded", ())),
     )
+
+
+def _parts(text: str | None) -> defaultdict[str, list[str]]:
+    """What a part of the address holds by name; an empty text where it holds nothing."""
+    parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
+    return defaultdict(lambda: [""], parts)
 
 
 WEEK = "week"
@@ -239,11 +247,44 @@ class FleetView:
 
 def fleet_view_in(text: str | None) -> FleetView:
     """The fleet page's view, read from a part of the address."""
-    parts = parse_qs(text or "", keep_blank_values=True, errors="replace", max_num_fields=None)
-    since = parts.get("since", [""])[-1]
+    parts = _parts(text)
+    since = parts["since"][-1]
     return FleetView(
         since=since if since in FLEET_SINCE else "",
-        group=parts.get("group", [""])[-1] or WEEK,
-        code=parts.get("code", [""])[-1],
+        group=parts["group"][-1] or WEEK,
+        code=parts["code"][-1],
         only=parts["only"][-1] if "only" in parts else None,
     )
+
+
+# --- going from page to page ----------------------------------------------------------------------
+
+
+_PAGES, _WANTED = "pages", "go to"
+
+
+def set_pages(pages: Mapping[str, Any]) -> None:
+    """Note which pages the dashboard has."""
+    st.session_state[_PAGES] = pages
+
+
+def ask_for_page(page: str, to: Address | None = None, **parts: Any) -> None:
+    """Go to a page once the present one calls `switch_if_asked`, with these parts of the address.
+
+    The address is left as it is until then: it would be a page of its own for Back.
+    """
+    st.session_state[_WANTED] = page, replace(to or read(), **parts)
+
+
+def switch_if_asked() -> None:
+    """Go to the page of the dashboard that was asked for, if any."""
+    wanted = st.session_state.pop(_WANTED, None)
+    if wanted is not None:
+        page, where = wanted
+        st.switch_page(st.session_state[_PAGES][page], query_params=where.parameters())
+
+
+def page_link(page: str, words: str, **parts: Any) -> None:
+    """Draw a link to a page in these words; it keeps the address but for these parts."""
+    query = replace(read(), **parts).parameters()
+    st.page_link(st.session_state[_PAGES][page], label=words, query_params=query)

@@ -11,7 +11,7 @@ import address
 import run_list
 import streamlit as st
 from html_text import age_text, said
-from problems import guarded, show_problem
+from page_parts import guarded, show_problem
 
 from ampwatch.alerts import (
     KINDS,

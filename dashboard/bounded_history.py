@@ -1,4 +1,4 @@
-"""A bounded history of a run's rows: the last rows, and few points of all before them.
+"""A bounded history of a run's rows: the last rows, and few points of all.
 
 Nothing that the eye would see is lost: an extreme stays at its step, both ends of a gap stay where
 they are, and a skipped step is part of a tick. The rows themselves are in the log.
@@ -6,6 +6,7 @@ they are, and a skipped step is part of a tick. The rows themselves are in the l
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,9 @@ from numpy.typing import NDArray
 
 from ampwatch.report.thinning import Floats, Rug, Steps
 
-HELD_ROWS = 1 << 17  # the last ones; as many again before the first of them go
+HELD_ROWS = 1 << 13  # the last ones; as many again before the first of them go
 MOST_POINTS = 1 << 16  # of a column: 30 for each point that is drawn
 MOST_TICKS = 1 << 16
-MOST_SAMPLES = 1 << 15
 EXACT_WIDTH = 4  # of so narrow a stretch every point is kept
 _WIDEST = 1 << 60
 
@@ -50,12 +50,6 @@ class GrowingArray:
         """Keep only the last values of the growing array."""
         self._move(self.values[-count:] if count else self.values[:0], count)
 
-    def copy(self) -> GrowingArray:
-        """A copy of the growing array; adding to one leaves the other as it is."""
-        other = GrowingArray(self._room.dtype)
-        other.extend(self.values)
-        return other
-
     def _move(self, values: NDArray[Any], room: int) -> None:
         moved = np.zeros(max(1024, room), self._room.dtype)
         moved[: len(values)] = values
@@ -76,7 +70,7 @@ class Points:
 
     @property
     def values(self) -> Floats:
-        """The values of the kept points, all of them finite."""
+        """The values of the kept points."""
         return np.concatenate([values for _, values in self.parts])
 
 
@@ -88,18 +82,15 @@ class Extremes:
 
     def __init__(self, most: int = MOST_POINTS) -> None:
         self._most, self._width = most, 1
-        self._step, self._values = (
-            GrowingArray(np.int64),
-            GrowingArray(np.float32),
-        )  # of whole stretches
+        self._step, self._values = GrowingArray(np.int64), GrowingArray(np.float32)  # whole ones
         self._open: tuple[Steps, Floats] = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
     def __len__(self) -> int:
         return len(self._step) + len(self._open[0])
 
     def add(self, step: Steps, values: Floats) -> None:
-        """Add a column's next rows to its kept points; values that are not finite are left out."""
-        known = np.isfinite(values)
+        """Add a column's next rows to its kept points; nan is no value, and is left out."""
+        known = ~np.isnan(values)
         if not known.any():
             return
         self._take(
@@ -115,13 +106,6 @@ class Extremes:
     def points(self) -> Points:
         """The points kept of a column by now; rows that are added later do not change them."""
         return Points(((self._step.values, self._values.values), self._open), self._width)
-
-    def copy(self) -> Extremes:
-        """A copy of the kept points; adding to one leaves the other as it is."""
-        other = Extremes(self._most)
-        other._width, other._open = self._width, self._open
-        other._step, other._values = self._step.copy(), self._values.copy()
-        return other
 
     def _take(self, step: Steps, values: Floats) -> None:
         keep, last = _extreme_points(step, values, self._width)
@@ -179,27 +163,12 @@ class SkipTicks:
             part.extend(values)
 
 
-class EvenSample:
-    """Each n-th number of a column, for its median; n doubles when they are many."""
-
-    def __init__(self, most: int = MOST_SAMPLES) -> None:
-        self._most, self._every, self._seen = most, 1, 0
-        self._kept = GrowingArray(np.float32)
-
-    def add(self, values: Floats) -> None:
-        """Add a column's next numbers; each n-th of them is kept."""
-        known = values[np.isfinite(values)]
-        self._kept.extend(known[-self._seen % self._every :: self._every])
-        self._seen += len(known)
-        while len(self._kept) > self._most:
-            kept, self._kept = self._kept.values[::2], GrowingArray(np.float32)
-            self._kept.extend(kept)
-            self._every *= 2
-
-    @property
-    def values(self) -> Floats:
-        """The numbers kept of the column by now."""
-        return self._kept.values
+def with_neighbours(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """These rows of a curve and one more at each side of them."""
+    wide = inside.copy()
+    wide[1:] |= inside[:-1]
+    wide[:-1] |= inside[1:]
+    return wide
 
 
 _STRETCH = 4096  # rows
@@ -234,10 +203,7 @@ class RowPlaces:
     def ranges_of(self, first: int, last: int) -> list[tuple[int, int]]:
         """The ranges of rows in the log that hold a span of steps, and some rows at each side."""
         inside = (np.array(self._low) <= last) & (np.array(self._high) >= first)
-        wide = inside.copy()
-        wide[1:] |= inside[:-1]
-        wide[:-1] |= inside[1:]
-        edges = np.flatnonzero(np.diff(wide, prepend=False, append=False))
+        edges = np.flatnonzero(np.diff(with_neighbours(inside), prepend=False, append=False))
         ranges = (edges * self._length).reshape(-1, 2)
         return [(int(start), min(self.rows, int(stop))) for start, stop in ranges]
 
@@ -249,7 +215,7 @@ class RowPlaces:
 
 @dataclass(frozen=True, slots=True)
 class KeptPast:
-    """What a bounded history knows of all rows, once it holds only the last ones."""
+    """What a bounded history knows of all rows, while it holds only the last ones."""
 
     rows: int  # how many are no longer held
     ends: tuple[int, int]  # the lowest and the highest step
@@ -257,23 +223,21 @@ class KeptPast:
     ticks: Rug  # of the skips
     tick_width: int
     skip_count: int
-    latest: Mapping[str, tuple[float, int, int]]  # a column's last number, its row and its step
-    step_times: Floats  # a sample
 
 
 class BoundedHistory:
-    """Rows by step as they come: holds the last of them, and few points of all before."""
+    """Rows by step as they come: holds the last of them, and few points of all."""
 
-    def __init__(self, names: Iterable[str], timed: str, *, keeps_past: bool = True) -> None:
+    def __init__(self, names: Iterable[str]) -> None:
         self.step, self.skips = GrowingArray(np.int64), GrowingArray(np.int64)
         self.columns = {name: GrowingArray(np.float32) for name in names}
         self.first_row = 0  # of those held
         self.starts: tuple[int, ...] = ()
         self.present: frozenset[str] = frozenset()
-        self._keeps_past, self._timed = keeps_past, timed
+        # Of each column its last number, the row and the step of it.
+        self.latest: dict[str, tuple[float, int, int]] = {}
         self._points = {name: Extremes() for name in self.columns}
-        self._ticks, self._times = SkipTicks(), EvenSample()
-        self._latest: dict[str, tuple[float, int, int]] = {}
+        self._ticks = SkipTicks()
         self._ends: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -299,15 +263,15 @@ class BoundedHistory:
 
     def fork(self, name: str, like: str) -> None:
         """Add a column to the history whose rows were the same as another's until now."""
-        self.columns[name] = self.columns[like].copy()
-        self._points[name] = self._points[like].copy()
-        if like in self._latest:
-            self._latest[name] = self._latest[like]
+        self.columns[name] = copy.deepcopy(self.columns[like])
+        self._points[name] = copy.deepcopy(self._points[like])
+        if like in self.latest:
+            self.latest[name] = self.latest[like]
 
     @property
     def past(self) -> KeptPast | None:
-        """What is kept of all rows, once not all are held; later rows do not change it."""
-        if not self.first_row or self._ends is None:
+        """What is kept of all rows; later rows do not change it."""
+        if self._ends is None:
             return None
         return KeptPast(
             rows=self.first_row,
@@ -316,8 +280,6 @@ class BoundedHistory:
             ticks=self._ticks.ticks,
             tick_width=self._ticks.width,
             skip_count=self._ticks.count,
-            latest=dict(self._latest),
-            step_times=self._times.values,
         )
 
     # --- within ----------------------------------------------------------------------------------
@@ -327,8 +289,7 @@ class BoundedHistory:
         if len(before) and len(skips) and skips[0] == before[-1]:
             skips = skips[1:]  # another optimizer's, of a step that is counted already
         self.skips.extend(skips)
-        if self._keeps_past:
-            self._ticks.add(skips)
+        self._ticks.add(skips)
 
     def _add_values(self, name: str, at: int, step: Steps, values: Floats) -> None:
         self.columns[name].extend(values)
@@ -336,18 +297,11 @@ class BoundedHistory:
         if len(known):
             self.present |= {name}
             last = int(known[-1])
-            self._latest[name] = float(values[last]), at + last, int(step[last])
-        if self._keeps_past:
-            if self.first_row:  # until then all rows are held, and few points would be more of them
-                self._points[name].add(step, values)
-            if name == self._timed:
-                self._times.add(values)
+            self.latest[name] = float(values[last]), at + last, int(step[last])
+        self._points[name].add(step, values)
 
     def _drop_old_rows(self) -> None:
         """Drop all rows from the history but the last ones."""
-        if self._keeps_past and not self.first_row:
-            for name, column in self.columns.items():
-                self._points[name].add(self.step.values, column.values)
         self.first_row = len(self) - HELD_ROWS
         for column in (self.step, *self.columns.values()):
             column.keep_last(HELD_ROWS)

@@ -36,6 +36,31 @@ def draw(data: bytes, key: str, acts: Acts | None = None, **on_change: Any) -> A
     return _declared()(data=confirmed + data, key=key, **on_change)
 
 
+def draw_on_base(
+    message: Callable[[bool], bytes],
+    base: object,
+    key: str,
+    acts: Acts | None = None,
+    **on_change: Any,
+) -> None:
+    """Draw a component whose message is whole only if the browser lacks this base of it.
+
+    The browser says if it has lost the base; it is then sent again.
+    """
+    acts = {"lost": lambda _: forget_base(key), **(acts or {})}
+    draw(message(st.session_state.get(_base_key(key)) != base), key, acts, **on_change)
+    st.session_state[_base_key(key)] = base
+
+
+def forget_base(key: str) -> None:
+    """Send a component's base again with its next message: the browser may have lost it."""
+    st.session_state.pop(_base_key(key), None)
+
+
+def _base_key(key: str) -> str:
+    return f"base sent to {key}"
+
+
 def _do_acts(key: str, acts: Acts) -> None:
     """Do what a reader did in a component, but for what was done already."""
     told = getattr(st.session_state.get(key), "acts", None)

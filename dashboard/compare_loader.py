@@ -11,9 +11,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from chart_points import thinned_lines
+from run_chart import thinned_lines
 from run_list import ListedRun
 from step_curves import StepCurvesReader
 from user_value_curves import UserValues
@@ -49,6 +49,8 @@ class LoadedRun:
     rows: int
     odd: Mapping[str, Stretches] = field(default_factory=dict)  # where a column is not finite
     problem: str = ""
+    due_at_s: float = 0.0  # before that a live run is not read again
+    follower: Follower | None = None  # of a live run, whose engine goes on
 
     @property
     def columns(self) -> frozenset[str]:
@@ -62,10 +64,8 @@ class CompareLoader:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, LoadedRun] = OrderedDict()
-        self._due_at: dict[str, float] = {}  # before that a live run is not read again
         self._pairs: OrderedDict[tuple[str, str], tuple[_Pair, Divergence]] = OrderedDict()
         self._jobs: dict[object, Future[None]] = {}
-        self._followers: dict[str, Follower] = {}
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="ampwatch-compare")
 
     def loaded(self, choices: Sequence[ListedRun], wait_s: float) -> dict[str, LoadedRun]:
@@ -82,7 +82,7 @@ class CompareLoader:
                 if choice.path in self._kept:
                     self._kept.move_to_end(choice.path)
             while len(self._kept) > max(_KEPT, len(choices)):
-                self._forget(next(iter(self._kept)))
+                self._kept.popitem(last=False)
             return {c.name: self._kept[c.path] for c in choices if c.path in self._kept}
 
     def divergences(
@@ -122,28 +122,20 @@ class CompareLoader:
         kept = self._kept.get(choice.path)
         if kept is None:
             return True
-        is_due = time.monotonic() >= self._due_at[choice.path]
+        is_due = time.monotonic() >= kept.due_at_s
         return kept.version != _version(choice) and (is_due or not choice.live)
 
     def _is_new(self, key: _Pair) -> bool:
         kept = self._pairs.get((key[0], key[2]))
         return key not in self._jobs and (kept is None or kept[0] != key)
 
-    def _forget(self, path: str) -> None:
-        self._kept.pop(path, None)
-        self._due_at.pop(path, None)
-        self._followers.pop(path, None)
-
     def _load(self, choice: ListedRun) -> None:
-        began = time.monotonic()
-        follower, made = _load_run(choice)
-        ended = time.monotonic()
+        began_s = time.monotonic()
+        loaded = _load_run(choice)
+        ended_s = time.monotonic()
+        due_at_s = ended_s + max(_LEAST_S, _REST * (ended_s - began_s))
         with self._lock:
-            self._followers.pop(choice.path, None)
-            if follower is not None and choice.live:
-                self._followers[choice.path] = follower
-            self._kept[choice.path] = made
-            self._due_at[choice.path] = ended + max(_LEAST_S, _REST * (ended - began))
+            self._kept[choice.path] = replace(loaded, due_at_s=due_at_s)
 
     def _find_divergences(self, keys: Sequence[_Pair]) -> None:
         """Find where compared runs part from one of them."""
@@ -153,10 +145,10 @@ class CompareLoader:
 
 
 def _version(choice: ListedRun) -> _Version:
-    return choice.last_time_ns, choice.live, choice.cut_off
+    return choice.run.last_time_ns, choice.live, choice.cut_off
 
 
-def _load_run(choice: ListedRun) -> tuple[Follower | None, LoadedRun]:
+def _load_run(choice: ListedRun) -> LoadedRun:
     version = _version(choice)
     try:
         follower = follow(choice.path)
@@ -167,9 +159,12 @@ def _load_run(choice: ListedRun) -> tuple[Follower | None, LoadedRun]:
         lines = {k.removeprefix("base."): v for k, v in thinned_lines(curves).items()}
         own, own_odd = _user_value_lines(follower)
     except (AmpwatchError, OSError) as problem:
-        return None, LoadedRun(version, None, {}, (0, 0), 0, problem=str(problem))
+        return LoadedRun(version, None, {}, (0, 0), 0, problem=str(problem))
     odd = {**curves.odd, **own_odd}
-    return follower, LoadedRun(version, outline, lines | own, curves.ends, len(curves), odd)
+    return LoadedRun(
+        version, outline, lines | own, curves.ends, len(curves), odd,
+        follower=follower if choice.live else None,
+    )  # fmt: skip
 
 
 def _user_value_lines(follower: Follower) -> tuple[Arrays, dict[str, Stretches]]:

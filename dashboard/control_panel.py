@@ -6,17 +6,23 @@ Every action asks for confirmation, and only the run's own rows show that it was
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import received_runs
 import streamlit as st
-from control_answers import AllowedControls, ControlAnswer
 from html_text import rate_text, said
 from open_runs import RunSnapshot
 
+from ampwatch.diagnosis.event import detail_of
 from ampwatch.errors import FrameError
 from ampwatch.feed import Instruction, Key
 from ampwatch.report.overview_chart import is_change
+from ampwatch.rows import EventKind, Table
 
+_KINDS = (EventKind.STARTED.value, EventKind.CONTROL.value)
+_EVENTS = ("step", "time_ns", "kind", "detail")
 _ASKED, _SENT = "control asked", "control sent"  # for what; when, as what, in which run
 _PATIENCE_S = 20.0
 _SHOWN_S = 600.0  # an answer
@@ -37,8 +43,8 @@ def show(run: RunSnapshot) -> None:
     """Draw the buttons that control a live run, a question before each, and the answers."""
     if not run.is_live or run.info.source != "ampwatch":
         return
-    allowed, answers = run.answers.read()
-    if allowed.keys:
+    allowed, answers = _offers_and_answers(run)
+    if allowed:
         asked = st.session_state.get(_ASKED)
         if asked is not None and asked[0] == run.path:
             _question(run, Key(asked[1]))
@@ -50,7 +56,7 @@ def show(run: RunSnapshot) -> None:
 
 def hint_to_allow(run: RunSnapshot) -> str:
     """A sentence on how to let this page control a live run that does not allow it yet."""
-    if not run.is_live or run.info.source != "ampwatch" or run.answers.read()[0].keys:
+    if not run.is_live or run.info.source != "ampwatch" or _offers_and_answers(run)[0]:
         return ""
     return (
         "This page only watches the run. To change its learning rate, save or stop from here, "
@@ -58,13 +64,46 @@ def hint_to_allow(run: RunSnapshot) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A trainer's answer to one instruction of the dashboard."""
+
+    number: int
+    step: int
+    time_ns: int
+    sentence: str
+
+
+def _offers_and_answers(run: RunSnapshot) -> tuple[tuple[str, ...], list[_Answer]]:
+    """What a run's trainer allows the dashboard to do now, and its answers, the newest last."""
+    rows = run.read_table(Table.EVENTS, _EVENTS, min(run.ranks, default=0))
+    kinds = pc.cast(rows.column("kind"), "string")
+    offers: tuple[str, ...] = ()
+    answers = []
+    for row in rows.filter(pc.is_in(kinds, pa.array(_KINDS))).to_pylist():
+        if (
+            row["kind"] == EventKind.STARTED.value
+        ):  # another attempt, which may allow something else
+            offers = ()
+            continue
+        detail = detail_of(row["detail"])
+        if "offers" in detail:
+            offers = tuple(map(str, detail["offers"]))
+        elif isinstance(detail.get("number"), int):
+            sentence = str(detail.get("told"))
+            answers.append(
+                _Answer(detail["number"], row["step"] or 0, row["time_ns"] or 0, sentence)
+            )
+    return offers, answers
+
+
 # --- the buttons and the question -----------------------------------------------------------------
 
 
-def _buttons(run: RunSnapshot, allowed: AllowedControls) -> None:
+def _buttons(run: RunSnapshot, allowed: tuple[str, ...]) -> None:
     with st.container(horizontal=True):
         for key in Key:
-            if key.value in allowed.keys and (key is not Key.RATE or _base_rate(run)):
+            if key.value in allowed and (key is not Key.RATE or _base_rate(run)):
                 st.button(_label(run, key), key=f"control {key.value}", on_click=_ask,
                           args=(run.path, key.value))  # fmt: skip
 
@@ -144,7 +183,7 @@ def _send(run: RunSnapshot, instruction: Instruction) -> None:
     st.session_state[_SENT] = (run.path, instruction.key.value, number, time.monotonic())
 
 
-def _answer_sentences(run: RunSnapshot, answers: tuple[ControlAnswer, ...]) -> list[str]:
+def _answer_sentences(run: RunSnapshot, answers: list[_Answer]) -> list[str]:
     """For the control panel: the trainer's answer to this page, else its latest to any."""
     path, key, number, since_s = st.session_state.get(_SENT, ("", "", None, 0.0))
     own = [answer for answer in answers if answer.number == number]
@@ -158,4 +197,4 @@ def _answer_sentences(run: RunSnapshot, answers: tuple[ControlAnswer, ...]) -> l
         away = "the trainer is in a long step, hangs, or is gone. It refuses late instructions."
         return [f"No answer for {waited_s:.0f} s ({name}): {away}"]
     shown = own or [a for a in answers[-1:] if time.time_ns() - a.time_ns < _SHOWN_S * 1e9]
-    return [f"Step {answer.step:,}: {answer.told}" for answer in shown[-2:]]
+    return [f"Step {answer.step:,}: {answer.sentence}" for answer in shown[-2:]]

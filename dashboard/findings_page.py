@@ -9,25 +9,20 @@ from pathlib import Path
 
 import browser_component
 import open_runs
-import refresh_pace
 import small_charts
 import streamlit as st
 from html_text import said, said_lines
 from open_runs import RunSnapshot
-from problems import guarded
-from step_curves import SCALE
+from page_parts import refresh_run_part
 from verdict_band import verdict_band
 
 from ampwatch.diagnosis import (
     RULES,
     Advice,
     Diagnosis,
-    Engine,
     Evidence,
     Finding,
-    conclude,
 )
-from ampwatch.diagnosis.earlier_runs import with_lesson
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.value_text import (
     against_text,
@@ -36,11 +31,9 @@ from ampwatch.diagnosis.value_text import (
     value_text,
     when_text,
 )
-from ampwatch.follow import as_it_stands, lesson_for
-from ampwatch.recovery.proof import kept_proof
-from ampwatch.recovery.proved_advice import with_proof
+from ampwatch.recovery.proved_advice import judge
 from ampwatch.report import html_report
-from ampwatch.report.overview_chart import is_change
+from ampwatch.report.overview_chart import SCALE, is_change
 from ampwatch.report.painter import SEVERITY_COLOR
 from ampwatch.rows import Table, column
 from ampwatch.store import open_run
@@ -55,14 +48,9 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def show(path: str, *, follow: bool) -> None:
+def show(path: str) -> None:
     """Draw the Findings page, and keep it up to date while the run goes on."""
-    run = open_runs.snapshot(path)
-    waits = run.is_live or not run.is_judged
-    st.fragment(
-        _draw_findings,
-        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if waits and follow else None,
-    )(path)
+    refresh_run_part(_draw_findings, path, _EVERY_S, until_judged=True)
     st.download_button(
         "Download HTML report", partial(_report_file, path), f"{Path(path).name}.html",
         "text/html", on_click="ignore", help="One file: findings, charts, layers and settings",
@@ -72,13 +60,10 @@ def show(path: str, *, follow: bool) -> None:
 def _report_file(path: str) -> str:
     """The HTML report to download, as `ampwatch report --html` writes it, made on demand."""
     run = open_run(path)
-    case = Engine().feed(run).case()
-    diagnosis = with_lesson(as_it_stands(run, conclude(case)), lesson_for(run))
-    diagnosis = with_proof(diagnosis, kept_proof(run.path))
-    return html_report(run, diagnosis, case.scale.level)
+    judged = judge(run)
+    return html_report(run, judged.diagnosis, judged.established_scale)
 
 
-@guarded
 def _draw_findings(path: str) -> None:
     run = open_runs.snapshot(path)
     st.html(verdict_band(run))

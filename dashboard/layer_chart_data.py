@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from layer_quantities import QUANTITIES, Quantity, columns_with
+from layer_choices import QUANTITIES, Quantity, columns_with
 from numpy.typing import NDArray
 from open_runs import RunSnapshot
 from step_curves import StepCurves

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from threading import Lock
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from bounded_history import BoundedHistory, KeptPast
+from bounded_history import BoundedHistory
 from numpy.typing import NDArray
 
 from ampwatch.follow import Follower
@@ -26,6 +26,7 @@ _LEAST_CELLS = 240  # where layers are very many: one for each
 _MOST_VALUES = 12_000_000  # of all quantities that are kept together: 48 MB
 _MOST_LINES = 4  # layers whose own numbers are kept; the one not looked at for longest is let go
 
+_KEYS = ("step", "layer", "order")
 _OF_A_SAMPLE = "act_amax"  # which rows hold that are samples, and not only norms
 _OFTEN_LACKING = "underflow_share"
 
@@ -50,14 +51,14 @@ class WorstValues:
 
     def of_columns(self, *columns: str) -> tuple[tuple[str, ...], Floats]:
         """The layers with any value of these columns, and the worst of them in each stretch."""
-        found = [self._matrix(name) for name in columns if name in self._values]
-        if not found:
+        matrices = [self._matrix(name) for name in columns if name in self._values]
+        if not matrices:
             return (), np.zeros((0, len(self.cells)), np.float32)
         worst = np.fmin if self._is_low[columns[0]] else np.fmax
-        values = reduce(worst, found)
-        shown = [at for at in self._in_order if not np.isnan(values[at]).all()]
+        values = reduce(worst, matrices)
+        filled = [at for at in self._in_order if not np.isnan(values[at]).all()]
         names = list(self._layers)
-        return tuple(names[at] for at in shown), values[shown]
+        return tuple(names[at] for at in filled), values[filled]
 
     def add(self, rows: pa.Table) -> None:
         """Add rows of the table `layers` to the worst values."""
@@ -68,12 +69,12 @@ class WorstValues:
         cell = self._stretches_of(step)
         self.last_step = max(self.last_step, int(step.max()))
         for column, is_low in self._is_low.items():
-            told = values_of(rows, column)
-            known = np.asarray(told.is_valid())
-            if known.any():
-                values = _told(told, is_low=is_low)[known]
+            cells = values_of(rows, column)
+            logged = np.asarray(cells.is_valid())
+            if logged.any():
+                values = _not_finite_as_worst(cells, is_low=is_low)[logged]
                 worst = np.fmin if is_low else np.fmax
-                worst.at(self._matrix(column), (layer[known], cell[known]), values)
+                worst.at(self._matrix(column), (layer[logged], cell[logged]), values)
         values = _MOST_VALUES // len(self._is_low)
         most = max(_LEAST_CELLS, min(MOST_CELLS, values // len(self._layers)))
         while len(self.cells) > most:
@@ -147,7 +148,7 @@ class LayerNumbers:
 
     def __init__(self, layer: str, is_low: Mapping[str, bool]) -> None:
         self._layer, self._is_low = layer, is_low
-        self.history = BoundedHistory(is_low, "")
+        self.history = BoundedHistory(is_low)
 
     def add(self, rows: pa.Table) -> None:
         """Add rows of the table `layers`, in the order of their steps, to the layer's numbers."""
@@ -157,7 +158,8 @@ class LayerNumbers:
             return
         step = np.asarray(rows.column("step").to_numpy(), np.int64)
         columns = {
-            name: _told(values_of(rows, name), is_low=low) for name, low in self._is_low.items()
+            name: _not_finite_as_worst(values_of(rows, name), is_low=low)
+            for name, low in self._is_low.items()
         }
         if {_OF_A_SAMPLE, _OFTEN_LACKING} <= columns.keys():
             lacks = ~np.isnan(columns[_OF_A_SAMPLE]) & np.isnan(columns[_OFTEN_LACKING])
@@ -169,11 +171,6 @@ class LayerNumbers:
                 columns[name] = worst.reduceat(columns[name], starts)
             step = step[starts]
         self.history.add(step, columns, np.zeros(0, np.int64))
-
-    @property
-    def past(self) -> KeptPast | None:
-        """What is kept of all samples of the layer, once not all are held."""
-        return self.history.past
 
 
 class _LayerRowReader:
@@ -218,57 +215,62 @@ class RunLayers:
     def __init__(self, follower: Follower, rank: int | None) -> None:
         self._follower, self.rank = follower, rank
         self._lock = Lock()
-        self._worst: dict[
-            tuple[str, ...], _LayerRowReader
-        ] = {}  # by the columns that are kept together
+        # By the columns that are kept together: of all layers, and, behind its name, of one layer.
+        self._worst: dict[tuple[str, ...], _LayerRowReader] = {}
         self._lines: OrderedDict[tuple[str, ...], _LayerRowReader] = OrderedDict()
         self._views: tuple[str, ...] | None = None
 
     def views(self, run: Readable, *, is_live: bool) -> tuple[str, ...]:
         """The views of layers that an open run offers, kept: one that was found stays."""
-        known = self._views
-        if known is None:
-            known = offered(run)
+        views = self._views
+        if views is None:
+            views = offered(run)
         elif is_live:
-            found = {*offered(run, quick=True), *known}
-            known = tuple(view for view in VIEWS if view in found)
-        self._views = known
-        return known
+            now = {*offered(run, quick=True), *views}
+            views = tuple(view for view in VIEWS if view in now)
+        self._views = views
+        return views
 
     def worst(self, is_low: Mapping[str, bool], *, is_live: bool) -> WorstValues:
         """The worst values of all layers over the whole run, by stretches of steps."""
         with self._lock:
-            columns = ("step", "layer", "order", *stored(is_low))
-            made = _LayerRowReader(lambda: WorstValues(is_low), columns, self.rank)
-            taken = self._worst.setdefault(tuple(is_low), made)
-            with self._follower.reading() as run:
-                found: WorstValues = taken.update(run, is_live=is_live)
-            return found
+            reader = self._worst.setdefault(
+                tuple(is_low), self._reader(lambda: WorstValues(is_low), is_low)
+            )
+            worst: WorstValues = self._updated(reader, is_live=is_live)
+            return worst
 
     def numbers_of(self, layer: str, is_low: Mapping[str, bool], *, is_live: bool) -> LayerNumbers:
         """One layer's numbers over the sampled steps of the run, kept and updated."""
         with self._lock:
-            columns, key = ("step", "layer", *stored(is_low)), (layer, *is_low)
-            made = _LayerRowReader(lambda: LayerNumbers(layer, is_low), columns, self.rank)
-            taken = self._lines.setdefault(key, made)
+            key = (layer, *is_low)
+            reader = self._lines.setdefault(
+                key, self._reader(lambda: LayerNumbers(layer, is_low), is_low)
+            )
             self._lines.move_to_end(key)
             while len(self._lines) > _MOST_LINES:
                 self._lines.popitem(last=False)
-            with self._follower.reading() as run:
-                found: LayerNumbers = taken.update(run, is_live=is_live)
-            return found
+            numbers: LayerNumbers = self._updated(reader, is_live=is_live)
+            return numbers
+
+    def _reader(self, make: Callable[[], Any], columns: Iterable[str]) -> _LayerRowReader:
+        return _LayerRowReader(make, (*_KEYS, *stored(columns)), self.rank)
+
+    def _updated(self, reader: _LayerRowReader, *, is_live: bool) -> Any:
+        with self._follower.reading() as run:
+            return reader.update(run, is_live=is_live)
 
     def worst_within(self, is_low: Mapping[str, bool], first: int, last: int) -> WorstValues:
         """The worst values of all layers in a span of steps, read from the log."""
-        found = WorstValues(is_low)
+        worst = WorstValues(is_low)
         with self._follower.reading() as run:
-            columns = ("step", "layer", "order", *stored(is_low))
+            columns = (*_KEYS, *stored(is_low))
             for rows in run.rows_between(Table.LAYERS, columns, first, last, self.rank):
-                found.add(rows)
-        return found
+                worst.add(rows)
+        return worst
 
 
-def _told(column: Any, *, is_low: bool) -> Floats:
+def _not_finite_as_worst(column: Any, *, is_low: bool) -> Floats:
     values = np.array(column.to_numpy(), np.float32)
     known = np.asarray(column.is_valid())
     values[known & ~np.isfinite(values)] = -np.inf if is_low else np.inf

@@ -1,9 +1,12 @@
-"""The layers: a heatmap over steps, usable loss scales, data types; and one layer."""
+"""The layers: a heatmap over steps, usable loss scales, a tree of data types; and one layer.
+
+In the tree neighbours that are alike are folded into one row.
+"""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,26 +15,30 @@ import address
 import browser_component
 import layer_chart_data
 import layer_choices
-import layer_dtypes
-import live_chart
-import navigate
 import numpy as np
 import open_runs
-import refresh_pace
+import pyarrow.compute as pc
+import run_chart
 import small_charts
 import streamlit as st
-from chart_points import thinned_lines
 from findings_page import finding_html
-from html_text import said, shortened
+from html_text import said, short_dtype, shortened
 from layer_chart_data import ExponentHistogram, HeatmapGrid
 from layer_choices import ShownQuantity, draw_choices, shown_quantity
-from layer_dtypes import dtypes_html, is_within
-from layer_what_if import what_if_table
 from numpy.typing import NDArray
 from open_runs import RunSnapshot
-from problems import guarded, show_problem
+from page_parts import refresh_run_part, show_problem
+from run_chart import thinned_lines
 
-from ampwatch.report.format_losses import ROLES, STALENESS, formats_text
+from ampwatch.diagnosis.value_text import percent_text
+from ampwatch.report.format_losses import (
+    FORMAT_NAMES,
+    ROLES,
+    STALENESS,
+    WhatIfLayer,
+    formats_text,
+    what_if_layers,
+)
 from ampwatch.report.layer_views import FP8, WHAT_IF, fault_of
 from ampwatch.report.overview_chart import column_panel
 from ampwatch.report.painter import PALETTE
@@ -40,7 +47,6 @@ from ampwatch.rows import Table
 
 _EVERY_S = 2.0
 _HEATMAP, _VIEW, _TREE = "heatmap", "layer view", "layer tree"
-_SENT = "sent grid"
 _TITLE_LETTERS = 90  # of a name; the mouse over it shows the others
 _NOTHING = (
     "This run has no layer rows: it was attached without a model, or has not reached its first "
@@ -74,18 +80,14 @@ _CAST_PANELS = (
 )
 
 
-def show(path: str, *, follow: bool) -> None:
+def show(path: str) -> None:
     """Draw the Layers page, and keep it up to date while the run goes on."""
-    st.session_state.pop(_SENT, None)  # the browser may have lost it with the page before
+    browser_component.forget_base(_HEATMAP)  # it may be lost with the page before
     run = open_runs.snapshot(path)
     draw_choices(layer_choices.layer_views(run), address.read())
-    st.fragment(
-        _draw_layers,
-        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if run.is_live and follow else None,
-    )(path)
+    refresh_run_part(_draw_layers, path, _EVERY_S)
 
 
-@guarded
 def _draw_layers(path: str) -> None:
     run, where = open_runs.snapshot(path), address.read()
     chosen = shown_quantity(layer_choices.layer_views(run), where)
@@ -93,7 +95,7 @@ def _draw_layers(path: str) -> None:
     if not names:
         show_problem(_NOTHING)
         return
-    facts = layer_dtypes.last_dtypes(run)
+    facts = last_dtypes(run)
     wide, narrow = st.columns([2.2, 1], gap="medium")
     with wide:
         grid = layer_chart_data.heatmap_grid(run, chosen.quantity, where.span, chosen.role)
@@ -108,9 +110,9 @@ def _draw_layers(path: str) -> None:
         if layers is not None:
             browser_component.draw(layers, key=_VIEW, acts={"layer": _choose_layer})
         fault = (fault_of(run.diagnosis) or {}).get("layer")
-        types = dtypes_html(layer_dtypes.layer_tree(names, facts), fault)
+        types = dtypes_html(layer_tree(names, facts), fault)
         browser_component.html(types, key=_TREE, acts={"go": _choose_layer})
-    navigate.switch_if_asked()
+    address.switch_if_asked()
 
 
 # --- all layers ----------------------------------------------------------------------------------
@@ -139,12 +141,10 @@ def _heatmap(run: RunSnapshot, drawn: _Heatmap, where: address.Address) -> None:
         return
     recipes, recipe = drawn.format_numbers()
     base = f"{grid.id} {len(names)} {hash((*recipes, *recipe.tolist()))}"
-    whole = st.session_state.get(_SENT) != base
     header = {
         "component": "heatmap",
         "name": run.name,
         "base": base,
-        "hasBase": whole,
         "label": drawn.chosen.label + _of_ranks(run),
         "unit": quantity.aside,
         "log": quantity.is_log,
@@ -157,18 +157,22 @@ def _heatmap(run: RunSnapshot, drawn: _Heatmap, where: address.Address) -> None:
         "recipes": recipes,
         "step": where.step,
         "view": where.map,
-        "heard": int(_heatmap_choice().get("count", 0)),
+        "heard": run_chart.choice_count(_HEATMAP),
         "palette": PALETTE,
     }
     arrays: Arrays = {"edges": grid.edges, "steps": grid.steps, "values": grid.values.ravel()}
     arrays["recipe"] = recipe
-    browser_component.draw(
-        pack({**header, **_layers_with_values(grid, names)}, arrays) if whole else pack(header, {}),
+    more = _layers_with_values(grid, names)
+    browser_component.draw_on_base(
+        lambda whole: (
+            pack({**header, "hasBase": True, **more}, arrays)
+            if whole
+            else pack({**header, "hasBase": False}, {})
+        ),
+        base,
         key=_HEATMAP,
         on_look_change=_look_changed,
-        acts={"lost": _forget_sent},
     )
-    st.session_state[_SENT] = base
 
 
 def _layers_with_values(grid: HeatmapGrid, names: tuple[str, ...]) -> dict[str, list[str]]:
@@ -182,23 +186,14 @@ def _of_ranks(run: RunSnapshot) -> str:
     return "" if is_one else f", the worst of {len(run.ranks)} ranks"
 
 
-def _heatmap_choice() -> dict[str, Any]:
-    """What the reader chose last in the heatmap, as the browser sent it."""
-    return getattr(st.session_state.get(_HEATMAP), "look", None) or {}
-
-
 def _look_changed() -> None:
-    told = _heatmap_choice()
+    told = run_chart.reader_choice(_HEATMAP)
     view, layer, step = told.get("view"), told.get("layer"), told.get("step")
     address.change(
         map=str(view) if view else None,
         layer=None if layer is None else str(layer),
         step=None if step is None else int(step),
     )
-
-
-def _forget_sent(_: object) -> None:
-    st.session_state.pop(_SENT, None)
 
 
 def _choose_layer(layer: object) -> None:
@@ -268,7 +263,7 @@ def _history(run: RunSnapshot, layer: str, grid: HeatmapGrid, where: address.Add
         panels=list(_filled_panels(panels, curves.present)),
         picked=where.step, rows=len(curves), reports=False,
     )  # fmt: skip
-    live_chart.show_still(picture, thinned_lines(curves), key="layer chart")
+    run_chart.show_still(picture, thinned_lines(curves), key="layer chart")
 
 
 def _filled_panels(panels: Sequence[Panel], present: Collection[str]) -> Iterator[Panel]:
@@ -302,3 +297,206 @@ def _findings(run: RunSnapshot, layer: str) -> str:
         return ""
     mine = [f for f in run.diagnosis.findings if f.layer and is_within(f.layer, layer)]
     return "".join(finding_html(f, has_ranks=len(run.ranks) > 1) for f in mine)
+
+
+# --- what other formats would flush ---------------------------------------------------------------
+
+
+def what_if_table(run: RunSnapshot, layer: str, step: int | None) -> str:
+    """What other formats would flush of a layer, as an HTML table; empty where not recorded."""
+    found = next((one for one in what_if_layers(run, step) if one.layer == layer), None)
+    if found is None:
+        return ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in FORMAT_NAMES)
+    rows = "".join(
+        f'<tr><th scope="row">{word}</th>{_cells(found, role)}</tr>' for role, word in ROLES.items()
+    )
+    return (
+        '<div class="aw-chart-title"><b>What if</b>share that each format would flush to zero; '
+        "bold: more than a layer survives</div>"
+        f'<table class="aw-table aw-what-if"><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
+    )
+
+
+def _cells(layer: WhatIfLayer, role: str) -> str:
+    return "".join(_cell(layer, role, name) for name in FORMAT_NAMES)
+
+
+def _cell(layer: WhatIfLayer, role: str, name: str) -> str:
+    loss = layer.losses.get((role, name))
+    if loss is None:
+        return "<td>-</td>"
+    text = said(percent_text(loss.flushed))
+    return f"<td><b>{text}</b></td>" if loss.is_too_much else f"<td>{text}</td>"
+
+
+# --- data types -----------------------------------------------------------------------------------
+
+
+_OPEN_ROWS = 40  # a tree with more begins folded
+_LETTERS = 22  # of a name
+ROOT = "(root)"
+_TAIL_ROWS = 20_000  # tell every layer's data types
+_DTYPES = ("input_dtype", "param_dtype", "output_dtype", "out_grad_dtype", "autocast", "kind",
+           "input_format", "weight_format", "grad_format")  # fmt: skip
+_PARTS = ("input", "param", "output", "out_grad")
+
+
+def is_within(name: str, layer: str) -> bool:
+    """Whether a layer's name is this layer's or lies inside it; the root holds all."""
+    return layer in {name, ROOT} or name.startswith(f"{layer}.")
+
+
+@dataclass(slots=True)
+class LayerBranch:
+    """A layer of the tree, with the layers inside it."""
+
+    name: str
+    facts: dict[str, Any]
+    inside: dict[str, LayerBranch]
+
+
+def last_dtypes(run: RunSnapshot) -> dict[str, dict[str, Any]]:
+    """The data types and number formats of each layer as they were last seen."""
+    rows = run.last_rows(Table.LAYERS, ("layer", *_DTYPES), _TAIL_ROWS)
+    return {row["layer"] or "": row for row in _last_rows_of_layers(rows).to_pylist()}
+
+
+def layer_tree(names: Sequence[str], latest: Mapping[str, dict[str, Any]]) -> LayerBranch:
+    """The layers as a tree, as the model nests them, with their data types."""
+    root = LayerBranch("", {}, {})
+    for layer in names:
+        if layer == ROOT:
+            root.facts = latest.get(layer, {})
+            continue
+        branch = root
+        for part in layer.split("."):
+            branch = branch.inside.setdefault(part, LayerBranch(part, {}, {}))
+        branch.facts = latest.get(layer, {})
+    return root
+
+
+def _last_rows_of_layers(rows: Any) -> Any:
+    """The last row of each layer."""
+    coded = pc.dictionary_encode(pc.cast(rows.column("layer"), "string")).combine_chunks()
+    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    _, from_end = np.unique(codes[::-1], return_index=True)
+    return rows.take(len(codes) - 1 - from_end)
+
+
+# --- the tree as HTML -----------------------------------------------------------------------------
+
+
+def dtypes_html(root: LayerBranch, fault: str | None = None) -> str:
+    """The tree of layers as HTML, with each one's data types, formats and where autocast is off.
+
+    The layer that the findings name, `fault`, is marked and stands alone.
+    """
+    head = (
+        '<div class="aw-chart-title"><b>Data types</b>input, parameters, output, gradient; '
+        "fp16 and bf16 in colour; neighbours that are alike in one row</div>"
+    )
+    groups = _groups(root, {}, "", fault)
+    inside = _inside(groups, "", is_open=_rows(groups) <= _OPEN_ROWS)
+    return f'{head}<div class="aw-tree">{inside}</div>'
+
+
+@dataclass(slots=True)
+class _Group:
+    """A branch and the neighbours that are alike: the first stands for all."""
+
+    first: LayerBranch
+    last: str
+    count: int
+    shape: int  # a number for each that differs
+    inside: list[_Group]
+    is_fault: bool
+
+
+def _groups(
+    branch: LayerBranch, shapes: dict[object, int], path: str, fault: str | None
+) -> list[_Group]:
+    """The layers inside a branch; neighbours with numbers for names are one group where alike."""
+    found: list[_Group] = []
+    for one in branch.inside.values():
+        place = f"{path}.{one.name}" if path else one.name
+        inside = _groups(one, shapes, place, fault)
+        is_fault = place == fault
+        key = (
+            _own(one),
+            is_fault,
+            *((group.first.name, group.last, group.shape) for group in inside),
+        )
+        shape = shapes.setdefault(key, len(shapes))
+        before = found[-1] if found else None
+        numbered = before is not None and before.last.isdecimal() and one.name.isdecimal()
+        if before is not None and numbered and before.shape == shape:
+            before.last, before.count = one.name, before.count + 1
+        else:
+            found.append(_Group(one, one.name, 1, shape, inside, is_fault))
+    return found
+
+
+def _own(branch: LayerBranch) -> tuple[object, ...]:
+    facts = branch.facts
+    dtypes = (facts.get(f"{part}_dtype") for part in _PARTS)
+    return (*dtypes, facts.get("autocast"), formats_text(facts))
+
+
+def _rows(groups: list[_Group]) -> int:
+    return sum(1 + _rows(group.inside) for group in groups)
+
+
+def _inside(groups: list[_Group], path: str, *, is_open: bool) -> str:
+    return "".join(_group(group, path, is_open=is_open) for group in groups)
+
+
+def _group(group: _Group, path: str, *, is_open: bool) -> str:
+    first = group.first
+    place = f"{path}.{first.name}" if path else first.name
+    if not group.inside:
+        return f'<div class="aw-tree-row">{_leaf(_name(group), place)}{_types(first)}</div>'
+    own = _leaf(f"{said(shortened(first.name, _LETTERS))} as a whole", place)
+    return (
+        f'<details data-key="{html.escape(place)}"{" open" * is_open}>'
+        f'<summary class="aw-tree-row"><span>{_name(group)}</span>{_types(first)}</summary>'
+        f'<div class="aw-tree-inside"><div class="aw-tree-row">{own}</div>'
+        f"{_inside(group.inside, place, is_open=is_open)}</div></details>"
+    )
+
+
+def _name(group: _Group) -> str:
+    words = f"<bdi>{said(shortened(group.first.name, _LETTERS))}</bdi>"
+    if group.is_fault:
+        words = f'<span class="aw-fault">✕ {words}</span>'
+    if group.count == 1:
+        return words
+    last = said(shortened(group.last, _LETTERS))
+    return f'{words} to <bdi>{last}</bdi> <span class="aw-muted">{group.count:,} alike</span>'
+
+
+def _leaf(words: str, place: str) -> str:
+    title = html.escape(place)
+    return (
+        f'<span class="aw-leaf" role="button" tabindex="0" data-go="{title}" title="{title}">'
+        f"{words}</span>"
+    )
+
+
+def _types(branch: LayerBranch) -> str:
+    chips = "".join(_chip(branch.facts.get(f"{part}_dtype")) for part in _PARTS)
+    off = (
+        '<span class="aw-off">autocast off</span>' if branch.facts.get("autocast") is False else ""
+    )
+    cast = formats_text(branch.facts)
+    narrow = f'<span class="aw-recipe">{said(cast)}</span>' if cast else ""
+    return f'{narrow}<span class="aw-types">{off}{chips}</span>'
+
+
+def _chip(dtype: str | None) -> str:
+    if not dtype:
+        return '<i class="aw-dtype none">-</i>'
+    short = short_dtype(dtype)
+    half = " half" if short in {"fp16", "bf16", "fp8"} else ""
+    return f'<i class="aw-dtype{half}">{said(short)}</i>'

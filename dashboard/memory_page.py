@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import live_chart
 import numpy as np
 import open_runs
-import refresh_pace
+import run_chart
 import streamlit as st
-from chart_points import thinned_lines
 from html_text import said
 from open_runs import RunSnapshot
-from problems import guarded, show_problem
+from page_parts import refresh_run_part, show_problem
+from run_chart import thinned_lines
 from step_curves import StepCurves
 
 from ampwatch.diagnosis.value_text import bytes_text, bytes_unit
@@ -42,16 +41,11 @@ class SampledDevice:
     unit_bytes: float
 
 
-def show(path: str, *, follow: bool) -> None:
+def show(path: str) -> None:
     """Draw the page of memory and devices, and keep it up to date while the run goes on."""
-    run = open_runs.snapshot(path)
-    st.fragment(
-        _draw_devices,
-        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if run.is_live and follow else None,
-    )(path)
+    refresh_run_part(_draw_devices, path, _EVERY_S)
 
 
-@guarded
 def _draw_devices(path: str) -> None:
     run = open_runs.snapshot(path)
     found = list(sampled_devices(run))
@@ -102,7 +96,7 @@ def _draw_device(run: RunSnapshot, device: SampledDevice, number: int) -> None:
         rows=len(device.curves), unit="second", reports=False,
     )  # fmt: skip
     arrays: Arrays = thinned_lines(device.curves)
-    live_chart.show_still(picture, arrays, key=f"device {number}")
+    run_chart.show_still(picture, arrays, key=f"device {number}")
 
 
 def _peak_text(device: SampledDevice) -> str:

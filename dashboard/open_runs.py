@@ -14,15 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import address
 import pyarrow as pa
 import streamlit as st
-from control_answers import ControlAnswers
 from layer_worst_values import RunLayers
-from rank_curves import MOST, RankCurvesReader
-from step_curves import Span, StepCurves, StepCurvesReader
+from step_curves import MOST_RANKS, Span, StepCurves, StepCurvesReader
 from user_value_curves import UserValues
 
 from ampwatch.diagnosis import Diagnosis, Severity
@@ -63,19 +61,18 @@ class RunSnapshot:
     state: State
     last_time_ns: int
     verdict: Verdict | None  # none while the first diagnosis is made
-    _is_judged: bool
+    is_judged: bool  # whether the verdict is of all rows that the run has
     _follower: Follower
-    _lesson: KeptLesson
-    _letter: KeptLetter
+    _lesson: KeptValue[LessonOfEarlierRuns | None]
+    _letter: KeptValue[Letter]
     layers: RunLayers  # what is kept of the layers' samples
     values: UserValues  # what the user's own code logged
-    answers: ControlAnswers  # what the trainer allows a page, and has done
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
-    def read_table(self, table: Table, columns: Sequence[str]) -> pa.Table:
+    def read_table(self, table: Table, columns: Sequence[str], rank: int | None = None) -> pa.Table:
         """Read these columns of an open run's table as they stand by now, of the ranks shown."""
         with self._follower.reading() as run:
-            return run.read(table, columns=columns, rank=self.rank)
+            return run.read(table, columns=columns, rank=self.rank if rank is None else rank)
 
     def last_rows(
         self, table: Table, columns: Sequence[str], most: int, *, step: int | None = None
@@ -97,7 +94,8 @@ class RunSnapshot:
 
     def lesson(self) -> LessonOfEarlierRuns | None:
         """What earlier runs in the open run's folder have shown about its learning rate."""
-        return self._lesson.now()
+        with self._follower.reading() as run:
+            return self._lesson.get(lambda: lesson_for(run))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns for this snapshot: made for its first tab, then kept."""
@@ -131,8 +129,10 @@ class RunSnapshot:
         diagnosis = self.diagnosis
         if diagnosis is None:
             return None
-        letter: Letter = self.once("letter", lambda: self._letter.on(diagnosis))
-        return letter
+        with self._follower.reading() as run:
+            return self._letter.get(
+                lambda: letter_of(run.info.name, run, diagnosis), _conclusion(diagnosis)
+            )
 
     def proof(self) -> Proof | None:
         """What reruns of the open run have shown."""
@@ -149,55 +149,30 @@ class RunSnapshot:
         """Whether the open run was live at the moment of the snapshot."""
         return self.state is State.LIVE
 
-    @property
-    def is_judged(self) -> bool:
-        """Whether the verdict is of all rows that the open run has."""
-        return self.verdict is not None and self._is_judged
 
+class KeptValue(Generic[T]):
+    """A value of an open run that is made anew when its key changes, else now and then."""
 
-class KeptLesson:
-    """What earlier runs teach an open run, looked up now and then; shared by all tabs."""
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._kept: tuple[Hashable, float, T] | None = None  # the key, when it was made, the value
 
-    def __init__(self, follower: Follower, clock: Callable[[], float]) -> None:
-        self._follower, self._clock = follower, clock
-        self._lock = threading.Lock()
-        self._lesson: LessonOfEarlierRuns | None = None
-        self._made_s: float | None = None
-
-    def now(self) -> LessonOfEarlierRuns | None:
-        """What earlier runs in its folder teach an open run now; None where none is alike."""
+    def get(self, make: Callable[[], T], key: Hashable = None) -> T:
+        """The value as last made for this key; other tabs wait while one makes it."""
         with self._lock:
-            if self._made_s is None or self._clock() - self._made_s >= REMADE_S:
-                with self._follower.reading() as run:
-                    self._lesson = lesson_for(run)
-                self._made_s = self._clock()
-            return self._lesson
+            now_s = self._clock()
+            kept = self._kept
+            if kept is None or kept[0] != key or now_s - kept[1] >= REMADE_S:
+                kept = self._kept = key, now_s, make()
+            return kept[2]
 
 
-class KeptLetter:
-    """The letter on an open run: written anew when the conclusion changes, else now and then."""
-
-    def __init__(self, follower: Follower, clock: Callable[[], float]) -> None:
-        self._follower, self._clock = follower, clock
-        self._lock = threading.Lock()
-        self._letter: Letter | None = None
-        self._conclusion: Hashable = None
-        self._made_s = 0.0
-
-    def on(self, diagnosis: Diagnosis) -> Letter:
-        """The letter on a run as it is judged now."""
-        advice = diagnosis.learning_rate
-        found = ((finding.code, finding.severity, finding.layer) for finding in diagnosis.findings)
-        conclusion: Hashable = (
-            diagnosis.verdict, diagnosis.run.state, advice.action, advice.recommended, *found
-        )  # fmt: skip
-        with self._lock:
-            is_old = self._clock() - self._made_s >= REMADE_S
-            if self._letter is None or is_old or conclusion != self._conclusion:
-                with self._follower.reading() as run:
-                    self._letter = letter_of(run.info.name, run, diagnosis)
-                self._conclusion, self._made_s = conclusion, self._clock()
-            return self._letter
+def _conclusion(diagnosis: Diagnosis) -> Hashable:
+    """What a letter on a run concludes: when it changes, the letter is written anew."""
+    advice = diagnosis.learning_rate
+    findings = ((finding.code, finding.severity, finding.layer) for finding in diagnosis.findings)
+    state = diagnosis.run.state
+    return diagnosis.verdict, state, advice.action, advice.recommended, *findings
 
 
 class OpenRuns:
@@ -213,15 +188,15 @@ class OpenRuns:
         """The open run as it stands now, of one rank or all; AmpwatchError if unreadable."""
         key = (path, rank)
         with self._lock:
-            known = self._open.get(key)
-        made = known or _OpenRun(path, rank, self._clock, self._workers)
+            run = self._open.get(key)
+        opened = run or _OpenRun(path, rank, self._clock, self._workers)
         with self._lock:
-            known = self._open.setdefault(key, made)
+            run = self._open.setdefault(key, opened)
             self._open.move_to_end(key)
             while len(self._open) > MOST_RUNS:
                 self._open.popitem(last=False)
         try:
-            return known.snapshot()
+            return run.snapshot()
         except AmpwatchError:
             with self._lock:  # opened anew at the next look: the disk may be back
                 self._open.pop(key, None)
@@ -246,22 +221,18 @@ class _OpenRun:
         self, path: str, rank: int | None, clock: Callable[[], float], workers: ThreadPoolExecutor
     ) -> None:
         self._follower, self._path, self._rank = follow(Path(path)), path, rank
-        self._judge, self._clock, self._workers = (
-            _Diagnoser(self._follower, workers),
-            clock,
-            workers,
-        )
+        self._judge = _Diagnoser(self._follower, workers)
+        self._clock, self._workers = clock, workers
         self._lock = threading.Lock()
         with self._follower.reading() as run:
             self._shown = self._ranks_to_show(run.ranks)
-        self._numbers, self._quick = _numbers_of(self._shown), StepCurvesReader(quick=True)
+        self._numbers, self._quick = StepCurvesReader(self._shown), StepCurvesReader(quick=True)
         self._taken_rows = -1
         self._layers = RunLayers(self._follower, None)
         self._values = UserValues(self._follower, None)
-        self._answers = ControlAnswers(self._follower)
-        self._lesson = KeptLesson(self._follower, clock)
-        self._letter = KeptLetter(self._follower, clock)
-        self._loading: Future[StepCurvesReader | RankCurvesReader] | None = None
+        self._lesson: KeptValue[LessonOfEarlierRuns | None] = KeptValue(clock)
+        self._letter: KeptValue[Letter] = KeptValue(clock)
+        self._loading: Future[StepCurvesReader] | None = None
         self._seen: RunSnapshot | None = None
         self._seen_at = 0.0
 
@@ -298,13 +269,12 @@ class _OpenRun:
             state=state,
             last_time_ns=run.last_time_ns,
             verdict=self._judge.verdict,
-            _is_judged=is_judged,
+            is_judged=is_judged,
             _follower=self._follower,
             _lesson=self._lesson,
             _letter=self._letter,
             layers=self._layers,
             values=self._values,
-            answers=self._answers,
         )
         self._seen_at = self._clock()
         return self._seen
@@ -334,7 +304,7 @@ class _OpenRun:
         if wanted == self._shown:
             return False
         self._shown = wanted
-        self._numbers = _numbers_of(wanted, epoch=self._numbers.curves.epoch + 1)
+        self._numbers = StepCurvesReader(wanted, epoch=self._numbers.curves.epoch + 1)
         return True
 
     def _ranks_to_show(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
@@ -343,29 +313,22 @@ class _OpenRun:
             return (self._rank,)
         named = [rank for rank in self._judge.named_ranks if rank in ranks]
         first = dict.fromkeys([*ranks[:1], *named, *ranks])
-        return tuple(sorted(list(first)[:MOST]))
+        return tuple(sorted(list(first)[:MOST_RANKS]))
 
 
-def _numbers_of(ranks: tuple[int, ...], epoch: int = 0) -> StepCurvesReader | RankCurvesReader:
-    if len(ranks) > 1:
-        return RankCurvesReader(ranks, epoch=epoch)
-    return StepCurvesReader(rank=next(iter(ranks), None), epoch=epoch)
-
-
-def _all_curves(run: Run, ranks: tuple[int, ...]) -> StepCurvesReader | RankCurvesReader:
+def _all_curves(run: Run, ranks: tuple[int, ...]) -> StepCurvesReader:
     """Read all curves of a long open run, in the background, after its first chart is drawn."""
     time.sleep(_HEAD_START_S)
-    numbers = _numbers_of(ranks)
+    numbers = StepCurvesReader(ranks)
     numbers.read(run)
     return numbers
 
 
 class _Diagnoser:
-    """Keeps the verdict on one open run up to date, in the background if there is much to read."""
+    """Keeps the verdict on one open run up to date; one thread at a time asks."""
 
     def __init__(self, follower: Follower, workers: ThreadPoolExecutor) -> None:
         self._follower, self._workers = follower, workers
-        self._lock = threading.Lock()
         self._pending: Future[None] | None = None
         self.verdict = self._follower.last  # another rank may be looked at already
 
@@ -387,19 +350,16 @@ class _Diagnoser:
 
         `rows` is how many the run has by now.
         """
-        with self._lock:
-            if self._pending is not None:
-                if not self._pending.done():
-                    return False
-                problem = self._pending.exception()
-                self._pending = None
-                if problem is not None:
-                    raise problem
-            if rows - (0 if self.verdict is None else self.verdict.rows) > _AT_ONCE_ROWS:
-                self._pending = self._workers.submit(self._diagnose, after_s=_HEAD_START_S)
+        if self._pending is not None:
+            if not self._pending.done():
                 return False
-            self._diagnose()
-            return True
+            pending, self._pending = self._pending, None
+            pending.result()
+        if rows - (0 if self.verdict is None else self.verdict.rows) > _AT_ONCE_ROWS:
+            self._pending = self._workers.submit(self._diagnose, after_s=_HEAD_START_S)
+            return False
+        self._diagnose()
+        return True
 
     def _diagnose(self, after_s: float = 0.0) -> None:
         time.sleep(after_s)

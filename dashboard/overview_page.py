@@ -9,17 +9,15 @@ import address
 import browser_component
 import control_panel
 import layer_choices
-import live_chart
-import navigate
 import numpy as np
 import open_runs
-import refresh_pace
+import page_parts
+import run_chart
 import streamlit as st
-import user_value_panels
 from html_text import rate_text, said, short_dtype
 from open_runs import RunSnapshot
-from problems import guarded
-from rank_curves import rank_column
+from page_parts import guarded
+from step_curves import rank_column
 from verdict_band import verdict_band
 
 from ampwatch.diagnosis.value_text import (
@@ -39,12 +37,12 @@ _LAYERS = "layer view"
 _SHOWN = ("loss", "grad_norm", "lr")
 
 
-def show(path: str, *, follow: bool) -> None:
+def show(path: str) -> None:
     """Draw the Overview page of a run; while it goes on, only its live part is refreshed."""
-    live_chart.forget_sent()
+    browser_component.forget_base(run_chart.KEY)
     run = open_runs.snapshot(path)
     waits = run.is_live or not run.is_judged
-    every_s = refresh_pace.refresh_interval_s(1.0) if waits and follow else None
+    every_s = page_parts.refresh_interval_s(1.0) if waits and page_parts.follows_live() else None
     st.fragment(_draw_overview, run_every=every_s)(path, goes_on=waits)
     if len(run.curves) and st.button("Open in Plotly", help="The chart to change and to save"):
         _in_plotly(path)
@@ -74,13 +72,13 @@ def _draw_overview(path: str, *, goes_on: bool) -> None:
 def _draw_charts(run: RunSnapshot) -> None:
     layers = layer_choices.layer_view_message(run, replace(address.read(), layer=None))
     if layers is None:
-        live_chart.show(run)
-        user_value_panels.choose_values(run)
+        run_chart.show(run)
+        run_chart.choose_values(run)
         return
     wide, narrow = st.columns([2.7, 1], gap="medium")
     with wide:
-        live_chart.show(run)
-        user_value_panels.choose_values(run)
+        run_chart.show(run)
+        run_chart.choose_values(run)
     with narrow:
         browser_component.draw(
             layers,
@@ -91,11 +89,11 @@ def _draw_charts(run: RunSnapshot) -> None:
                 "role": layer_choices.keep_role,
             },
         )
-    navigate.switch_if_asked()
+    address.switch_if_asked()
 
 
 def _open_layer(layer: object) -> None:
-    navigate.ask_for_page("Layers", layer=str(layer))
+    address.ask_for_page("Layers", layer=str(layer))
 
 
 # --- the line of numbers --------------------------------------------------------------------------

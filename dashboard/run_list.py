@@ -1,12 +1,17 @@
-"""The list of runs that the dashboard offers: in folders, received by the feed, published."""
+"""The list of runs that the dashboard offers: in folders, received by the feed, published.
+
+What each run came to, its entry, is made in the background and kept until the run's files change.
+"""
 
 from __future__ import annotations
 
 import enum
 import os
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -18,8 +23,19 @@ from html_text import shortened
 from received_runs import server_feed
 
 from ampwatch import store
-from ampwatch.follow import State, at_a_glance
+from ampwatch.errors import AmpwatchError
+from ampwatch.follow import (
+    Follower,
+    KeptEntries,
+    ListEntry,
+    State,
+    as_it_stands,
+    at_a_glance,
+    entry_of,
+    follow,
+)
 from ampwatch.printable_text import printable
+from ampwatch.store import open_run
 
 FRESH_S = 0.5
 _REST = 20  # times as long as a look took, before the next: of 100,000 runs one takes seconds
@@ -51,16 +67,6 @@ class ListedRun:
     def path(self) -> str:
         """The folder of the listed run."""
         return str(self.run.path)
-
-    @property
-    def last_time_ns(self) -> int:
-        """When the listed run last grew, by its own rows; 0 if they do not tell."""
-        return self.run.last_time_ns
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks of the listed run."""
-        return self.run.ranks
 
     @property
     def label(self) -> str:
@@ -272,3 +278,117 @@ def _without_copies(found: list[store.RunSummary]) -> list[store.RunSummary]:
 def name_of(path: str) -> str:
     """The name by which the page's address knows the run at this path."""
     return next((one.name for one in current_list().choices if one.path == path), Path(path).name)
+
+
+# --- what each run came to ------------------------------------------------------------------------
+
+
+REMAKE_S = 5.0  # a live run's entry is made anew after so long
+_SAVE_EVERY = 20
+_NOTHING = ListEntry("incomplete", "incomplete", "", 0, 0, 0, None, None, "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class MadeEntry:
+    """A made entry of the runs table, and of what it was made."""
+
+    stamp: str
+    at_s: float
+    entry: ListEntry | None  # of a published run that nobody judged
+    problem: str = ""
+    follower: Follower | None = None  # of a live run, whose engine goes on
+
+
+class RunEntries:
+    """The entries of the runs table; those that are missing or old are made one by one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[str, MadeEntry] = {}
+        self._on_disk = KeptEntries()
+        self._wanted: list[ListedRun] = []
+        self._is_working = False
+        self._workers = ThreadPoolExecutor(1, thread_name_prefix="ampwatch-entries")
+        self._made_count = 0
+
+    @property
+    def version(self) -> int:
+        """A number that grows with each entry that is made."""
+        return self._made_count + published_places.times_read()
+
+    def entry_of(self, choice: ListedRun) -> MadeEntry | None:
+        """The run's entry as last made; None if there is none yet."""
+        if choice.origin is Origin.PUBLISHED:
+            # What `ampwatch fleet` found: to judge it here would fetch all of it.
+            entry = published_places.published_entry(choice.path, choice.run.id)
+            return MadeEntry(choice.run.stamp, 0.0, entry)
+        made = self._made.get(choice.path)
+        if made is None and not choice.live:
+            kept = self._on_disk.of(choice.run)
+            if kept is not None:
+                made = self._made[choice.path] = MadeEntry(choice.run.stamp, time.monotonic(), kept)
+        return made
+
+    def request(self, choices: Sequence[ListedRun]) -> None:
+        """Have these runs' entries made in the background, in this order, unless up to date."""
+        with self._lock:
+            due = {choice.path: choice for choice in choices if self._is_due(choice)}
+            self._wanted = list(due.values())[::-1]
+            if self._wanted and not self._is_working:
+                self._is_working = True
+                self._workers.submit(self._work)
+
+    def forget_others(self, paths: set[str]) -> None:
+        """Forget the entries of all runs but these."""
+        with self._lock:
+            for path in set(self._made) - paths:
+                del self._made[path]
+
+    def _is_due(self, choice: ListedRun) -> bool:
+        if choice.origin is Origin.PUBLISHED:
+            return False
+        made = self.entry_of(choice)
+        if made is None:
+            return True
+        is_rested = not choice.live or time.monotonic() - made.at_s >= REMAKE_S
+        return made.stamp != choice.run.stamp and is_rested
+
+    def _work(self) -> None:
+        count = 0
+        while (choice := self._next()) is not None:
+            made = _make_entry(choice)
+            with self._lock:
+                self._made[choice.path] = made
+                self._made_count += 1
+            if not choice.live and not made.problem and made.entry is not None:
+                self._on_disk.add(choice.run, made.entry)
+            count += 1
+            if count % _SAVE_EVERY == 0:
+                self._on_disk.save()
+        self._on_disk.save()
+
+    def _next(self) -> ListedRun | None:
+        with self._lock:
+            if self._wanted:
+                return self._wanted.pop()
+            self._is_working = False
+            return None
+
+
+@st.cache_resource(show_spinner=False)
+def all_entries() -> RunEntries:
+    """The entries of the runs table, shared by all tabs."""
+    return RunEntries()
+
+
+def _make_entry(choice: ListedRun) -> MadeEntry:
+    began_s = time.monotonic()
+    try:
+        follower, run = follow(choice.path), open_run(choice.path)
+        followed = follower.update()
+        # Of a run that is over, the first update of a follower may take it for one that is quiet.
+        judged = followed.diagnosis if choice.live else as_it_stands(run, followed.judged)
+        entry = entry_of(run, judged)
+    except (AmpwatchError, OSError) as problem:
+        return MadeEntry(choice.run.stamp, began_s, _NOTHING, str(problem))
+    return MadeEntry(choice.run.stamp, began_s, entry, follower=follower if choice.live else None)

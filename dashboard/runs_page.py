@@ -1,28 +1,40 @@
-"""All runs in a table: sorted, found, grouped, chosen; and other trainers' logs brought in."""
+"""All runs in a table: sorted, found, grouped, chosen, tagged, deleted; or that there are none.
+
+Other trainers' logs are brought in here: a dropped file or a pasted text becomes a run.
+"""
 
 from __future__ import annotations
 
+import html
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import address
 import browser_component
 import compare_loader
-import navigate
+import received_runs
 import run_list
-import runs_dialogs
 import runs_table
+import server_options
 import streamlit as st
 from address import RUNS_GROUPS, runs_view_in
-from html_text import said
-from log_upload import draw_log_upload
-from problems import guarded
-from run_list import ListedRun
-from runs_columns import RunRow
-from runs_entries import all_entries
+from html_text import said, shortened
+from page_parts import guarded, show_problem
+from run_list import ListedRun, Origin, all_entries
+from runs_table import RunRow
 
+from ampwatch.diagnosis.value_text import bytes_text
+from ampwatch.errors import AmpwatchError
+from ampwatch.importers import ImportOptions, import_log, known_sources
 from ampwatch.report.painter.message import pack
+from ampwatch.store import delete_run, edit_tags, size_of_run
 
 _EVERY_S = 2.0
 _KEY, _TABLE = "runs table", "runs as wanted"
@@ -51,7 +63,7 @@ def _draw_table() -> None:
         "find": view.find,
         "bar": runs_table.bar_html(shown, view),
         "chosen": runs_table.chosen_html(
-            chosen, gone, compare_loader.MOST, can_keep=any(map(runs_dialogs.is_temporary, chosen))
+            chosen, gone, compare_loader.MOST, can_keep=any(map(is_temporary, chosen))
         ),
         "head": runs_table.head_html(view, shown.columns),
         "rows": runs_table.body_html(
@@ -61,12 +73,12 @@ def _draw_table() -> None:
         "count": len(window),
         "total": len(shown.items),
         "begin": f"{view.find} {view.sort} {view.group} {shown.origin}",
-        "dialog": runs_dialogs.dialog_html(),
+        "dialog": dialog_html(),
     }
     browser_component.draw(pack(message, {}), _KEY, _acts())
     for sentence in listed.problems:
         st.html(f'<div class="aw-muted">{said(sentence)}</div>')
-    navigate.switch_if_asked()
+    address.switch_if_asked()
 
 
 def _table() -> runs_table.RunsTable:
@@ -94,8 +106,8 @@ def _acts() -> browser_component.Acts:
     """What is done for each thing that a reader may do in the runs table."""
     dialogs = ("ask-tags", "ask-delete", "tags", "delete", "keep", "close")
     return {
-        "go": lambda run: navigate.ask_for_page("Overview", address.read().of_run(str(run))),
-        "compare": lambda _: navigate.ask_for_page("Compare"),
+        "go": lambda run: address.ask_for_page("Overview", address.read().of_run(str(run))),
+        "compare": lambda _: address.ask_for_page("Compare"),
         "window": _scroll_to,
         **{what: partial(_choose, what) for what in ("pick", "unpick", "clear")},
         **{what: partial(_use_dialog, what) for what in dialogs},
@@ -111,18 +123,18 @@ def _use_dialog(what: str, value: Any) -> None:
     """Open a dialog of the Runs page, or do what the open one asked for."""
     match what:
         case "ask-tags":
-            runs_dialogs.ask_for_tags(_chosen_runs(run_list.current_list())[0])
+            ask_for_tags(_chosen_runs(run_list.current_list())[0])
         case "ask-delete":
-            runs_dialogs.ask_to_delete(_chosen_runs(run_list.current_list())[0])
+            ask_to_delete(_chosen_runs(run_list.current_list())[0])
         case "tags" if isinstance(value, dict):
-            runs_dialogs.save_tags(value)
+            save_tags(value)
         case "delete":
-            for name in runs_dialogs.delete_runs():
+            for name in delete_runs():
                 _choose("unpick", name)
         case "keep":
-            runs_dialogs.keep_runs(_chosen_runs(run_list.current_list())[0])
+            keep_runs(_chosen_runs(run_list.current_list())[0])
         case _:
-            runs_dialogs.close_dialog()
+            close_dialog()
 
 
 def _change_view(what: str, value: str) -> None:
@@ -151,3 +163,334 @@ def _choose(what: str, name: str) -> None:
     names = [] if what == "clear" or text is None else address.names_in(text)
     names = [one for one in names if one != name] + ([name] if what == "pick" else [])
     address.change(runs=address.names_text(names) if names else None)
+
+
+# --- no runs yet ----------------------------------------------------------------------------------
+
+
+_DEMO = "demo"
+
+
+def show_missing_run(name: str) -> None:
+    """Draw the page for a run that the address names and that is gone or has not come yet."""
+    others = "The others are on the left." if run_list.current_list().choices else ""
+    if run_list.was_listed(name):
+        st.html(
+            '<p class="aw-title" role="heading" aria-level="1">This run is gone</p>'
+            f'<div class="aw-muted"><bdi>{said(name)}</bdi> was deleted or moved, or its disk is '
+            f"away. {others}</div>"
+        )
+        return
+    st.html(
+        f'<p class="aw-title" role="heading" aria-level="1">Waiting for {said(name)}</p>'
+        '<div class="aw-muted">No run of this '
+        f"name is in {said(_places())} yet; it appears here within seconds of its first step. "
+        f"{others}</div>"
+    )
+
+
+def _places() -> str:
+    return ", ".join(str(folder) for folder in server_options.shown_folders())
+
+
+def show_no_runs() -> None:
+    """Draw the page for a dashboard without runs: how to attach, the demo, a log."""
+    st.html(
+        '<p class="aw-title" role="heading" aria-level="1">No runs yet</p>'
+        f'<div class="aw-muted">Looked in {said(_places())}; a run that starts appears here.</div>'
+    )
+    st.markdown("Add one line to a training loop, before the loop:")
+    st.code("ampwatch.attach(scaler, model)", language="python")
+    if server_options.shown_folders():
+        _offer_demo()
+        st.markdown("or diagnose a log that you have:")
+        draw_log_upload()
+
+
+def _offer_demo() -> None:
+    st.markdown("or see a small training go wrong, here and now, in under a minute:")
+    if st.button("Run the demo", type="primary"):
+        options = ["demo", "--no-dashboard", "--dir", str(server_options.shown_folders()[0])]
+        st.session_state[_DEMO] = subprocess.Popen(
+            [sys.executable, "-m", "ampwatch", *options],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    if _DEMO in st.session_state:
+        code = st.session_state[_DEMO].poll()
+        st.caption(
+            f"The demo ended with exit code {code}; `ampwatch demo` in a terminal says why."
+            if code
+            else "The demo is starting; it appears here in a few seconds."
+        )
+
+
+# --- a log dropped or pasted ----------------------------------------------------------------------
+
+
+_COUNT = "logs"  # with a new key, field and box are empty once their log is imported
+_BY_CONTENT = "told by its content"
+_LABEL = "Drop a log here, or paste it: DeepSpeed, Megatron-LM, Hugging Face and others, or CSV"
+_KINDS = (
+    "Output of Apex, fairseq, DeepSpeed, Megatron-LM, Hugging Face and others, or of any program "
+    "whose lines name their numbers; CSV, JSON lines, Parquet, TensorBoard, W&B."
+)
+_PASTED = "pasted text"  # as errors call it
+
+
+class _Log(NamedTuple):
+    """A log that a reader gave: the file it makes, as errors call it, and what it holds."""
+
+    file_name: str  # its extension may tell the format, its stem becomes the run's name
+    called: str
+    content: bytes | memoryview
+
+
+def draw_log_upload() -> None:
+    """Draw the field and the box for a log, and what went wrong with what is in them."""
+    if not server_options.shown_folders():
+        return  # published runs alone: a run made here would not be in the list
+    count = st.session_state.setdefault(_COUNT, 0)
+    with st.container(horizontal=True, vertical_alignment="bottom", key="log-upload"):
+        file = st.file_uploader(_LABEL, key=f"file {count}", max_upload_size=1024, help=_KINDS)
+        with st.popover("Paste a log"):
+            _draw_box(count)
+    if file is not None:
+        _diagnose(_Log(Path(file.name).name or "log", file.name, file.getbuffer()), f"file {count}")
+
+
+def _draw_box(count: int) -> None:
+    """Draw the box to paste a log into, and diagnose what was pasted."""
+    sent = f"sent {count}"
+    with st.form(f"pasted {count}", border=False):
+        text = st.text_area(
+            "Some lines of a log, or all of it", key=f"text {count}", height=200,
+            placeholder="step 100  loss 2.31  lr 1e-3\nstep 200  loss 2.19  lr 1e-3",
+        )  # fmt: skip
+        if st.form_submit_button("Diagnose"):
+            st.session_state[sent] = True
+    if not st.session_state.get(sent):
+        return
+    if text.strip():
+        name = f"pasted-{datetime.now():%Y%m%d-%H%M%S}"
+        _diagnose(_Log(name, _PASTED, text.encode("utf-8", "replace")), f"box {count}")
+    else:
+        show_problem("The box is empty: paste a log into it.")
+
+
+def _diagnose(log: _Log, place: str) -> None:
+    """Make a run of the log and open it, or say what is wrong and let its format be chosen."""
+    key = f"format of {place}"
+    chosen = st.session_state.get(key, _BY_CONTENT)
+    try:
+        with st.spinner("Reading the log."):
+            run = _imported(log, None if chosen == _BY_CONTENT else chosen)
+    except (AmpwatchError, OSError) as error:
+        show_problem(str(error).replace("name it with --as", "choose it below"))
+        st.selectbox(
+            "Its format", [_BY_CONTENT, *known_sources()], key=key,
+            help="The log is read again as soon as you choose one.",
+        )  # fmt: skip
+        return
+    st.session_state[_COUNT] += 1
+    run_list.read_again()
+    address.ask_for_page("Overview", address.read().of_run(run.name))
+    address.switch_if_asked()
+
+
+def _imported(log: _Log, source: str | None) -> Path:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / log.file_name
+        path.write_bytes(log.content)
+        try:
+            return import_log(path, server_options.shown_folders()[0], ImportOptions(source=source))
+        except (AmpwatchError, OSError) as error:
+            raise AmpwatchError(str(error).replace(str(path), log.called)) from error
+
+
+# --- dialogs: tags, deletion ----------------------------------------------------------------------
+
+
+_OPEN, _OF = "dialog of runs", "runs of the dialog"
+_REMOVE = "remove:"
+_NAMED = 6
+_WHERE_PUBLISHED = "delete its row of the table `runs` in its place"
+_NAME_LENGTH = 60
+
+
+def dialog_html() -> str:
+    """The dialog of the Runs page that is open, as HTML."""
+    return str(st.session_state.get(_OPEN, ""))
+
+
+def close_dialog() -> None:
+    """Close the dialog of the Runs page; nothing is done."""
+    st.session_state[_OPEN] = ""
+
+
+def ask_for_tags(chosen: Sequence[ListedRun]) -> None:
+    """Open the dialog in which chosen runs are tagged."""
+    _open(chosen, _tags_form(chosen, {}, ""))
+
+
+def ask_to_delete(chosen: Sequence[ListedRun]) -> None:
+    """Open the dialog that asks whether to delete chosen runs."""
+    _open(chosen, _question(chosen))
+
+
+def save_tags(told: Mapping[str, Any]) -> None:
+    """Tag the runs of the dialog as its reader typed; it stays open and says what went wrong."""
+    chosen = _chosen()
+    troubles = [trouble for choice in chosen if (trouble := _tag_run(choice, told))]
+    run_list.read_again()
+    if troubles:
+        _open(chosen, _tags_form(chosen, told, " ".join(dict.fromkeys(troubles))))
+    else:
+        close_dialog()
+
+
+def _tag_run(choice: ListedRun, told: Mapping[str, Any]) -> str:
+    """Tag one run; returns what went wrong."""
+    if choice.origin is Origin.PUBLISHED:
+        return f"{choice.title} is published: tag it where it was made, and publish it again."
+    try:
+        edit_tags(
+            choice.run.path,
+            add=str(told.get("add", "")).replace(",", " ").split(),
+            remove=[n.removeprefix(_REMOVE) for n in told if n.startswith(_REMOVE)],
+            note=str(told["note"]).replace("\r\n", "\n") if "note" in told else None,
+            note_seen=choice.run.note,
+        )
+    except AmpwatchError as error:
+        return str(error)
+    return ""
+
+
+def delete_runs() -> list[str]:
+    """Delete the runs of the dialog; returns the names of those deleted."""
+    gone, troubles = [], []
+    there = {choice.path: choice for choice in run_list.current_list().choices}
+    for choice in _chosen():
+        why = _why_it_stays(there.get(choice.path, choice))
+        try:
+            if not why:
+                delete_run(choice.run.path, choice.run.id, _deletable_folders())
+                gone.append(choice.name)
+        except (AmpwatchError, OSError) as error:
+            why = str(error)
+        troubles += [why] if why else []
+    run_list.read_again()
+    close_dialog()
+    if troubles:
+        sentences = "".join(f"<p>{said(why)}</p>" for why in troubles)
+        st.session_state[_OPEN] = _form("Not deleted", sentences, _button("close", "Close"))
+    return gone
+
+
+def _deletable_folders() -> list[Path]:
+    """The folders from which runs may be deleted: those shown, and that of received runs."""
+    received = received_runs.server_feed().received
+    return server_options.shown_folders() + ([] if received is None else [received])
+
+
+def is_temporary(choice: ListedRun) -> bool:
+    """Whether a run is deleted when this server ends, unless it is kept."""
+    received = received_runs.server_feed().received
+    return received is not None and choice.run.path.parent == received
+
+
+def keep_runs(chosen: Sequence[ListedRun]) -> None:
+    """Keep those chosen runs that are temporary; a dialog says what went wrong."""
+    sentences = [why for choice in chosen if is_temporary(choice) and (why := _keep_run(choice))]
+    run_list.read_again()
+    if sentences:
+        inside = "".join(f"<p>{said(why)}</p>" for why in sentences)
+        st.session_state[_OPEN] = _form("Not kept", inside, _button("close", "Close"))
+
+
+def _keep_run(choice: ListedRun) -> str:
+    """Keep one temporary run; returns why it was not kept."""
+    if choice.live:
+        return f"{choice.title} is live: keep it once it has ended."
+    try:
+        received_runs.keep_run(choice.run.path, server_options.shown_folders()[0])
+    except AmpwatchError as error:
+        return str(error)
+    return ""
+
+
+# --- forms ---------------------------------------------------------------------------------------
+
+
+def _open(chosen: Sequence[ListedRun], form: str) -> None:
+    st.session_state[_OF] = list(chosen)
+    st.session_state[_OPEN] = form
+
+
+def _chosen() -> list[ListedRun]:
+    return list(st.session_state.get(_OF, []))
+
+
+def _form(title: str, inside: str, *buttons: str) -> str:
+    return f'<form><h2>{title}</h2>{inside}<div class="aw-bar">{"".join(buttons)}</div></form>'
+
+
+def _button(what: str, words: str, kind: str = "") -> str:
+    return f'<button data-submit="{what}" class="{kind}">{words}</button>'
+
+
+def _tags_form(chosen: Sequence[ListedRun], typed: Mapping[str, Any], trouble: str) -> str:
+    tags = dict.fromkeys(tag for choice in chosen for tag in choice.run.tags)
+    boxes = "".join(
+        f'<label class="aw-tag"><input type="checkbox" name="{_REMOVE}{html.escape(tag)}"'
+        f"{' checked' if _REMOVE + tag in typed else ''}> {said(tag)}</label>"
+        for tag in tags
+    )
+    removal = f"<fieldset><legend>Remove</legend>{boxes}</fieldset>" if tags else ""
+    add = html.escape(str(typed.get("add", "")))
+    note = ""
+    if len(chosen) == 1:
+        text = html.escape(str(typed.get("note", chosen[0].run.note)))
+        note = f'<label>Note <textarea name="note" rows="4">\n{text}</textarea></label>'
+    said_trouble = f'<p class="aw-cut" role="alert">{said(trouble)}</p>' if trouble else ""
+    inside = (
+        f"<p>{_names(chosen)}</p>"
+        f'<label>Tags to add, with spaces between <input name="add" value="{add}" autofocus '
+        f'autocomplete="off"></label>{removal}{note}{said_trouble}'
+    )
+    return _form(
+        "Tags and note", inside, _button("tags", "Save", "aw-main"), _button("close", "Cancel")
+    )
+
+
+def _question(chosen: Sequence[ListedRun]) -> str:
+    staying = {choice.path: why for choice in chosen if (why := _why_it_stays(choice))}
+    going = [choice for choice in chosen if choice.path not in staying]
+    size = sum(size_of_run(choice.run.path) for choice in going)
+    reasons = "".join(f"<p>{said(why)}</p>" for why in staying.values())
+    if not going:
+        return _form("Nothing to delete", reasons, _button("close", "Close"))
+    count = "this run" if len(going) == 1 else f"these {len(going):,} runs"
+    inside = (
+        f"<p>{_names(going)}</p><p>{bytes_text(size)} on this disk. This cannot be undone.</p>"
+        f"{reasons}"
+    )
+    return _form(
+        f"Delete {count}?", inside,
+        _button("close", "Keep"), _button("delete", "Delete", "aw-danger"),
+    )  # fmt: skip
+
+
+def _why_it_stays(choice: ListedRun) -> str:
+    if choice.live:
+        return f"{choice.title} is live and stays."
+    if choice.origin is Origin.ELSEWHERE:
+        return f"{choice.title} is in another folder, {choice.run.path.parent}, and stays."
+    if choice.origin is Origin.PUBLISHED:
+        return f"{choice.title} is published, and stays: {_WHERE_PUBLISHED}."
+    return ""
+
+
+def _names(chosen: Iterable[ListedRun]) -> str:
+    titles = [said(shortened(choice.title, _NAME_LENGTH)) for choice in chosen]
+    more = f" and {len(titles) - _NAMED:,} more" if len(titles) > _NAMED else ""
+    return ", ".join(f"<b><bdi>{title}</bdi></b>" for title in titles[:_NAMED]) + more

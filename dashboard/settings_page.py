@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 import address
 import browser_component
-import navigate
 import open_runs
-import refresh_pace
 import run_list
 import streamlit as st
 from html_text import exact_html, said
 from open_runs import RunSnapshot
-from previous_runs import PreviousRun, all_previous_runs
-from problems import guarded
+from page_parts import refresh_run_part
+from run_list import ListedRun, Origin
 
 from ampwatch.diagnosis.value_text import count_text, duration_text, list_text
+from ampwatch.errors import AmpwatchError
 from ampwatch.printable_text import printable
 from ampwatch.report.attempts import Attempt
-from ampwatch.report.settings import Change, assumed_settings, changes
+from ampwatch.report.settings import Change, assumed_settings, changes, run_before, whole_settings
+from ampwatch.store import RUN_FILE, RunInfo, open_run, read_info
 
 _EVERY_S = 5.0
 _KEY, _CHANGES = "settings", "settings changes"
@@ -62,20 +64,15 @@ SECTIONS = (
 )  # fmt: skip
 
 
-def show(path: str, *, follow: bool) -> None:
+def show(path: str) -> None:
     """Draw the Settings page; a live run may still record its optimizer and cards."""
-    run = open_runs.snapshot(path)
-    st.fragment(
-        _draw_settings,
-        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if run.is_live and follow else None,
-    )(path)
+    refresh_run_part(_draw_settings, path, _EVERY_S)
 
 
-@guarded
 def _draw_settings(path: str) -> None:
     run = open_runs.snapshot(path)
     settings = run.settings()
-    earlier = all_previous_runs().previous_run(run.info, run_list.current_list().choices)
+    earlier = previous_run(run.info, run_list.current_list().choices)
     top = changes_html(run, settings, earlier) + resumed_html(run.attempts())
     browser_component.html(top, key=_CHANGES, acts={"go": _open_comparison})
     find = address.read().find or ""
@@ -83,7 +80,7 @@ def _draw_settings(path: str) -> None:
         settings_html(run, settings, find), key=_KEY, search="Search settings", found=find,
         on_find=_find,
     )  # fmt: skip
-    navigate.switch_if_asked()
+    address.switch_if_asked()
 
 
 def _find() -> None:
@@ -92,7 +89,7 @@ def _find() -> None:
 
 
 def _open_comparison(runs: object) -> None:
-    navigate.ask_for_page("Compare", runs=str(runs))
+    address.ask_for_page("Compare", runs=str(runs))
 
 
 # --- what changed ---------------------------------------------------------------------------------
@@ -304,3 +301,50 @@ def _value(text: str) -> str:
         f'<details><summary><bdi class="aw-value">{head}</bdi></summary>'
         f'<bdi class="aw-value">{exact_html(text)}</bdi></details>'
     )
+
+
+# --- the previous run of the same script ----------------------------------------------------------
+
+
+MOST_READ = 2_000  # runs, the newest ones: each is a file to open, 0.2 ms
+_MOST_KEPT = 24  # runs whose settings are held
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousRun:
+    """The previous run of the same script, and its settings."""
+
+    choice: ListedRun
+    info: RunInfo
+    settings: dict[str, str]
+
+
+def previous_run(info: RunInfo, choices: Sequence[ListedRun]) -> PreviousRun | None:
+    """The last of these runs of the same script that started before this one."""
+    newest = sorted(choices, key=lambda choice: choice.run.last_time_ns, reverse=True)
+    infos = {}
+    for choice in newest[:MOST_READ]:
+        if choice.origin is Origin.PUBLISHED:
+            continue  # each would have to be fetched
+        try:
+            stamp = (Path(choice.path) / RUN_FILE).stat().st_mtime_ns
+            infos[choice.path] = _info_without_settings(choice.path, stamp)
+        except (AmpwatchError, OSError):
+            continue  # the list of runs says what is wrong with it
+    path = run_before(info, infos.items())
+    if path is None:
+        return None
+    choice = next(one for one in choices if one.path == path)
+    return PreviousRun(choice, infos[path], _settings_of(path, choice.run.last_time_ns))
+
+
+@functools.lru_cache(maxsize=MOST_READ)
+def _info_without_settings(path: str, _stamp: int) -> RunInfo:
+    """What identifies a run, without its settings, which may be large; kept by its stamp."""
+    info = read_info(Path(path))
+    return replace(info, config={}, environment={}, versions={}, scaler={}, marks={}, notes=())
+
+
+@functools.lru_cache(maxsize=_MOST_KEPT)
+def _settings_of(path: str, _last_time_ns: int) -> dict[str, str]:
+    return whole_settings(open_run(path))

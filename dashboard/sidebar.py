@@ -8,14 +8,13 @@ from typing import Any
 
 import address
 import browser_component
-import navigate
+import page_parts
 import received_runs
-import refresh_pace
 import run_list
 import streamlit as st
 from address import runs_view_in
 from html_text import said
-from problems import guarded
+from page_parts import guarded
 from run_list import Origin
 
 NOTES_SHOWN = 3
@@ -36,7 +35,7 @@ def show(pages: Mapping[str, Any]) -> None:
     """Draw the sidebar: runs, ranks, pages, and the switch to follow what is live."""
     shown = run_list.find_run(address.read().run)
     st.session_state[_SHOWN] = None if shown is None else _page_state(shown)
-    st.session_state[refresh_pace.PACE] = refresh_pace.note_tab()
+    st.session_state[page_parts.PACE] = page_parts.note_tab()
     with st.sidebar:
         st.html('<div class="aw-brand">ampwatch</div>')
         st.fragment(_draw_runs, run_every=None if browser_component.is_tab_hidden() else _EVERY_S)()
@@ -55,10 +54,7 @@ def _follow_chosen() -> None:
 @guarded
 def _draw_runs() -> None:
     """Draw the sidebar's runs; the page changes with the choice, and as a run begins or ends."""
-    if (
-        refresh_pace.note_tab() != st.session_state.get(refresh_pace.PACE)
-        and refresh_pace.follows_live()
-    ):
+    if page_parts.note_tab() != st.session_state.get(page_parts.PACE) and page_parts.follows_live():
         st.rerun()
     feed, listed = received_runs.server_feed(), run_list.current_list()
     state = f"{feed.state_text} · {listed.counts_text}" if listed.choices else feed.state_text
@@ -66,12 +62,12 @@ def _draw_runs() -> None:
     if listed.choices:
         _draw_list(listed)
     for origin, words in _more_runs(listed).items():
-        navigate.page_link(
+        address.page_link(
             "Runs", words, list=replace(runs_view_in(address.read().list), origin=origin).text()
         )
-    pace = st.session_state[refresh_pace.PACE]
+    pace = st.session_state[page_parts.PACE]
     if pace > 1 and address.read().follow:
-        count = refresh_pace.tabs_in_view().count
+        count = page_parts.tabs_in_view().count
         words = f"{count} tabs are in view: each is refreshed every {pace:.0f} s."
         st.html(f'<div class="aw-muted aw-note">{words}</div>')
     for sentence in (*listed.problems[:NOTES_SHOWN], *feed.notes[-NOTES_SHOWN:]):
@@ -80,7 +76,7 @@ def _draw_runs() -> None:
 
 def _choose_rank(choice: run_list.ListedRun | None) -> None:
     """Let the reader choose one rank, or all over one another, in the sidebar."""
-    ranks = () if choice is None else choice.ranks
+    ranks = () if choice is None else choice.run.ranks
     if len(ranks) < 2:
         return
     chosen = address.read().rank
@@ -140,4 +136,4 @@ def _run_chosen() -> None:
 
 def _page_state(choice: run_list.ListedRun) -> tuple[str, bool, int, tuple[int, ...]]:
     """The state of the chosen run; when it changes, the whole page is drawn anew."""
-    return choice.path, choice.live, 0 if choice.live else choice.last_time_ns, choice.ranks
+    return choice.path, choice.live, 0 if choice.live else choice.run.last_time_ns, choice.run.ranks

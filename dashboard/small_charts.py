@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from step_curves import SCALE, StepCurves
+from step_curves import StepCurves
 
 from ampwatch.diagnosis.value_text import powers
 from ampwatch.report import thinning
+from ampwatch.report.overview_chart import SCALE
 from ampwatch.rows import EXPONENT_LOWEST
 
 WIDTH, HEIGHT = 320, 64

@@ -18,10 +18,7 @@ import findings_page
 import fleet_page
 import layers_page
 import memory_page
-import navigate
-import no_runs_page
 import overview_page
-import refresh_pace
 import run_list
 import runs_page
 import settings_page
@@ -29,7 +26,7 @@ import sidebar
 import streamlit as st
 import timeline_page
 from html_text import said, shortened
-from problems import guarded
+from page_parts import guarded
 
 from ampwatch.printable_text import printable
 from ampwatch.report.painter import style_sheet
@@ -50,38 +47,30 @@ def main() -> None:
         for name, (path, show) in PAGES.items()
     }
     page = st.navigation(list(pages.values()), position="hidden")
-    navigate.set_pages(pages)
+    address.set_pages(pages)
     sidebar.show(pages)
     browser_component.watch_server()
     alerts_page.start_alerts()
     page.run()
 
 
-def _runs() -> None:
+def _draw_page_of_runs(show: Callable[[], None]) -> None:
     if run_list.current_list().choices:
-        runs_page.show()
+        show()
     else:
-        no_runs_page.show_no_runs()
-
-
-def _compare() -> None:
-    if run_list.current_list().choices:
-        st.html('<p class="aw-title" role="heading" aria-level="1">Compare</p>')
-        compare_page.show(follow=refresh_pace.follows_live())
-    else:
-        no_runs_page.show_no_runs()
+        runs_page.show_no_runs()
 
 
 def _draw_run_page(page: str, show: Callable[..., None]) -> None:
     name = address.read().run
     choice = run_list.find_run(name)
     if choice is None and name:
-        no_runs_page.show_missing_run(name)
+        runs_page.show_missing_run(name)
     elif choice is None:
-        no_runs_page.show_no_runs()
+        runs_page.show_no_runs()
     else:
         browser_component.html(_heading(printable(choice.title), page), key="heading")
-        show(choice.path, follow=refresh_pace.follows_live())
+        show(choice.path)
 
 
 def _heading(run: str, page: str) -> str:
@@ -95,14 +84,14 @@ def _heading(run: str, page: str) -> str:
 
 
 PAGES: dict[str, tuple[str, Callable[[], None]]] = {
-    "Runs": ("runs", _runs),
+    "Runs": ("runs", partial(_draw_page_of_runs, runs_page.show)),
     "Overview": ("overview", partial(_draw_run_page, "Overview", overview_page.show)),
     "Layers": ("layers", partial(_draw_run_page, "Layers", layers_page.show)),
     "Findings": ("findings", partial(_draw_run_page, "Findings", findings_page.show)),
     "Memory and device": ("memory", partial(_draw_run_page, "Memory and device", memory_page.show)),
     "Timeline": ("timeline", partial(_draw_run_page, "Timeline", timeline_page.show)),
     "Settings": ("settings", partial(_draw_run_page, "Settings", settings_page.show)),
-    "Compare": ("compare", _compare),
+    "Compare": ("compare", partial(_draw_page_of_runs, compare_page.show)),
     "Fleet": ("fleet", fleet_page.show),
     "Alerts": ("alerts", alerts_page.show),
 }

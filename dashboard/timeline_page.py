@@ -10,12 +10,11 @@ import address
 import browser_component
 import numpy as np
 import open_runs
-import refresh_pace
 import run_list
 import streamlit as st
 from html_text import said
 from open_runs import RunSnapshot
-from problems import guarded
+from page_parts import refresh_run_part
 
 from ampwatch.diagnosis.column_arrays import steps_of
 from ampwatch.diagnosis.value_text import duration_text
@@ -43,17 +42,11 @@ _EDGE = 4.0  # per cent of the axis
 _CELLS = 1000  # of a lane's ticks
 
 
-def show(path: str, *, follow: bool) -> None:
+def show(path: str) -> None:
     """Draw the Timeline page, and keep it up to date while the run goes on."""
-    run = open_runs.snapshot(path)
-    waits = run.is_live or not run.is_judged
-    st.fragment(
-        _draw_timeline,
-        run_every=refresh_pace.refresh_interval_s(_EVERY_S) if waits and follow else None,
-    )(path)
+    refresh_run_part(_draw_timeline, path, _EVERY_S, until_judged=True)
 
 
-@guarded
 def _draw_timeline(path: str) -> None:
     run, where = open_runs.snapshot(path), address.read()
     told = run_timeline(run, where.span)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
 from threading import Lock
 
 import numpy as np
 import pyarrow as pa
-from bounded_history import EXACT_WIDTH, Extremes, RowPlaces
-from step_curves import Span, with_neighbours
+from bounded_history import EXACT_WIDTH, Extremes, RowPlaces, with_neighbours
+from step_curves import Span
 
 from ampwatch.follow import Follower
 from ampwatch.report import thinning
@@ -60,7 +60,7 @@ class UserValue:
             before = known[0] if self.last is None else self.last[1]
             self.never_falls &= bool((np.diff(known, prepend=before) >= 0).all())
             self.last = int(step[finite][-1]), float(known[-1])
-        self._extremes.add(step, values)
+        self._extremes.add(step, np.where(finite, values, np.float32(np.nan)))
 
 
 class UserValues:
@@ -143,20 +143,12 @@ class UserValues:
             return self._zooms[key]
 
 
-@dataclass(frozen=True, slots=True)
-class NameGroup:
-    """Names of user's values that share what is before their last slash: `val/loss`."""
-
-    prefix: str  # empty of names without one
-    names: tuple[str, ...]
-
-
-def group_names(names: list[str]) -> list[NameGroup]:
-    """The names of user's values by prefix: those without one first, then as they appeared."""
-    found: dict[str, list[str]] = {"": []}
+def group_names(names: Sequence[str]) -> dict[str, list[str]]:
+    """The names of user's values by what is before their last slash: those without one first."""
+    groups: dict[str, list[str]] = {"": []}
     for name in names:
-        found.setdefault(name.rpartition("/")[0], []).append(name)
-    return [NameGroup(prefix, tuple(some)) for prefix, some in found.items() if some]
+        groups.setdefault(name.rpartition("/")[0], []).append(name)
+    return {prefix: inside for prefix, inside in groups.items() if inside}
 
 
 def _steps(rows: pa.Table) -> Steps:

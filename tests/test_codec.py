@@ -200,7 +200,7 @@ def test_a_message_of_another_schema_is_refused() -> None:
         check(Table.STEPS, stream_head(Table.STEPS))
 
 
-def bomb(length: int) -> bytes:
+def bomb(length: int, packing: str = "zstd") -> bytes:
     """An events batch whose texts shrink to almost nothing."""
     text = pa.Array.from_buffers(
         pa.string(),
@@ -210,7 +210,7 @@ def bomb(length: int) -> bytes:
     plain = decode(Table.EVENTS, encode(Table.EVENTS, {"time_ns": [1], "kind": [""]}).payload)
     batch = pa.record_batch([*plain.columns[:3], text], schema=SCHEMAS[Table.EVENTS])
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    options = pa.ipc.IpcWriteOptions(compression=packing)
     pa.ipc.new_stream(sink, batch.schema, options=options).write_batch(batch)
     return sink.getvalue().to_pybytes()[len(stream_head(Table.EVENTS)) :]
 
@@ -227,12 +227,19 @@ def test_a_small_frame_that_inflates_to_much_is_refused_before_it_is_inflated() 
 
 
 def test_a_declared_size_that_lies_is_refused() -> None:
-    payload = bytearray(bomb(1_000_000))
+    payload = bytearray(bomb(1_000_000, "lz4"))
     at = payload.rindex(struct.pack("<q", 1_000_000))
     for lie in (1, 999_999, 1_000_001, -2, 1 << 62):
         payload[at : at + 8] = struct.pack("<q", lie)
         with pytest.raises(CodecError):
             check(Table.EVENTS, bytes(payload))
+
+
+def test_a_batch_that_no_writer_of_ours_packed_so_is_refused() -> None:
+    """A log of lz4 is measured by its file; zstd gives ten thousand bytes and more for one."""
+    assert check(Table.EVENTS, bomb(1_000_000, "lz4")).num_rows == 1
+    with pytest.raises(CodecError, match="not packed with lz4"):
+        check(Table.EVENTS, bomb(1_000_000, "zstd"))
 
 
 def test_a_text_offset_beyond_its_buffer_is_refused_before_it_is_read() -> None:

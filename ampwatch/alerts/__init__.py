@@ -12,7 +12,13 @@ the settings that the user keeps (`AlertSender`). `watch_run` calls a Python fun
 
 from __future__ import annotations
 
-from ampwatch.alerts.alert_sender import AlertSender
+from ampwatch.alerts.alert_sender import (
+    AlertSender,
+    RunAlerts,
+    RunWatch,
+    alert_session,
+    watch_run,
+)
 from ampwatch.alerts.alert_settings import (
     KINDS,
     LEAST_WORDS,
@@ -28,7 +34,6 @@ from ampwatch.alerts.alert_settings import (
 )
 from ampwatch.alerts.delivery import Delivery, Trial, missing_library, open_services
 from ampwatch.alerts.sent_alerts import Outcome, read_outcomes
-from ampwatch.alerts.session import RunAlerts, RunWatch, alert_session, watch_run
 
 __all__ = [
     "KINDS",

@@ -1,4 +1,4 @@
-"""The command line: `ampwatch COMMAND`, one file for each command.
+"""The command line: `ampwatch COMMAND`, one file for each subject.
 
 Exit codes: 0 done, 1 `--fail-on` met, 2 wrong use or unreadable input, with one line on stderr and
 never a traceback. Heavy libraries are imported by the command that needs them, so that `--help` is
@@ -11,20 +11,18 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
 from ampwatch.cli import (
     alerts,
-    compact,
     compare,
     dashboard,
     demo,
     explain,
-    export,
     fleet,
-    import_,
+    import_export,
     keys,
     plan,
     prove,
@@ -32,8 +30,6 @@ from ampwatch.cli import (
     record,
     report,
     runs,
-    sweep,
-    tag,
     watch,
 )
 from ampwatch.cli import (
@@ -72,27 +68,26 @@ Then:
 To try it, run `ampwatch demo`: it trains a small model and shows its loss scale collapse.
 """
 
-_COMMANDS = (
-    demo,
-    dashboard,
-    run_script,
-    runs,
-    tag,
-    watch,
-    report,
-    prove,
-    plan,
-    record,
-    import_,
-    compare,
-    export,
-    compact,
-    publish,
-    fleet,
-    sweep,
-    alerts,
-    keys,
-    explain,
+_COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
+    ("demo", demo.command, demo.HELP),
+    ("dashboard", dashboard.command, dashboard.HELP),
+    ("run", run_script.command, run_script.HELP),
+    ("runs", runs.list_runs_in, runs.HELP),
+    ("tag", runs.tag, runs.TAG_HELP),
+    ("watch", watch.command, watch.HELP),
+    ("report", report.command, report.HELP),
+    ("prove", prove.command, prove.HELP),
+    ("plan", plan.command, plan.HELP),
+    ("record", record.command, record.HELP),
+    ("import", import_export.import_, import_export.IMPORT_HELP),
+    ("compare", compare.command, compare.HELP),
+    ("export", import_export.export, import_export.EXPORT_HELP),
+    ("compact", runs.compact, runs.COMPACT_HELP),
+    ("publish", publish.publish, publish.HELP),
+    ("fleet", fleet.command, fleet.HELP),
+    ("sweep", publish.sweep, publish.SWEEP_HELP),
+    ("keys", keys.command, keys.HELP),
+    ("explain", explain.command, explain.HELP),
 )
 
 
@@ -136,12 +131,11 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     app.callback()(_program)
-    for module in _COMMANDS:
-        if hasattr(module, "add_to"):  # it has commands of its own
-            module.add_to(app)
-            continue
-        settings = getattr(module, "CONTEXT", None)
-        app.command(module.NAME, help=module.HELP, context_settings=settings)(module.command)
+    for name, function, text in _COMMANDS:
+        # What stands after a script belongs to the script.
+        settings = {"allow_interspersed_args": False} if name == "run" else None
+        app.command(name, help=text, context_settings=settings)(function)
+    alerts.add_to(app)  # it has commands of its own
     return app
 
 

@@ -15,7 +15,6 @@ from ampwatch.errors import AlertError
 if TYPE_CHECKING:
     from ampwatch.alerts import AlertSetting, Outcome
 
-NAME = "alerts"
 HELP = """Say whom to tell when a live run goes wrong, and try it.
 
 A dashboard and `ampwatch record` send by this list while they run; the dashboard's page Alerts
@@ -66,7 +65,7 @@ def add_to(app: typer.Typer) -> None:
     group.command("test")(try_out)
     group.command("change")(change)
     group.command("remove")(remove)
-    app.add_typer(group, name=NAME)
+    app.add_typer(group, name="alerts")
 
 
 def _list_unless_asked(context: typer.Context) -> None:

@@ -13,7 +13,6 @@ from ampwatch.cli.run_argument import opened_run_or_log
 from ampwatch.cli.terminal import answers
 from ampwatch.errors import RunError
 
-NAME = "compare"
 HELP = """Compare runs: where they differ, and which settings do.
 
 Shows the first step at which anything that both recorded differs from the first run (batch, rate,

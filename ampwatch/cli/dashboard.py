@@ -24,7 +24,6 @@ import typer
 from ampwatch.cli.terminal import say
 from ampwatch.errors import AmpwatchError
 
-NAME = "dashboard"
 HELP = """Show runs in the browser, live and finished, until Ctrl-C. Listens on this machine only.
 
 \b
@@ -197,8 +196,9 @@ def command_line(port: int) -> list[str]:
     It repeats the settings of config.toml, for a Streamlit that does not look beside the script:
     without them it would listen on every interface and report usage.
     """
+    folder = installed_folder("_dashboard", "dashboard", "serve.py", "the dashboard is")
     return [
-        sys.executable, str(dashboard_folder() / "serve.py"),
+        sys.executable, str(folder / "serve.py"),
         "--server.address=localhost", f"--server.port={port}", "--server.headless=true",
         "--browser.gatherUsageStats=false", "--logger.level=warning",
     ]  # fmt: skip
@@ -211,13 +211,13 @@ def search_path() -> str:
     return os.pathsep.join([here, before]) if before else here
 
 
-def dashboard_folder() -> Path:
-    """Where the dashboard's scripts are: inside the package, or beside it in a checkout."""
+def installed_folder(inside: str, beside: str, script: str, what: str) -> Path:
+    """The folder with this script: inside the package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
-    for folder in (package / "_dashboard", package.parent / "dashboard"):
-        if (folder / "streamlit_app.py").is_file():
+    for folder in (package / inside, package.parent / beside):
+        if (folder / script).is_file():
             return folder
-    raise AmpwatchError("the dashboard is missing from this installation: install it again.")
+    raise AmpwatchError(f"{what} missing from this installation: install it again.")
 
 
 def free_port(wanted: int) -> int:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.dashboard import Server, missing_parts, search_path
-from ampwatch.cli.run_argument import usual_folder
+from ampwatch.cli.dashboard import Server, installed_folder, missing_parts, search_path
 from ampwatch.cli.terminal import answer, answers, asides, say
 from ampwatch.errors import AmpwatchError
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from ampwatch.store import RunSummary
 
-NAME = "demo"
 HELP = """See a loss scale collapse.
 
 Trains a small model in fp16 on this machine, in under a minute, with a learning rate that is too
@@ -88,7 +86,9 @@ def command(
         for one in SCENARIOS:
             answer(f"{one.name:18}{one.shows}")
         return
-    chosen, where = _find(scenario), folder or usual_folder()
+    from ampwatch.store import default_log_dir
+
+    chosen, where = _find(scenario), folder or default_log_dir()
     absent = missing_parts() if dashboard else None
     if absent:
         say(f"{absent} The report is printed instead.")
@@ -147,12 +147,9 @@ def _program(scenario: Scenario) -> list[str]:
 
 
 def scripts_folder() -> Path:
-    """Where the demo's scripts are: inside the package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package / "_demo", package.parent / "examples" / "demo"):
-        if folder.is_dir():
-            return folder
-    raise AmpwatchError("the demo's scripts are missing from this installation: install it again.")
+    """Where the demo's scripts are."""
+    first = SCENARIOS[0].script
+    return installed_folder("_demo", "examples/demo", first, "the demo's scripts are")
 
 
 def _find(name: str) -> Scenario:

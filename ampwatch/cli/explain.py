@@ -13,7 +13,6 @@ from ampwatch.errors import AmpwatchError
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Rule
 
-NAME = "explain"
 HELP = """Explain a finding: its meaning, look-alikes, and what to do.
 
 With a run, its evidence in that run as well. Without a code, the list of

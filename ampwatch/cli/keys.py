@@ -6,7 +6,6 @@ import typer
 
 from ampwatch.cli.terminal import answer
 
-NAME = "keys"
 HELP = """Print your public key and the keys that may send to you.
 
 On one machine, or with a shared home folder, there is nothing to do: the key pair is created on

@@ -10,7 +10,6 @@ import typer
 from ampwatch.cli.run_argument import RUN_ARGUMENT, opened_run_or_log
 from ampwatch.cli.terminal import answer
 
-NAME = "plan"
 HELP = """Say whether to continue, restart or stop a run, and how.
 
 Names the checkpoint to load, the factor for the learning rate, the batches to skip, the layers to

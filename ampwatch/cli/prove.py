@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.run import environment_of
-from ampwatch.cli.run_argument import RUN_ARGUMENT, find_run
+from ampwatch.cli.run_argument import RUN_ARGUMENT
 from ampwatch.cli.terminal import answer, say
 from ampwatch.errors import AmpwatchError
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ampwatch.report.restart_place import Checkpoint
     from ampwatch.store import RunInfo
 
-NAME = "prove"
 HELP = """Train again with one thing changed, and say what holds.
 
 Starts the run's own command again, watched. Where the learning rate is too high: with the advised
@@ -46,7 +45,6 @@ Examples:
 
 Exits with 0 if a rate or a cure held, with 3 if none did.
 """
-CONTEXT = {"allow_interspersed_args": True}
 
 NOTHING_HELD = 3
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -84,7 +82,7 @@ def command(
 ) -> None:  # fmt: skip
     """Rerun, and print what held."""
     from ampwatch.recovery.prove import Budget, Reruns, prove
-    from ampwatch.store import read_info
+    from ampwatch.store import find_run, read_info
 
     path = find_run(run)
     arguments, cwd = _arguments(read_info(path), own_command or ())

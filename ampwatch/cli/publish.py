@@ -1,21 +1,21 @@
-"""`ampwatch publish RUN|DIR PLACE`: copies runs to object storage, as tables."""
+"""`ampwatch publish` and `ampwatch sweep`: copy runs to a place, and delete what none needs."""
 
 from __future__ import annotations
 
+import datetime as dt
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.run_argument import find_run
-from ampwatch.cli.terminal import answer, asides, say
+from ampwatch.cli.terminal import answer, asides, say, say_reasons
 from ampwatch.errors import AmpwatchError
 
 if TYPE_CHECKING:
     from ampwatch.fleet import Outcome
 
-NAME = "publish"
 HELP = """Copy runs to a bucket or a shared folder, as Delta tables.
 
 PLACE is s3://BUCKET/PREFIX, gs://..., az://... or a folder. Runs that are already published are
@@ -30,10 +30,10 @@ Examples:
   ampwatch report s3://team/runs#train-1204
 """
 
-_SAID = 10  # runs that cannot be published, each with its reason
+_UNITS = {"h": "hours", "d": "days"}
 
 
-def command(
+def publish(
     run: str = typer.Argument(
         metavar="RUN|DIR", show_default=False, help="A run, or a folder of runs."
     ),
@@ -47,9 +47,10 @@ def command(
     """Publish a run, or all runs of a folder, with a progress bar."""
     from rich.progress import Progress
 
-    from ampwatch.fleet import publish
+    from ampwatch.fleet import publishing
+    from ampwatch.store import find_run
 
-    folder = _folder(run)
+    folder = Path(run) if Path(run).is_dir() else find_run(run)  # one of runs, or a run's
     with Progress(console=asides(), transient=True) as bar:
         task = bar.add_task("publishing", visible=False)
 
@@ -57,27 +58,20 @@ def command(
             is_long = (bar.tasks[0].elapsed or 0.0) > 1.0
             bar.update(task, completed=done, total=total, visible=is_long)
 
-        outcome = publish(folder, place, live=live, workers=os.cpu_count() or 1, progress=show)
-    _tell(outcome, place)
+        outcome = publishing.publish(
+            folder, place, live=live, workers=os.cpu_count() or 1, progress=show
+        )
+    _say_outcome(outcome, place)
     if outcome.skipped:
         raise AmpwatchError(
             f"{len(outcome.skipped):,} runs were not published; see the reasons above."
         )
 
 
-def _folder(text: str) -> Path:
-    """The folder to publish: one of runs, or that of the run that was named."""
-    path = Path(text)
-    return path if path.is_dir() else find_run(text)
-
-
-def _tell(outcome: Outcome, place: str) -> None:
+def _say_outcome(outcome: Outcome, place: str) -> None:
     from ampwatch.diagnosis.value_text import bytes_text
 
-    for name, reason in list(outcome.skipped.items())[:_SAID]:
-        say(f"Not published: {name}: {reason}")
-    if len(outcome.skipped) > _SAID:
-        say(f"And {len(outcome.skipped) - _SAID:,} more.")
+    say_reasons("Not published", list(outcome.skipped.items()))
     if outcome.live:
         say(
             f"Not published because they are live: {len(outcome.live):,} runs; --live publishes "
@@ -87,4 +81,46 @@ def _tell(outcome: Outcome, place: str) -> None:
     answer(
         f"{place}: {len(outcome.published):,} runs published{size}, "
         f"{len(outcome.unchanged):,} were already there."
+    )
+
+
+# --- sweep ----------------------------------------------------------------------------------------
+
+SWEEP_HELP = """Delete what no run in a place needs any more.
+
+Files remain when a run is published again or deleted, and when `publish` is killed. Those that no
+run needs are first removed from their tables, and deleted after the safe age has passed, so that
+readers are not disturbed. No run is changed.
+
+\b
+Examples:
+  ampwatch sweep s3://team/runs --dry-run      show what it would delete
+  ampwatch sweep s3://team/runs
+  ampwatch sweep s3://team/runs --older-than 30d
+"""
+
+
+def sweep(
+    place: str = typer.Argument(
+        metavar="PLACE", show_default=False, help="The bucket or folder with the runs."
+    ),
+    older_than: str = typer.Option(
+        "7d", "--older-than", metavar="AGE", help="The safe age, in hours or days: 12h, 7d."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would be deleted."),
+) -> None:
+    """Sweep a place and print what was deleted."""
+    from ampwatch.diagnosis.value_text import bytes_text
+    from ampwatch.fleet import sweeping
+
+    match = re.fullmatch(r"(\d{1,5})([hd])", older_than)
+    if match is None:
+        raise typer.BadParameter(f"--older-than {older_than!r}: give hours or days, such as 7d.")
+    age = dt.timedelta(**{_UNITS[match[2]]: int(match[1])})
+    swept = sweeping.sweep(place, older_than=age, dry_run=dry_run)
+    would = "would be " if dry_run else ""
+    answer(
+        f"{place}: {swept.deleted:,} files {would}deleted, {bytes_text(swept.deleted_bytes)}; "
+        f"{swept.retired:,} more, {bytes_text(swept.retired_bytes)}, {would or 'were '}removed "
+        f"from their tables, to be deleted after {older_than}."
     )

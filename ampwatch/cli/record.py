@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.mirror_option import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
-from ampwatch.cli.notify_option import NOTIFY_HELP, NOTIFY_OPTION, delivering
-from ampwatch.cli.publish_option import PUBLISH_LIVE_OPTION, PUBLISH_OPTION, publishing
-from ampwatch.cli.run_argument import usual_folder
+from ampwatch.cli.options import (
+    LEAVING_WAIT_S,
+    NOTIFY_HELP,
+    NOTIFY_OPTION,
+    PUBLISH_LIVE_OPTION,
+    PUBLISH_OPTION,
+    THIN_OPTION,
+    TO_HELP,
+    TO_OPTION,
+    delivering,
+    mirroring,
+    publishing,
+)
 from ampwatch.cli.terminal import say
 from ampwatch.errors import EndpointTakenError, FeedError
 
@@ -26,7 +35,6 @@ if TYPE_CHECKING:
     from ampwatch.follow import FollowThread
     from ampwatch.recorder import Recorder
 
-NAME = "record"
 HELP = f"""Receive runs from trainers and store them here, until Ctrl-C. Needs no browser.
 
 Trainers keep their own logs: what was missed while the recorder was down is sent again, as long as
@@ -76,8 +84,9 @@ def command(
     """Record runs until interrupted."""
     from ampwatch import feed
     from ampwatch.recorder import Recorder
+    from ampwatch.store import default_log_dir
 
-    where = folder or usual_folder()
+    where = folder or default_log_dir()
     with (
         _warnings_as_sentences(),
         _told_to_end() as ended,

@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.run_argument import MAP_OPTION, find_newest, is_log, opened_run_or_log
-from ampwatch.cli.standard_input import clipboard_help
+from ampwatch.cli.run_argument import (
+    MAP_OPTION,
+    clipboard_help,
+    find_newest,
+    is_log,
+    opened_run_or_log,
+)
 from ampwatch.cli.terminal import answer, answers, say
 from ampwatch.errors import PlaceError, ReportError
 from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, SeveralDiagnoses
-    from ampwatch.diagnosis.earlier_runs import EarlierRun, LessonOfEarlierRuns
+    from ampwatch.diagnosis.earlier_runs import EarlierRun
     from ampwatch.store import Run
 
-NAME = "report"
 HELP = f"""Print what is wrong with a run, why, and what to do.
 
 Without RUN, reports on the newest run. For several runs of one model with different learning rates,
@@ -41,7 +45,7 @@ Examples:
   ampwatch report rate-0.1 rate-0.03             one learning rate from both runs
   ampwatch report train-1204 --earlier s3://team/runs    what runs like it showed there
 
-{clipboard_help(NAME)}"""
+{clipboard_help("report")}"""
 
 
 class FailOn(str, enum.Enum):
@@ -93,20 +97,21 @@ def command(
         )
     with ExitStack() as stack:
         opened = [stack.enter_context(opened_run_or_log(run, as_, mapped)) for run in runs]
-        from ampwatch.diagnosis import Severity
-        from ampwatch.follow import diagnose, diagnose_together
-
-        said: Diagnosis | SeveralDiagnoses
-        if html:
-            said = write_html(opened[0], html, earlier)
+        # A log's name is what was typed: the commands that the report names take that.
+        names = [
+            text if is_log(text, as_, mapped) else run.info.name
+            for text, run in zip(runs, opened, strict=True)
+        ]
+        diagnosis: Diagnosis | SeveralDiagnoses
+        if len(opened) > 1:
+            diagnosis = _report_together(names, opened, json=json)
         else:
-            said = diagnose(opened[0]) if len(opened) == 1 else diagnose_together(opened)
-            names = [
-                text if is_log(text, as_, mapped) else run.info.name
-                for text, run in zip(runs, opened, strict=True)
-            ]
-            print_said(opened, names, said, json=json, earlier=earlier, everything=everything)
-    worst = said.worst()
+            diagnosis = _report(
+                names[0], opened[0], html, earlier, json=json, everything=everything
+            )
+    from ampwatch.diagnosis import Severity
+
+    worst = diagnosis.worst()
     if fail_on and worst and worst.weight >= Severity(fail_on.value).weight:
         raise typer.Exit(1)
 
@@ -118,51 +123,43 @@ def newest_run(*, is_of_log: bool) -> str:
     return str(find_newest(say, "Reporting on"))
 
 
-def print_said(
-    runs: Sequence[Run],
-    names: Sequence[str],
-    said: Diagnosis | SeveralDiagnoses,
-    *,
-    json: bool,
-    earlier: str | None = None,
-    everything: bool = False,
-) -> None:
-    """Print the report on one run or several, as text or JSON.
+def _report_together(names: Sequence[str], runs: Sequence[Run], *, json: bool) -> SeveralDiagnoses:
+    from ampwatch.follow import diagnose_together
+    from ampwatch.report import print_reports, to_json
 
-    A log's name is what was typed: it is what the commands that the report names take.
-    """
-    from ampwatch.diagnosis import Diagnosis
-    from ampwatch.diagnosis.earlier_runs import with_lesson
-    from ampwatch.recovery.proof import kept_proof, sentence_of
-    from ampwatch.recovery.proved_advice import with_proof
-    from ampwatch.report import print_fact, print_report, print_reports, to_json
+    together = diagnose_together(runs)
+    if json:
+        typer.echo(to_json(together))
+    else:
+        print_reports(answers(), names, together)
+    return together
+
+
+def _report(
+    name: str, run: Run, html: Path | None, earlier: str | None, *, json: bool, everything: bool
+) -> Diagnosis:
+    """Report on one run: as one HTML file, as JSON or as text."""
+    from ampwatch.recovery.proof import sentence_of
+    from ampwatch.recovery.proved_advice import judge
+    from ampwatch.report import html_report, print_fact, print_report, to_json
     from ampwatch.report.settings import changed_text
 
-    lesson = proof = None
-    if isinstance(said, Diagnosis):
-        lesson, proof = _lesson(runs[0], said, earlier), kept_proof(runs[0].path)
-        said = with_proof(with_lesson(said, lesson), proof)
-    if json:
-        typer.echo(to_json(said))
-    elif isinstance(said, Diagnosis):
-        print_report(answers(), names[0], runs[0], said, everything=everything)
-        if everything or earlier:
-            print_fact(answers(), "changed", changed_text(runs[0]))
-            print_fact(answers(), "alike", lesson.text if lesson else "")
-        if proof is not None and said.learning_rate.because != sentence_of(proof):
-            answer(sentence_of(proof))
+    if html:
+        refuse_no_file(html)
+    judged = judge(run, _published_runs(earlier) if earlier else ())
+    diagnosis, lesson, proof = judged.diagnosis, judged.lesson, judged.proof
+    if html:
+        write_page(html, html_report(run, diagnosis, judged.established_scale))
+    elif json:
+        typer.echo(to_json(diagnosis))
     else:
-        print_reports(answers(), names, said)
-
-
-def _lesson(run: Run, said: Diagnosis, earlier: str | None) -> LessonOfEarlierRuns | None:
-    """What earlier runs that are made of the same teach, for the report; None without such runs."""
-    from ampwatch.follow import KeptEntries, keep_for_later, lesson_for
-
-    kept = KeptEntries()
-    lesson = lesson_for(run, _published_runs(earlier) if earlier else (), kept)
-    keep_for_later(run, said, kept)
-    return lesson
+        print_report(answers(), name, run, diagnosis, everything=everything)
+        if everything or earlier:
+            print_fact(answers(), "changed", changed_text(run))
+            print_fact(answers(), "alike", lesson.text if lesson else "")
+        if proof is not None and diagnosis.learning_rate.because != sentence_of(proof):
+            answer(sentence_of(proof))
+    return diagnosis
 
 
 def _published_runs(place: str) -> Sequence[EarlierRun]:
@@ -174,24 +171,6 @@ def _published_runs(place: str) -> Sequence[EarlierRun]:
     except PlaceError as problem:
         say(f"Earlier runs are left out: {problem}")
         return []
-
-
-def write_html(run: Run, path: Path, earlier: str | None = None) -> Diagnosis:
-    """Write the report on a run as one HTML file, which appears complete or not at all."""
-    from ampwatch.diagnosis import Engine, conclude
-    from ampwatch.diagnosis.earlier_runs import with_lesson
-    from ampwatch.follow import as_it_stands
-    from ampwatch.recovery.proof import kept_proof
-    from ampwatch.recovery.proved_advice import with_proof
-    from ampwatch.report import html_report
-
-    refuse_no_file(path)
-    case = Engine().feed(run).case()
-    diagnosis = as_it_stands(run, conclude(case))
-    diagnosis = with_lesson(diagnosis, _lesson(run, diagnosis, earlier))
-    diagnosis = with_proof(diagnosis, kept_proof(run.path))
-    write_page(path, html_report(run, diagnosis, case.scale.level))
-    return diagnosis
 
 
 def refuse_no_file(path: Path) -> None:

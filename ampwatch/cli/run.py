@@ -21,7 +21,6 @@ import typer
 from ampwatch.errors import AmpwatchError
 from ampwatch.integrations.script_watch import OPTIONS, PROCESS_ID
 
-NAME = "run"
 HELP = """Watch a training script without changing it.
 
 Watches the script's scaler and the model that its optimizer trains.
@@ -38,8 +37,6 @@ All arguments after the script belong to the script. It runs as it would alone: 
 exit code, signals and tracebacks. One line on stderr says where the run is; AMPWATCH_QUIET=1 leaves
 it out. Afterwards: ampwatch report.
 """
-
-CONTEXT = {"allow_interspersed_args": False}  # arguments after the script belong to the script
 
 
 def command(

@@ -1,21 +1,26 @@
 """The argument RUN of a command: finds the run, or makes one of another trainer's log.
 
-A run is named by its folder, by its name in the default folder, or by its place.
+A run is named by its folder, by its name in the default folder, or by its place. Standard input is
+a log: in a terminal it is said at once what is waited for, and it ends with the first Ctrl-D. A
+pipe that does not end gets a remark, if a person sees it.
 """
 
 from __future__ import annotations
 
+import io
+import re
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ampwatch.cli.standard_input import MARK, reading_standard_input
-from ampwatch.cli.terminal import asides
-from ampwatch.errors import AmpwatchError, NotARunError
+from ampwatch.cli.terminal import asides, say
+from ampwatch.errors import AmpwatchError, LogError, NotARunError
 
 if TYPE_CHECKING:
     from ampwatch.importers import ImportOptions
@@ -39,36 +44,21 @@ MAP_OPTION = typer.Option(
 )  # fmt: skip
 
 
-def usual_folder() -> Path:
-    """The default folder for runs."""
-    from ampwatch.store import default_log_dir
-
-    return default_log_dir()
-
-
-def find_run(text: str) -> Path:
-    """The folder of the run that RUN names."""
-    from ampwatch.store import find_run
-
-    return find_run(text)
-
-
 def find_newest(say: Callable[[str], None], doing: str) -> Path:
     """The newest run, for a command without RUN, preferring one that goes on.
 
     `say` is told what is done with which run: `doing` is "Watching", "Reporting on".
     """
     from ampwatch.diagnosis.value_text import list_text
-    from ampwatch.store import HOW_TO_BEGIN, is_written, list_runs, shown_folder
+    from ampwatch.store import HOW_TO_BEGIN, default_log_dir, is_written, list_runs, shown_folder
 
-    found = [run for run in list_runs(usual_folder()) if run.problem is None]
-    if not found:
-        raise NotARunError(
-            f"There is no run in {shown_folder(usual_folder())} yet. {HOW_TO_BEGIN}",
-            path=usual_folder(),
-        )
-    live = [run for run in found if not run.ended and is_written(run.path)]
-    chosen = (live or found)[0]
+    folder = default_log_dir()
+    runs = [run for run in list_runs(folder) if run.problem is None]
+    if not runs:
+        words = f"There is no run in {shown_folder(folder)} yet. {HOW_TO_BEGIN}"
+        raise NotARunError(words, path=folder)
+    live = [run for run in runs if not run.ended and is_written(run.path)]
+    chosen = (live or runs)[0]
     others = [run.path.name for run in live if run is not chosen]
     more = f" Also live: {list_text(others)}." if others else ""
     say(f"{doing} {chosen.path.name}, the newest {'live ' if live else ''}run.{more}")
@@ -80,14 +70,16 @@ def opened_run_or_log(
     text: str, source: str | None = None, mapped: Sequence[str] = ()
 ) -> Iterator[Run]:
     """The opened run that RUN names; a log of another trainer becomes a temporary run."""
-    if not is_log(text, source, mapped):
-        yield open_named(text)
-        return
-    with TemporaryDirectory(prefix="ampwatch-") as folder:
-        made = make_run(text, source, mapped, Path(folder))
+    if is_log(text, source, mapped):
+        with TemporaryDirectory(prefix="ampwatch-") as folder:
+            imported = make_run(text, source, mapped, Path(folder))
+            from ampwatch.store import open_run
+
+            yield open_run(imported)
+    else:
         from ampwatch.store import open_run
 
-        yield open_run(made)
+        yield open_run(text)
 
 
 def is_log(text: str, source: str | None = None, mapped: Sequence[str] = ()) -> bool:
@@ -103,13 +95,6 @@ def is_log(text: str, source: str | None = None, mapped: Sequence[str] = ()) -> 
 
         return bool(rank_logs(path))
     return path.exists() and path.name != "run.json"
-
-
-def open_named(text: str) -> Run:
-    """Open the run that RUN names, in a folder or in a place."""
-    from ampwatch.store import open_run
-
-    return open_run(text)
 
 
 def _options(source: str | None, mapped: Sequence[str]) -> ImportOptions:
@@ -130,10 +115,11 @@ def make_run(file: str, source: str | None, mapped: Sequence[str], out: Path | N
 
     A terminal first says what it waits for: loading the importers takes a second.
     """
-    with reading_standard_input() if file == MARK else nullcontext(), _bar(file) as seen:
+    with reading_standard_input() if file == MARK else nullcontext(), _bar(file) as progress:
         from ampwatch.importers import import_log
+        from ampwatch.store import default_log_dir
 
-        return import_log(file, out or usual_folder(), _options(source, mapped), seen)
+        return import_log(file, out or default_log_dir(), _options(source, mapped), progress)
 
 
 @contextmanager
@@ -149,3 +135,71 @@ def _bar(file: str) -> Iterator[OnProgress | None]:
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(f"Reading {path.name}", total=size)
         yield lambda read, _: progress.update(task, completed=read)
+
+
+# --- standard input -------------------------------------------------------------------------------
+
+MARK = "-"  # what the command line calls standard input
+PATIENCE_S = 5.0  # most logs are through a pipe by then
+
+_END = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
+_PASTE = f"Paste the log here, then press Enter and {_END}; Ctrl-C leaves."
+_GOES_ON = (
+    "Reading standard input to its end; Ctrl-C leaves. For a log that goes on: "
+    "`ampwatch watch --text -`."
+)
+_MARK_IN_SENTENCE = re.compile(r"(?<!\S)-(?=[\s:])")
+
+
+def clipboard_help(command: str) -> str:
+    """The lines of a command's --help about a log in the clipboard."""
+    return f"""\b
+The log in the clipboard:
+  xclip -o -sel c | ampwatch {command} -{"":{10 - len(command)}}Linux; with Wayland wl-paste
+  pbpaste | ampwatch {command} -{"":{18 - len(command)}}macOS
+  Get-Clipboard | ampwatch {command} -{"":{12 - len(command)}}Windows, in PowerShell
+"""
+
+
+class _TypedText(io.RawIOBase):
+    """What is typed into a terminal up to its end, after which a terminal could be read on."""
+
+    def __init__(self, terminal: Any) -> None:
+        self._terminal, self._is_over = terminal, False
+
+    def readable(self) -> bool:
+        """Whether it can be read: always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes into the buffer; 0 from the end on."""
+        size: int | None = 0 if self._is_over else self._terminal.readinto(buffer)
+        self._is_over = not size
+        return size or 0
+
+
+@contextmanager
+def reading_standard_input() -> Iterator[None]:
+    """Within this, standard input is read as a log; errors call it so."""
+    given: Any = sys.stdin
+    if given is None:
+        raise LogError("Standard input is closed: pipe a log into the command, or name its file.")
+    if given.isatty():
+        say(_PASTE)
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(_TypedText(given.buffer.raw)))
+    remark = threading.Timer(PATIENCE_S, _say_that_it_goes_on)
+    remark.daemon = True
+    remark.start()
+    try:
+        yield
+    except LogError as error:
+        sentence = _MARK_IN_SENTENCE.sub("standard input", str(error), count=1)
+        raise LogError(sentence, path=error.path) from None
+    finally:
+        remark.cancel()
+        sys.stdin = given
+
+
+def _say_that_it_goes_on() -> None:
+    if asides().is_terminal:
+        say(_GOES_ON)

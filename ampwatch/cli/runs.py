@@ -1,4 +1,4 @@
-"""`ampwatch runs [DIR]`: lists runs, the newest first."""
+"""Commands on runs as they lie in a folder: `ampwatch runs`, `ampwatch tag`, `ampwatch compact`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from ampwatch.cli.run_argument import usual_folder
-from ampwatch.cli.terminal import age_text, answer, answers, asides
+from ampwatch.cli.run_argument import RUN_ARGUMENT
+from ampwatch.cli.terminal import age_text, answer, answers, asides, empty_table
 from ampwatch.errors import AmpwatchError, NotARunError
 from ampwatch.printable_text import printable
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ampwatch.follow import KeptEntries, ListEntry
     from ampwatch.store import RunSummary
 
-NAME = "runs"
 HELP = """List the runs in a folder, with their verdicts, or in a place.
 
 \b
@@ -43,7 +42,7 @@ COLUMNS = ("run", "verdict", "steps", "skips", "final scale", "age", "tags", "so
 PLACE_COLUMNS = ("run", "state", "steps", "ranks", "started", "id")
 
 
-def command(
+def list_runs_in(
     folder: str = typer.Argument(
         None, metavar="DIR|PLACE", help="Where to look.", show_default=False
     ),
@@ -54,35 +53,29 @@ def command(
     ),
 ) -> None:
     """List the runs of a folder or a place."""
-    from ampwatch.store import list_runs
+    from ampwatch.fleet import is_place
+    from ampwatch.store import default_log_dir, list_runs
 
-    if folder and _is_place(folder):
+    if folder and is_place(folder):
         _print_place(folder, every=every)
         return
     if folder and not Path(folder).is_dir():
         raise NotARunError(f"{folder} is not a folder.", path=folder)
-    found = list_runs(folder)
-    if not found:
-        answer(f"No runs in {folder or usual_folder()}. `ampwatch demo` creates one.")
+    here, runs = Path(folder or default_log_dir()), list_runs(folder)
+    if not runs:
+        answer(f"No runs in {folder or here}. `ampwatch demo` creates one.")
         return
-    here = Path(folder or usual_folder())
-    shown = found if every else _nearest(found, here)
-    answers().print(_table(shown, here))
-    if len(shown) < len(found):
-        answer(f"{len(found) - len(shown):,} older runs in other folders: ampwatch runs --all.")
+    listed = runs if every else _nearest(runs, here)
+    answers().print(_table(listed, here))
+    if len(listed) < len(runs):
+        answer(f"{len(runs) - len(listed):,} older runs in other folders: ampwatch runs --all.")
 
 
-def _is_place(text: str) -> bool:
-    from ampwatch.fleet import is_place
-
-    return is_place(text)
-
-
-def _nearest(found: Sequence[RunSummary], here: Path) -> list[RunSummary]:
+def _nearest(runs: Sequence[RunSummary], here: Path) -> list[RunSummary]:
     """The runs to list: all of this folder, and the newest of those elsewhere."""
-    elsewhere = [summary.path for summary in found if not _inside(summary, here)]
+    elsewhere = [summary.path for summary in runs if not _inside(summary, here)]
     older = set(elsewhere[ELSEWHERE:])
-    return [summary for summary in found if summary.path not in older]
+    return [summary for summary in runs if summary.path not in older]
 
 
 def _inside(summary: RunSummary, folder: Path) -> bool:
@@ -96,7 +89,7 @@ def _table(found: Sequence[RunSummary], here: Path) -> Table:
     from ampwatch.follow import KeptEntries
 
     names = _columns(found)
-    table, kept = _empty_table(names), KeptEntries()
+    table, kept = _table_with(names), KeptEntries()
     for summary in track(found, "Reading runs", console=asides(), transient=True, update_period=1):
         cells = _row(summary, here, kept)
         table.add_row(*(cells[name] for name in names if name in cells))
@@ -114,11 +107,8 @@ def _columns(found: Sequence[RunSummary]) -> list[str]:
     return [name for name in COLUMNS if name not in empty]
 
 
-def _empty_table(names: Sequence[str]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+def _table_with(names: Sequence[str]) -> Table:
+    table = empty_table()
     for name in names:
         numeric = name in {"steps", "skips", "final scale", "age"}
         # The name is typed next: it is wrapped, never cut.
@@ -192,30 +182,103 @@ def _age(summary: RunSummary) -> str:
     return age_text((time.time_ns() - summary.last_time_ns) / 1e9)
 
 
-# --- a place ---
+# --- a place --------------------------------------------------------------------------------------
 
 
 def _print_place(place: str, *, every: bool) -> None:
     """List the newest runs in a place, or all."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from ampwatch.fleet import list_published
 
-    found = list_published(place)
-    shown = found if every else found[:MOST_IN_PLACE]
-    names = Counter(run.name for run in found)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    runs = list_published(place)
+    listed = runs if every else runs[:MOST_IN_PLACE]
+    names = Counter(run.name for run in runs)
+    table = empty_table()
     for name in PLACE_COLUMNS:
         numeric = name in {"steps", "ranks", "started"}
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for run in shown:
+    for run in listed:
         age_s = time.time() - run.started.timestamp() if run.started else 0.0
         started = f"{age_text(age_s)} ago" if run.started and run.started.timestamp() else ""
         # Of several with one name, each is opened by its id.
-        told = run.id[:8] if names[run.name] > 1 else ""
-        cells = (run.name, run.state_words, f"{run.steps:,}", f"{run.ranks:,}", started, told)
+        id_ = run.id[:8] if names[run.name] > 1 else ""
+        cells = (run.name, run.state_words, f"{run.steps:,}", f"{run.ranks:,}", started, id_)
         table.add_row(*map(printable, cells))
     answers().print(table)
-    if len(shown) < len(found):
-        answer(f"{len(found) - len(shown):,} older runs: ampwatch runs {place} --all.")
+    if len(listed) < len(runs):
+        answer(f"{len(runs) - len(listed):,} older runs: ampwatch runs {place} --all.")
+
+
+# --- tags -----------------------------------------------------------------------------------------
+
+TAG_HELP = """Put tags and a note on a run, or print them.
+
+They are kept in the run's folder, and shown by `ampwatch runs` and the dashboard. Who tags a run at
+the same time as you loses nothing.
+
+\b
+Examples:
+  ampwatch tag my-run good sweep-3
+  ampwatch tag my-run --remove good --note "diverged after the restart"
+  ampwatch tag my-run                           print its tags and its note
+"""
+
+
+def tag(
+    run: str = RUN_ARGUMENT,
+    tags: list[str] = typer.Argument(
+        None, metavar="TAG", show_default=False, help="Tags to add; a + before a tag is ignored."
+    ),
+    remove: list[str] = typer.Option(
+        [], "--remove", metavar="TAG", show_default=False, help="A tag to remove; may be repeated."
+    ),
+    note: str = typer.Option(
+        None, "--note", metavar="TEXT", show_default=False, help="A line to add to the note."
+    ),
+    clear_note: bool = typer.Option(False, "--clear-note", help="Remove the note so far."),
+) -> None:
+    """Change a run's tags and print what they are now."""
+    from ampwatch.store import edit_tags, find_run, read_tags
+
+    path = find_run(run)
+    now = read_tags(path)
+    added = [tag.removeprefix("+") for tag in tags or ()]
+    if added or remove or note is not None or clear_note:
+        seen = now.note
+        text = None
+        if note is not None or clear_note:
+            text = "\n".join(part for part in ("" if clear_note else seen, note or "") if part)
+        now = edit_tags(path, add=added, remove=remove, note=text, note_seen=seen)
+    tagged = " ".join(now.tags) or "no tags"
+    lines = [f"{path.name}: {tagged}", *now.note.splitlines()]
+    answer("\n".join(printable(line) for line in lines))
+
+
+# --- compaction -----------------------------------------------------------------------------------
+
+COMPACT_HELP = """Rewrite a finished run so that it opens fast.
+
+Many small batches become a few large compressed files. Nothing is lost, and it is never necessary:
+a run that is not compacted can be read as well. The new files are written beside the old ones and
+then renamed. A run that is still being written is refused.
+
+Example: ampwatch compact ampwatch-runs/train-1204
+"""
+
+
+def compact(run: str = RUN_ARGUMENT) -> None:
+    """Compact a finished run."""
+    from rich.progress import Progress
+
+    from ampwatch import store
+    from ampwatch.diagnosis.value_text import bytes_text
+
+    folder = store.find_run(run)
+    with Progress(console=asides(), transient=True) as bar:
+        task = bar.add_task("compacting")
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        result = store.compact(folder, progress=show)
+    before, after = bytes_text(result.bytes_before), bytes_text(result.bytes_after)
+    answer(f"{folder}: {result.rows:,} rows, {before} before, {after} after")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ampwatch.printable_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 FAILED = 2
+_MOST_REASONS = 10
 
 
 def prepare_streams() -> None:
@@ -50,6 +53,22 @@ def answer(text: str) -> None:
     """Print an answer as plain lines on stdout, without wrapping."""
     lines = [printable(line) for line in text.split("\n")]
     answers().print("\n".join(lines), soft_wrap=True)
+
+
+def say_reasons(what: str, reasons: Sequence[tuple[str, str]]) -> None:
+    """Say of each run, by its name, why something was not done with it; of many, the first ten."""
+    for name, reason in reasons[:_MOST_REASONS]:
+        say(f"{what}: {name}: {reason}")
+    if len(reasons) > _MOST_REASONS:
+        say(f"And {len(reasons) - _MOST_REASONS:,} more.")
+
+
+def empty_table() -> Table:
+    """A table for the terminal, as all commands print them."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(box=SIMPLE_HEAD, pad_edge=False)
 
 
 def age_text(seconds: float) -> str:

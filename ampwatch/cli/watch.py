@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.mirror_option import LEAVING_WAIT_S, THIN_OPTION, TO_HELP, TO_OPTION, mirroring
-from ampwatch.cli.notify_option import NOTIFY_HELP, NOTIFY_OPTION, delivering
-from ampwatch.cli.run_argument import find_newest, find_run
+from ampwatch.cli.options import (
+    LEAVING_WAIT_S,
+    NOTIFY_HELP,
+    NOTIFY_OPTION,
+    TEXT_OPTION,
+    THIN_OPTION,
+    TO_HELP,
+    TO_OPTION,
+    delivering,
+    following,
+    mirroring,
+)
+from ampwatch.cli.run_argument import find_newest
 from ampwatch.cli.terminal import answers, asides, say
-from ampwatch.cli.text_option import TEXT_OPTION, following
 from ampwatch.printable_text import printable
 
 if TYPE_CHECKING:
@@ -24,7 +33,6 @@ if TYPE_CHECKING:
     from ampwatch.follow import FollowedRun, Follower
     from ampwatch.store import Run
 
-NAME = "watch"
 HELP = f"""Show a live view of a run in the terminal.
 
 Shows the scale, skips, loss, gradient norm and findings. Ends when the run ends, or with Ctrl-C,
@@ -67,6 +75,8 @@ def command(
     ),
 ) -> None:
     """Watch a run until it ends."""
+    from ampwatch.store import find_run
+
     asked = Asked(every, tuple(notify or ()), tuple(to or ()), thin)
     if text is not None:
         if run is not None:

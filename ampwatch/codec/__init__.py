@@ -7,39 +7,18 @@ as this one's, with nulls. Bytes from outside are `check`ed before anything read
 
 from __future__ import annotations
 
-from ampwatch.codec.arrow_header import (
-    MAX_INFLATED_BYTES,
-    MAX_PAYLOAD_BYTES,
-    MAX_ROWS,
-    refuse_other_packing,
-)
-from ampwatch.codec.batches import (
-    Batch,
-    check,
-    decode,
-    decode_stream,
-    encode,
-    encode_batch,
-    refuse_missing_keys,
-    stream_head,
-)
-from ampwatch.codec.columns import Values, column, numpy_type, scalar
-
-__all__ = [
-    "MAX_INFLATED_BYTES",
-    "MAX_PAYLOAD_BYTES",
-    "MAX_ROWS",
-    "Batch",
-    "Values",
-    "check",
-    "column",
-    "decode",
-    "decode_stream",
-    "encode",
-    "encode_batch",
-    "numpy_type",
-    "refuse_missing_keys",
-    "refuse_other_packing",
-    "scalar",
-    "stream_head",
-]  # fmt: skip
+from ampwatch.codec.batches import MAX_INFLATED_BYTES as MAX_INFLATED_BYTES
+from ampwatch.codec.batches import MAX_PAYLOAD_BYTES as MAX_PAYLOAD_BYTES
+from ampwatch.codec.batches import MAX_ROWS as MAX_ROWS
+from ampwatch.codec.batches import Batch as Batch
+from ampwatch.codec.batches import check as check
+from ampwatch.codec.batches import decode as decode
+from ampwatch.codec.batches import decode_stream as decode_stream
+from ampwatch.codec.batches import encode as encode
+from ampwatch.codec.batches import encode_batch as encode_batch
+from ampwatch.codec.batches import refuse_missing_keys as refuse_missing_keys
+from ampwatch.codec.batches import stream_head as stream_head
+from ampwatch.codec.columns import Values as Values
+from ampwatch.codec.columns import column as column
+from ampwatch.codec.columns import numpy_type as numpy_type
+from ampwatch.codec.columns import scalar as scalar

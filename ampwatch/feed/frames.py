@@ -62,8 +62,8 @@ class Instruction:
     def from_bytes(cls, payload: bytes) -> Instruction:
         """The instruction in a payload from outside."""
         try:
-            told = json.loads(payload)
-            key, value = Key(told["key"]), told["value"]
+            fields = json.loads(payload)
+            key, value = Key(fields["key"]), fields["value"]
             number = None if value is None else float(value)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise FrameError(f"An instruction cannot be read ({type(error).__name__}).") from None

@@ -111,9 +111,9 @@ def allow_key(public: str, comment: str = "", folder: Path | None = None) -> Pat
 def forget_key(public: str) -> bool:
     """Remove a public key from the list; returns whether it was there."""
     keys = allowed_keys()
-    found = keys.pop(key_from_hex(public).hex(), None) is not None
+    was_listed = keys.pop(key_from_hex(public).hex(), None) is not None
     _write_allowed(keys, key_folder())
-    return found
+    return was_listed
 
 
 def key_from_hex(text: str, where: str = "") -> bytes:

@@ -190,7 +190,7 @@ class Receiver:
         self._reasons: set[str] = set()  # for which a rank was turned away
         self.counts = Counts()
         security = keys or find_security(endpoint)
-        self._socket = RecorderSocket(endpoint, security, self._deny, fallback=fallback)
+        self._socket = RecorderSocket(endpoint, security, self._note_denied, fallback=fallback)
         self.endpoint = self._socket.endpoint
         self.fell_back = self._socket.fell_back  # to a free port, as the one asked for was taken
 
@@ -203,7 +203,7 @@ class Receiver:
             message = self._socket.receive()
             if message is None:
                 break
-            yield from self._take(message)
+            yield from self._arrivals_of(message)
         self._answer_all()
 
     def resume(self, key: PeerKey, sequence: int, *, paused: bool = False) -> None:
@@ -211,7 +211,7 @@ class Receiver:
         peer = self.peers[key]
         peer.filed = sequence
         peer.is_paused, peer.is_ended = paused, False
-        self._ask(peer)
+        self._request_rows(peer)
 
     def filed(self, key: PeerKey, sequence: int) -> None:
         """Everything of this rank below this number is filed; it is told after this round."""
@@ -252,23 +252,23 @@ class Receiver:
 
     # --- up --------------------------------------------------------------------------------------
 
-    def _deny(self, public: str, trouble: str) -> None:
+    def _note_denied(self, public: str, trouble: str) -> None:
         denied = self.counts.denied
         if public in denied or len(denied) < _DENIED_KEPT:
             if public not in denied:
                 self._refusals.append(KeyDenied(public, trouble))
             denied[public] = denied.get(public, 0) + 1
 
-    def _take(self, message: Message) -> Iterator[Arrival]:
+    def _arrivals_of(self, message: Message) -> Iterator[Arrival]:
         """What one message means, once it has passed the checks."""
         self.counts.frames += 1
         key = None
         try:
             frame = unpack(message.parts)
             key = PeerKey(frame.run_id, frame.rank)
-            peer = self._find(frame, key, message)
+            peer = self._peer_of(frame, key, message)
             if peer is not None:
-                yield from self._follow(peer, frame)
+                yield from self._arrivals_from(peer, frame)
         except FrameError as error:
             self.counts.bad += 1
             if key is not None and key in self.peers:
@@ -277,7 +277,7 @@ class Receiver:
                 self._send_no(message.identity, PeerKey("0" * 32, 0), str(error))
             yield BadArrived(key, message.address, str(error))
 
-    def _find(self, frame: Frame, key: PeerKey, message: Message) -> Peer | None:
+    def _peer_of(self, frame: Frame, key: PeerKey, message: Message) -> Peer | None:
         """The rank that sent a frame; None if it must introduce itself first."""
         if frame.kind not in UP:
             raise FrameError(f"Only a recorder sends a {frame.kind.name.lower()} frame.")
@@ -317,14 +317,14 @@ class Receiver:
     def _reached(self, user: str) -> str:
         """The limit that is reached, in words; empty if none is."""
         if len(self.peers) >= self._limits.peers:
-            told = f"{self._limits.peers} ranks, and that many are sending"
+            limit = f"{self._limits.peers} ranks, and that many are sending"
         elif user and self._by_user[user] >= (most := self._limits.key_peers):
             key = z85.decode(user).hex()
-            told = f"{most} ranks with one key, and that many send with the key {key}"
+            limit = f"{most} ranks with one key, and that many send with the key {key}"
         else:
             return ""
         return (
-            f"This recorder follows at most {told}: the others keep their own logs, and are "
+            f"This recorder follows at most {limit}: the others keep their own logs, and are "
             "recorded once some have ended."
         )
 
@@ -335,7 +335,7 @@ class Receiver:
             self._refusals.append(RankTurnedAway(key, reason))
         self._send_no(identity, key, reason)
 
-    def _follow(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
+    def _arrivals_from(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
         """What a frame of a known rank means."""
         if frame.kind is Kind.HELLO:
             before, at_s = peer.greeted
@@ -354,25 +354,27 @@ class Receiver:
             if frame.kind is Kind.BEAT:
                 self._send_want(peer)
         else:
-            yield from self._take_current(peer, frame)
+            yield from self._arrivals_for_request(peer, frame)
 
-    def _take_current(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
+    def _arrivals_for_request(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
         """A frame that answers our last request."""
         if frame.kind is Kind.ROWS:
-            yield from self._take_rows(peer, frame)
+            yield from self._rows_from(peer, frame)
         elif frame.kind is Kind.LOST:
             if frame.value <= frame.sequence:
                 raise FrameError("A loss names no numbers.")
             yield GapArrived(peer.key, frame.sequence, frame.value)
         elif frame.sequence > peer.filed:
-            self._ask(peer)  # everything below that number was sent, and some did not arrive
+            self._request_rows(
+                peer
+            )  # everything below that number was sent, and some did not arrive
         elif frame.kind is Kind.END:
             yield EndArrived(peer.key, frame.sequence)
         else:
             peer.head = frame.value
             self._unanswered.add(peer.key)
 
-    def _take_rows(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
+    def _rows_from(self, peer: Peer, frame: Frame) -> Iterator[Arrival]:
         """A batch. A bad one counts as lost: sent again, it would be just as bad."""
         table = frame.table
         assert table is not None
@@ -402,7 +404,7 @@ class Receiver:
 
     # --- down ------------------------------------------------------------------------------------
 
-    def _ask(self, peer: Peer) -> None:
+    def _request_rows(self, peer: Peer) -> None:
         """Ask for everything from where the files end; frames sent before no longer count."""
         peer.token = 1 + peer.token % 0x7FFFFFFF
         peer.row_frames = 0

@@ -217,7 +217,7 @@ class Sender:
         for frame in self._socket.received():
             if (frame.run_id, frame.rank) == (self._hello.run_id, self._hello.rank):
                 self._contact.answered_at = self._clock()
-                self._obey(frame)
+                self._handle_answer(frame)
         self._send_owed()
         self._beat()
 
@@ -278,7 +278,7 @@ class Sender:
         if not request.owed or not self._window.room_bytes:
             return
         first, after = request.owed.first
-        batches = self._read(first, min(_CHUNK_BYTES, self._window.room_bytes))
+        batches = self._read_log(first, min(_CHUNK_BYTES, self._window.room_bytes))
         if batches is not None:
             self._send_batches(after, batches)
 
@@ -303,7 +303,7 @@ class Sender:
             owed.remove_below(number)
         return True
 
-    def _read(self, first: int, max_bytes: int) -> list[tuple[int, Batch]] | None:
+    def _read_log(self, first: int, max_bytes: int) -> list[tuple[int, Batch]] | None:
         """A chunk of the log, empty if it holds nothing more; None to try again later."""
         try:
             batches = self._source.read_from(first, max_bytes)
@@ -334,11 +334,11 @@ class Sender:
 
     # --- down ------------------------------------------------------------------------------------
 
-    def _obey(self, frame: Frame) -> None:
+    def _handle_answer(self, frame: Frame) -> None:
         if frame.kind is Kind.WHO:
             self._introduce()
         elif frame.kind is Kind.WANT:
-            self._restart(frame)
+            self._begin_request(frame)
         elif frame.kind is Kind.ACK and frame.token == self._request.token:
             live = self._request.live
             self._stats.acknowledged = max(self._stats.acknowledged, frame.sequence)
@@ -372,7 +372,7 @@ class Sender:
         ):
             self._contact.hello_at = now
 
-    def _restart(self, want: Frame) -> None:
+    def _begin_request(self, want: Frame) -> None:
         """Go on from where the recorder asks; a repeated request was obeyed already."""
         self._window.allow(want.value)
         if want.token == self._request.token:

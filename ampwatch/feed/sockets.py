@@ -30,17 +30,17 @@ _IDLE_S, _BETWEEN_S, _PROBES = 15, 5, 3
 def _new_socket(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, queued_frames: int
 ) -> zmq.Socket[bytes]:
-    made = context.socket(kind)
-    made.linger = 0  # nothing is waited for at closing, nor at an exit without it
-    made.sndhwm = made.rcvhwm = queued_frames
-    made.ipv6 = "[" in endpoint
+    socket = context.socket(kind)
+    socket.linger = 0  # nothing is waited for at closing, nor at an exit without it
+    socket.sndhwm = socket.rcvhwm = queued_frames
+    socket.ipv6 = "[" in endpoint
     # A connection ends half a minute after its other host has vanished.
-    made.tcp_keepalive = 1
-    made.tcp_keepalive_idle = _IDLE_S
-    made.tcp_keepalive_intvl = _BETWEEN_S
-    made.tcp_keepalive_cnt = _PROBES
-    made.tcp_maxrt = 1000 * (_IDLE_S + _BETWEEN_S * _PROBES)  # the same while data is under way
-    return made
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = _IDLE_S
+    socket.tcp_keepalive_intvl = _BETWEEN_S
+    socket.tcp_keepalive_cnt = _PROBES
+    socket.tcp_maxrt = 1000 * (_IDLE_S + _BETWEEN_S * _PROBES)  # the same while data is under way
+    return socket
 
 
 class TrainerSocket:
@@ -158,9 +158,9 @@ class RecorderSocket:
         except zmq.Again:
             return None
         # libzmq 4.3.4 does not always know the properties of the identity's own part.
-        told = body[-1] if body else identity
+        of_sender = body[-1] if body else identity
         parts = [part.bytes for part in body]
-        user, address = _property(told, "User-Id"), _property(told, "Peer-Address")
+        user, address = _property(of_sender, "User-Id"), _property(of_sender, "Peer-Address")
         return Message(identity.bytes, parts, user, address)
 
     def send(self, identity: bytes, frame: Frame) -> bool:

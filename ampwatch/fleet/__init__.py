@@ -13,12 +13,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from ampwatch.fleet.judging_call import judge
-from ampwatch.fleet.place import Place
-from ampwatch.fleet.place_address import is_place
-from ampwatch.fleet.published_run_reader import open_published
-from ampwatch.fleet.publishing import publish
-from ampwatch.fleet.publishing_worker import Outcome
+from ampwatch.fleet.judging import judge
+from ampwatch.fleet.place import Place, is_place
+from ampwatch.fleet.publishing import Outcome, publish
+from ampwatch.fleet.row_tables import open_published
 from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
 
 __all__ = [

@@ -1,171 +1,177 @@
-"""Publishes the runs of a recorder as they end, in a process of its own.
+"""Publishes the runs of a recorder as they end, in a thread beside it.
 
-The recorder sends the process a line of JSON for each run with new rows, and gets one back for each
-result. So neither encoding runs nor an unreachable place keeps the recorder from receiving. If the
-process dies it is started again, and scans the whole folder first, so no run is missed.
+Rows are read and encoded in a worker process that yields to others, and the recorder receives in a
+process of its own. So neither encoding runs nor an unreachable place keeps it from receiving. In
+the first round every run in the folder counts as one with new rows; those that are already
+published are skipped. So no run is missed, whatever happened before.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ampwatch.errors import AmpwatchError
 from ampwatch.fleet.place import Place
+from ampwatch.fleet.publishing import Outcome, publish_folders, runs_in
+from ampwatch.fleet.workers import LocalWorkers
+from ampwatch.follow.liveness import State, at_a_glance
+from ampwatch.retry import Retry
+from ampwatch.store import open_run
 
-# The starter's import path, so that both import the same ampwatch.
-_PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[2])
-from ampwatch.fleet import background_publisher, background_publisher_child
-background_publisher_child.main(background_publisher.PublisherOrders.from_text(sys.argv[1]))
-"""
-_TELL_EVERY_S = 0.5
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # between a process that died and the next
-
-
-@dataclass(frozen=True, slots=True)
-class PublisherOrders:
-    """What the process that publishes in the background is to do."""
-
-    directory: str
-    place: str
-    live_every_s: float | None = None  # how often to publish live runs; None: never
-
-    def to_text(self) -> str:
-        """The orders as text, for one argument of the background process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> PublisherOrders:
-        """The orders that the background process was started with."""
-        return cls(**json.loads(text))
+_LOOK_EVERY_S = 2.0
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 2.0, 300.0
+_GIVE_UP_WAIT_S = 5.0  # until the worker process has ended
+_NAMED = 3  # runs named in one sentence
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherReport:
-    """What the background process reports: a sentence for the user, the count of published runs."""
+class BackgroundRounds:
+    """Publishes in rounds: those of a recorder's runs that have ended, and if asked the live ones.
 
-    sentence: str
-    published: int
-    waiting: int = 0  # runs that are over and not yet in the place
-
-    def to_line(self) -> bytes:
-        """The report as one line of JSON, with its newline."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-
-class BackgroundPublisher:
-    """Publishes a recorder's runs as they end, in a background process that it keeps alive."""
+    `live_every_s` is how often live runs are published; None: never.
+    """
 
     def __init__(
         self,
         directory: Path,
         place: str,
-        *,
         live_every_s: float | None = None,
+        *,
+        on_note: Callable[[str], None],
+        workers: LocalWorkers | None = None,
+    ) -> None:
+        self.published = 0
+        self.waiting = 0  # runs that are over, while the place does not take them
+        self._directory, self._place, self._live_every_s = directory, Place(place), live_every_s
+        self._on_note = on_note
+        self._workers = workers or LocalWorkers(1)
+        with self._place.trouble("written"):  # PlaceError now, not in a round
+            pass
+        self._woken: set[Path] = set()  # since the last round
+        self._lock = threading.Lock()
+        self._open: set[Path] = set()  # to be published when they end
+        self._has_begun = self._is_in_trouble = False
+        self._retry = Retry(_FIRST_RETRY_S, _LONGEST_RETRY_S)
+        self._live_s = time.monotonic()
+        self._skipped: set[tuple[str, str]] = set()  # name and reason of each that was noted
+
+    def wake(self, folder: Path) -> None:
+        """Note for the next round that a run has new rows; never waits."""
+        with self._lock:
+            self._woken.add(folder.absolute())
+
+    def publish_round(self, *, is_last: bool = False) -> None:
+        """Make one round of publishing. The last one also retries now what was postponed."""
+        fresh = self._take_woken()
+        if self._retry.due_in_s and not is_last:
+            return
+        # A run that just got rows goes on, in all likelihood: it is looked at in the next round.
+        over, live = self._by_state(self._open if is_last else self._open - fresh)
+        live |= fresh & self._open
+        if over and not self._publish(over, live=False):
+            return
+        if self._live_every_s is None or not live:
+            return
+        if is_last or time.monotonic() - self._live_s >= self._live_every_s:
+            self._live_s = time.monotonic()
+            self._publish(live, live=True)
+
+    def _take_woken(self) -> set[Path]:
+        with self._lock:
+            woken, self._woken = self._woken, set()
+        if not self._has_begun:
+            self._has_begun = True
+            with contextlib.suppress(OSError):
+                self._open |= set(runs_in(self._directory.absolute()))
+            woken -= self._open
+        self._open |= woken
+        return woken
+
+    def _by_state(self, folders: set[Path]) -> tuple[set[Path], set[Path]]:
+        """The recorder's runs that have ended, and those still live; deleted ones are forgotten."""
+        states = {folder: _state(folder) for folder in folders}
+        self._open -= {folder for folder, state in states.items() if state is None}
+        live = {folder for folder, state in states.items() if state is State.LIVE}
+        return {folder for folder, state in states.items() if state} - live, live
+
+    def _publish(self, folders: set[Path], *, live: bool) -> bool:
+        """Publish these runs of the recorder; whether the place took them."""
+        try:
+            outcome = publish_folders(sorted(folders), self._place, self._workers, live=live)
+        except Exception as problem:  # noqa: BLE001  a defect must not end it for good, or recording
+            self._retry.note(failed=True)
+            self.waiting = len(folders)
+            self._note_trouble(problem)
+            return False
+        self._retry.note(failed=False)
+        self._is_in_trouble, self.waiting = False, 0
+        if not live:
+            self._open -= {folder for folder in folders if folder.name not in outcome.live}
+            self._note_published(outcome)
+        for reason in outcome.skipped.items():
+            if reason not in self._skipped:
+                self._skipped.add(reason)
+                self._on_note("Not published: {}: {}".format(*reason))
+        return True
+
+    def _note_trouble(self, problem: Exception) -> None:
+        if not self._is_in_trouble:
+            trouble = str(problem)
+            if not isinstance(problem, AmpwatchError):
+                trouble = f"Publishing failed by itself ({type(problem).__name__}: {problem})."
+            runs = "1 run waits" if self.waiting == 1 else f"{self.waiting:,} runs wait"
+            self._on_note(f"{trouble} It is tried again; {runs} in {self._directory.absolute()}.")
+        self._is_in_trouble = True
+
+    def _note_published(self, outcome: Outcome) -> None:
+        names = outcome.published
+        self.published += len(names)
+        if names:
+            named = ", ".join(names) if len(names) <= _NAMED else f"{len(names):,} runs"
+            self._on_note(f"Published to {self._place.address}: {named}.")
+
+
+class BackgroundPublisher(BackgroundRounds):
+    """A thread that makes rounds until it is closed; its work is done in a process of its own."""
+
+    def __init__(
+        self,
+        directory: Path,
+        place: str,
+        live_every_s: float | None = None,
+        *,
         on_note: Callable[[str], None],
     ) -> None:
-        with Place(place).trouble("written"):  # PlaceError now, not in the process
-            pass
-        self.published = self.waiting = 0
-        self._orders = PublisherOrders(str(directory.absolute()), place, live_every_s)
-        self._on_note = on_note
-        self._woken: set[str] = set()
-        self._lock = threading.Lock()
-        self._stirred = threading.Event()
-        self._is_closing = False
-        self._before = 0  # published by processes that died
-        self._process: subprocess.Popen[bytes] | None = None
+        workers = LocalWorkers(1, in_background=True)
+        super().__init__(directory, place, live_every_s, on_note=on_note, workers=workers)
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ampwatch-publisher", daemon=True)
         self._thread.start()
 
-    @property
-    def process_id(self) -> int | None:
-        """The id of the background process that publishes at present."""
-        return None if self._process is None else self._process.pid
-
-    def wake(self, folder: Path) -> None:
-        """Note that a recorder's run has new rows; never waits."""
-        with self._lock:
-            self._woken.add(str(folder.absolute()))
-
     def close(self, wait_s: float) -> bool:
         """Publish the ended runs within this time, then stop; whether all were published."""
-        self._is_closing = True
-        self._stirred.set()
+        self._closing.set()
         self._thread.join(wait_s)
         if not self._thread.is_alive():
             return not self.waiting
-        if self._process is not None:
-            self._process.kill()
-        self._thread.join()
+        self._workers.given_up.set()
+        self._thread.join(_GIVE_UP_WAIT_S)
         return False
 
-    # --- its thread ------------------------------------------------------------------------------
-
     def _work(self) -> None:
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            self._before = self.published
-            reason = self._run_process()
-            if self._is_closing:
-                return
-            self._on_note(
-                f"The process that publishes ended by itself ({reason}). It is started again; runs "
-                "are received as before."
-            )
-            self._stirred.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        with contextlib.suppress(KeyboardInterrupt):  # it was given up
+            while not self._closing.is_set():
+                self.publish_round()
+                self._closing.wait(_LOOK_EVERY_S)
+            self.publish_round(is_last=True)
 
-    def _run_process(self) -> str:
-        """Run the background process until it ends; say how it ended."""
-        try:
-            self._process = process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, self._orders.to_text(), json.dumps(sys.path)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            return error.strerror or str(error)
-        listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
-        listener.start()
-        while process.poll() is None:
-            is_last = self._is_closing
-            if not self._tell(process) or is_last:
-                break
-            self._stirred.wait(_TELL_EVERY_S)
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        code = process.wait()
-        listener.join()
-        return f"exit status {code}" if code >= 0 else f"signal {-code}"
 
-    def _tell(self, process: subprocess.Popen[bytes]) -> bool:
-        """Tell the background process which runs have new rows; False if it does not listen."""
-        with self._lock:
-            woken, self._woken = self._woken, set()
-        assert process.stdin is not None
-        try:
-            process.stdin.write(b"".join(json.dumps(one).encode() + b"\n" for one in woken))
-            process.stdin.flush()
-        except OSError:
-            return False
-        return True
-
-    def _listen(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if not line.endswith(b"\n"):  # a process that is killed may leave half a line
-                break
-            told = PublisherReport(**json.loads(line))
-            self.published = self._before + told.published
-            self.waiting = told.waiting
-            if told.sentence:
-                self._on_note(told.sentence)
-        process.stdout.close()
+def _state(folder: Path) -> State | None:
+    """The state of a recorder's run; None if it was deleted."""
+    try:
+        return at_a_glance(open_run(folder))
+    except (AmpwatchError, OSError):  # publishing says why it cannot be read
+        return State.LOST if folder.is_dir() else None

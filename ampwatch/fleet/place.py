@@ -1,22 +1,29 @@
-"""A place: its objects, its Delta tables, and error messages for what can be wrong with it.
+"""A place: its address, its objects, its Delta tables, and error messages for what can be wrong.
 
 Credentials come from the environment or the cloud's own chain (a role, an instance's identity),
-never from an address: one that holds a password is refused, and no error repeats what a service
-said beyond a few known words.
+never from an address, which libraries write into their logs: one that holds a password is refused,
+and no error repeats what a service said beyond a few known words.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import io
+import json
+import os
+import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from ampwatch.errors import PlaceError
-from ampwatch.fleet.place_address import checked_address
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,9 +33,13 @@ if TYPE_CHECKING:
 PLACE_FORMAT = 1
 _ABOUT = "ampwatch place, format "
 _TRIES = 4  # of a request that a service did not answer; each waits longer
+_TURNS = 60  # to be the one who commits, which takes a tenth of a second
 _CHECKPOINT_EVERY = 10  # commits: opening a table reads each one since
 
 _COMMIT = re.compile(r"/\d{20}\.json$")
+
+_SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file"}
+_ENDPOINTS = re.compile(r"(AWS|AZURE|GOOGLE)_\w*(ENDPOINT|URL)\w*", re.IGNORECASE)
 
 # What services say, and what it means. The first that matches counts.
 _CAUSES: tuple[tuple[str, str], ...] = (
@@ -68,6 +79,14 @@ class Listed:
     modified: dt.datetime
 
 
+class Extent(NamedTuple):
+    """A range of bytes in an object of the place."""
+
+    path: str
+    offset: int
+    length: int
+
+
 class Place:
     """A place, in which many runs are stored: its objects and its Delta tables.
 
@@ -77,6 +96,7 @@ class Place:
     def __init__(self, text: str | Path) -> None:
         self.address, self.url = checked_address(str(text))
         self._store: Any = None
+        self._fetched: dict[Extent, bytes] = {}
 
     def __repr__(self) -> str:
         return f"<Place {self.address}>"
@@ -91,11 +111,31 @@ class Place:
             obstore.put(self._objects(), path, data)
 
     def get(self, path: str, start: int, length: int) -> bytes:
-        """Read a range of an object in the place, in one request."""
+        """Read a range of an object in the place, in one request unless it was fetched ahead."""
         import obstore
 
+        fetched = self._fetched.pop(Extent(path, start, length), None)
+        if fetched is not None:
+            return fetched
         with self.trouble("read"):
             return bytes(obstore.get_range(self._objects(), path, start=start, length=length))
+
+    def fetch_ahead(self, wanted: Iterable[Extent]) -> None:
+        """Fetch the ranges that `get` will read next: of each object, near ones in one request.
+
+        Ranges that were fetched before and not read are dropped. Of an object that cannot be read
+        nothing is fetched ahead; `get` says why.
+        """
+        import obstore
+
+        self._fetched = {}
+        for path, extents in groupby(sorted(set(wanted)), key=lambda extent: extent.path):
+            ranges = list(extents)
+            starts = [extent.offset for extent in ranges]
+            lengths = [extent.length for extent in ranges]
+            with suppress(PlaceError, OverflowError), self.trouble("read"):
+                data = obstore.get_ranges(self._objects(), path, starts=starts, lengths=lengths)
+                self._fetched |= zip(ranges, map(bytes, data), strict=True)
 
     def get_whole(self, path: str) -> bytes | None:
         """Read an object in the place; None if there is none."""
@@ -124,8 +164,8 @@ class Place:
         import obstore
 
         with self.trouble("read"):
-            found = obstore.list_with_delimiter(self._objects())
-        paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
+            listing = obstore.list_with_delimiter(self._objects())
+        paths = [*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])]
         return {str(path).rstrip("/").rpartition("/")[2] for path in paths}
 
     def listed(self, prefix: str) -> list[Listed]:
@@ -135,9 +175,9 @@ class Place:
         with self.trouble("read"):
             pages = obstore.list(self._objects(), prefix)
             return [
-                Listed(str(one["path"]), int(one["size"]), one["last_modified"])
+                Listed(str(entry["path"]), int(entry["size"]), entry["last_modified"])
                 for page in pages
-                for one in page
+                for entry in page
             ]
 
     def delete(self, paths: Sequence[str]) -> None:
@@ -152,10 +192,10 @@ class Place:
         if self._store is None:
             from obstore.store import LocalStore, from_url
 
-            retries: Any = {"max_retries": _TRIES}
             if self.is_local:
                 self._store = LocalStore(Path(self.url), mkdir=True)
             else:
+                retries: Any = {"max_retries": _TRIES}
                 self._store = from_url(self.url, retry_config=retries)
         return self._store
 
@@ -169,16 +209,16 @@ class Place:
     def table(self, name: str) -> DeltaTable | None:
         """The current version of a table of the place; None if there is none of ours."""
         with self.trouble("read"):
-            found = self._open(name)
-        if found is not None:
-            self._refuse_other(found, name)
-        return found
+            table = self._open(name)
+        if table is not None:
+            self._refuse_other(table, name)
+        return table
 
     def create(self, name: str, schema: pa.Schema, partition_by: Sequence[str]) -> DeltaTable:
         """A table of the place, created if missing; two processes at once get the same one."""
-        found = self.table(name)
-        if found is not None:
-            return found
+        table = self.table(name)
+        if table is not None:
+            return table
         from deltalake import Schema
         from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import create_table_with_add_actions
@@ -197,9 +237,9 @@ class Place:
             except (CommitFailedError, DeltaError):  # somebody else was first
                 if self._open(name) is None:
                     raise
-        made = self.table(name)
-        assert made is not None
-        return made
+        table = self.table(name)
+        assert table is not None
+        return table
 
     def commit(
         self,
@@ -229,6 +269,28 @@ class Place:
                     return False
                 raise
         return True
+
+    def put_rows(
+        self, name: str, rows: pa.Table, keys: Sequence[str], partition: Mapping[str, str] | None
+    ) -> Added:
+        """Write rows as a file of a table of the place; a commit makes it part of the table.
+
+        Readers skip files by the values of `keys`.
+        """
+        import pyarrow.compute as pc
+        from pyarrow import parquet
+
+        sink = io.BytesIO()
+        parquet.write_table(rows, sink, compression="zstd")
+        data = sink.getvalue()
+        folder = "".join(f"{key}={value}/" for key, value in (partition or {}).items())
+        path = f"{folder}part-{fresh_token()}.parquet"
+        self.put(f"{name}/{path}", data)
+        bounds = {key: pc.min_max(rows.column(key)).as_py() for key in keys}
+        stats = statistics_text(
+            rows.num_rows, {key: (bound["min"], bound["max"]) for key, bound in bounds.items()}
+        )
+        return Added(path, len(data), stats, partition)
 
     def _open(self, name: str) -> DeltaTable | None:
         from deltalake import DeltaTable
@@ -287,43 +349,102 @@ class Place:
 
 def _actions(added: Sequence[Added], removed: Sequence[Added]) -> list[AddAction | RemoveAction]:
     """What a commit to a table of the place writes into the table's log."""
-    import time
-
     from deltalake.transaction import AddAction, RemoveAction
 
     now_ms = int(time.time() * 1000)
     adding = [
         AddAction(
-            path=one.path, size=one.size, partition_values=dict(one.partition or {}),
-            modification_time=now_ms, data_change=True, stats=one.stats,
+            path=file.path, size=file.size, partition_values=dict(file.partition or {}),
+            modification_time=now_ms, data_change=True, stats=file.stats,
         )
-        for one in added
+        for file in added
     ]  # fmt: skip
     removing = [
         RemoveAction(
-            one.path, data_change=True, deletion_timestamp=now_ms, size=one.size,
-            partition_values=dict(one.partition or {}),
+            file.path, data_change=True, deletion_timestamp=now_ms, size=file.size,
+            partition_values=dict(file.partition or {}),
         )
-        for one in removed
+        for file in removed
     ]  # fmt: skip
     return [*adding, *removing]
 
 
-def retried(act: Callable[[], bool], tries: int) -> bool:
-    """Try to change a place up to `tries` times, with growing random pauses; whether one worked."""
-    import random
-    import time
-
-    for turn in range(tries):
+def commit_in_turn(place: Place, act: Callable[[], bool]) -> None:
+    """Try to change a place until nobody else committed meanwhile, with growing random pauses."""
+    for turn in range(_TURNS):
         if act():
-            return True
+            return
         time.sleep(random.uniform(0.0, min(2.0, 0.05 * 2**turn)))  # noqa: S311
-    return False
+    raise PlaceError(
+        f"{place.address} is being written by many at once: run the same command again; it goes on "
+        "where it stopped.",
+        place=place.address,
+    )
 
 
-def _cause(said: str) -> str:
+def statistics_text(rows: int, bounds: Mapping[str, tuple[str, str]]) -> str:
+    """A file's statistics as a Delta table holds them: its rows, lowest and highest values."""
+    return json.dumps(
+        {
+            "numRecords": rows,
+            "minValues": {key: low for key, (low, _) in bounds.items()},
+            "maxValues": {key: high for key, (_, high) in bounds.items()},
+            "nullCount": dict.fromkeys(bounds, 0),
+        }
+    )
+
+
+def fresh_token() -> str:
+    """A unique name for a file or an edition."""
+    return secrets.token_hex(8)
+
+
+def _cause(message: str) -> str:
     for pattern, words in _CAUSES:
-        if re.search(pattern, said):
+        if re.search(pattern, message):
             return words
-    plain = re.sub(r"\x1b\[\d+m|https?://\S+|<[^>]*>", " ", said)
+    plain = re.sub(r"\x1b\[\d+m|https?://\S+|<[^>]*>", " ", message)
     return " ".join(plain.split())[:200].rstrip(".") or "its service gave no reason"
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+
+def checked_address(text: str) -> tuple[str, str]:
+    """A place's address for people and for libraries; PlaceError if it holds credentials."""
+    text = re.sub(r"^([a-z][a-z0-9]+):/(?=[^/])", r"\1://", text)  # a Path makes one slash of two
+    if "://" not in text:
+        return text, str(Path(text).expanduser().absolute())
+    parts = urlsplit(text)
+    is_account = parts.scheme in {"abfs", "abfss"}  # CONTAINER@ACCOUNT
+    if (parts.username and not is_account) or parts.password or parts.query:
+        raise PlaceError(
+            f"{parts.scheme}://{parts.hostname or ''}{parts.path} was given with credentials in "
+            "it: take them out, change them where they were seen, and set them in the environment."
+        )
+    if parts.scheme not in _SCHEMES:
+        raise PlaceError(
+            f"{parts.scheme}:// is no address that runs can be published to: use s3://, gs://, "
+            "az:// or a folder's path.",
+            place=text,
+        )
+    if parts.scheme == "file":
+        return text, parts.path.rstrip("/")
+    _refuse_telling_endpoints()
+    return text.rstrip("/"), text.rstrip("/")
+
+
+def _refuse_telling_endpoints() -> None:
+    """Refuse a service's address in the environment that holds a password."""
+    for name, value in os.environ.items():
+        parts = urlsplit(value) if _ENDPOINTS.fullmatch(name) else None
+        if parts is not None and (parts.username or parts.password or parts.query):
+            raise PlaceError(
+                f"{name} was given with credentials in it: take them out, change them where they "
+                "were seen, and set them in variables of their own."
+            )
+
+
+def is_place(text: str) -> bool:
+    """Whether this text is the address of a place: a URL, or a folder that holds one."""
+    return "://" in text or (Path(text) / "runs" / "_delta_log").is_dir()

@@ -1,17 +1,20 @@
-"""The table `runs` of a place: one row per run. A run is published once its row exists.
+"""The table `runs` of a place, one row per run, and each run's detail, which its row points to.
 
-Its files are few and short: a commit that replaces a row, or finds many small files, rewrites their
-rows into one file.
+A run is published once its row exists. The files of `runs` are few and short: a commit that
+replaces a row, or finds many small files, rewrites their rows into one file. A run's detail is what
+it takes to read the run: its run.json, each rank's log, where its rows are. It is one range of an
+object beside the tables, so that `runs` itself stays short enough to be read whole.
 """
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
-import io
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,8 +23,9 @@ from pyarrow import parquet
 from ampwatch.diagnosis.case import NATIVE
 from ampwatch.diagnosis.findings import CUT_OFF, ENDED
 from ampwatch.errors import NotInPlaceError, PlaceError
-from ampwatch.fleet.place import Added, Place
+from ampwatch.fleet.place import Added, Extent, Place
 from ampwatch.follow import State
+from ampwatch.ranges import Range
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -33,37 +37,27 @@ _MERGED_WITH = 4
 
 # Opening a Delta table takes 12 to 30 requests. Beside it stands which files it had at which
 # version; that holds if its log, which one request lists, has no later commit.
-NOTE = "details/runs.json"
+DETAILS = "details"
+NOTE = f"{DETAILS}/runs.json"
+_MOST_BYTES = 256 << 20  # of a detail; of a run of 10 million steps and 1,024 ranks these are 60 MB
 
 RUNS = "runs"
-RUNS_SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.string()),
-        pa.field("name", pa.string()),  # of its folder, when it was published
-        pa.field("source", pa.string()),
-        pa.field("host", pa.string()),
-        pa.field("started", pa.timestamp("us", "UTC")),
-        pa.field("last_time", pa.timestamp("us", "UTC")),
-        pa.field("state", pa.string()),  # live, ended or lost, when it was published
-        pa.field("steps", pa.int64()),
-        pa.field("ranks", pa.int32()),
-        pa.field("world_size", pa.int32()),
-        pa.field("config", pa.string()),  # as JSON
-        pa.field("tags", pa.list_(pa.string())),
-        pa.field("note", pa.string()),
-        pa.field("editions", pa.list_(pa.string())),  # that make up its rows
-        pa.field("published", pa.timestamp("us", "UTC")),
-        pa.field("publisher", pa.string()),  # the host that published it
-        pa.field("ampwatch", pa.string()),  # the version that published it
-        pa.field("stamp", pa.string()),  # tells one state of a run from another
-        pa.field("signature", pa.string()),  # what the run is made of; null where it does not tell
-        # Where what it takes to read the run is: a range of an object beside the tables.
-        pa.field("detail_path", pa.string()),
-        pa.field("detail_offset", pa.int64()),
-        pa.field("detail_length", pa.int64()),
-        pa.field("detail_crc", pa.int64()),
-    ]
-)
+_TIME = pa.timestamp("us", "UTC")
+_TYPES = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "dt.datetime": _TIME,
+    "tuple[str, ...]": pa.list_(pa.string()),
+    "Mapping[str, Any]": pa.string(),  # as JSON
+}
+_OF_32_BITS = {"ranks", "world_size"}
+
+
+def schema_of(row: type) -> pa.Schema:
+    """The schema of a table whose rows are objects of this dataclass, a column a field."""
+    types = {one.name: _TYPES[str(one.type).removesuffix(" | None")] for one in fields(row)}
+    return pa.schema(types | dict.fromkeys(_OF_32_BITS & types.keys(), pa.int32()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +65,34 @@ class PublishedRun:
     """A row of the table `runs`: one published run."""
 
     id: str
-    name: str
+    name: str  # of its folder, when it was published
     source: str
     host: str
     started: dt.datetime | None
     last_time: dt.datetime | None
-    state: str
+    state: str  # live, ended or lost, when it was published
     steps: int
     ranks: int
     world_size: int
-    config: str
+    config: str  # as JSON
     tags: tuple[str, ...]
     note: str
-    editions: tuple[str, ...]
+    editions: tuple[str, ...]  # that make up its rows
     published: dt.datetime
-    publisher: str
-    ampwatch: str
-    stamp: str
-    signature: str | None
+    publisher: str  # the host that published it
+    ampwatch: str  # the version that published it
+    stamp: str  # tells one state of a run from another
+    signature: str | None  # what the run is made of; None where it does not tell
+    # Where its detail is: a range of an object beside the tables.
     detail_path: str
     detail_offset: int
     detail_length: int
     detail_crc: int
+
+    @property
+    def detail(self) -> Extent:
+        """Where the run's detail is."""
+        return Extent(self.detail_path, self.detail_offset, self.detail_length)
 
     @property
     def state_words(self) -> str:
@@ -102,8 +102,7 @@ class PublishedRun:
         return CUT_OFF if self.source == NATIVE else ENDED
 
 
-_NAMES = tuple(one.name for one in fields(PublishedRun))
-assert tuple(RUNS_SCHEMA.names) == _NAMES
+RUNS_SCHEMA = schema_of(PublishedRun)
 
 
 class RunTable:
@@ -138,42 +137,41 @@ class RunTable:
 
     def rows(self) -> pa.Table:
         """All rows of `runs`, the newest run first."""
-        found = pa.concat_tables([RUNS_SCHEMA.empty_table(), *map(self._rows_of, self._files)])
-        order = pc.sort_indices(found, sort_keys=[("started", "descending"), ("name", "ascending")])
-        return found.take(order)
+        rows = pa.concat_tables([RUNS_SCHEMA.empty_table(), *map(self._rows_of, self._files)])
+        order = pc.sort_indices(rows, sort_keys=[("started", "descending"), ("name", "ascending")])
+        return rows.take(order)
 
     def replace(self, fresh: pa.Table) -> bool:
         """Replace the rows of `runs` with these ids; False if another writer committed first."""
         ids = fresh.column("id").combine_chunks()
-        held = {one.path: self._rows_of(one) for one in self._files}
-        old = [one for one in self._files if _holds_any(held[one.path], ids)]
-        old += _to_merge([one for one in self._files if one not in old])
-        kept = [_without(held[one.path], ids) for one in old]
-        merged = pa.concat_tables([*kept, fresh]).sort_by("started")
-        sink = io.BytesIO()
-        parquet.write_table(merged, sink, compression="zstd")
-        path = f"part-{fresh_token()}.parquet"
-        self.place.put(f"{RUNS}/{path}", sink.getvalue())
-        added = Added(path, len(sink.getvalue()), _stats(merged))
+        old = [file for file in self._files if pc.any(self._is_one_of(file, ids)).as_py()]
+        old += _to_merge([file for file in self._files if file not in old])
+        others = [self._rows_of(file).filter(pc.invert(self._is_one_of(file, ids))) for file in old]
+        merged = pa.concat_tables([*others, fresh]).sort_by("started")
+        added = self.place.put_rows(RUNS, merged, ["id", "name"], None)
         assert self._table is not None, "opened to read"
         if not self.place.commit(self._table, RUNS_SCHEMA, [added], old, alone=True):
             return False
-        files = [*(one for one in self._files if one not in old), added]
+        files = [*(file for file in self._files if file not in old), added]
         _note_files(self.place, self._table.version() + 1, files)
         return True
 
-    def _rows_of(self, one: Added) -> pa.Table:
-        if one.path not in self._rows:
-            data = self.place.get(f"{RUNS}/{one.path}", 0, one.size)
+    def _is_one_of(self, file: Added, ids: pa.Array) -> pa.ChunkedArray:
+        """Of each row of a file of `runs`, whether it has one of these ids."""
+        return pc.is_in(self._rows_of(file).column("id"), value_set=ids)
+
+    def _rows_of(self, file: Added) -> pa.Table:
+        if file.path not in self._rows:
+            data = self.place.get(f"{RUNS}/{file.path}", 0, file.size)
             try:
-                found = parquet.read_table(pa.BufferReader(data), schema=RUNS_SCHEMA)
+                rows = parquet.read_table(pa.BufferReader(data), schema=RUNS_SCHEMA)
             except (pa.ArrowException, OSError, ValueError) as problem:
                 raise PlaceError(
-                    f"{RUNS}/{one.path} in {self.place.address} is damaged: restore an earlier "
+                    f"{RUNS}/{file.path} in {self.place.address} is damaged: restore an earlier "
                     "version of the table.", place=self.place.address,
                 ) from problem  # fmt: skip
-            self._rows[one.path] = found
-        return self._rows[one.path]
+            self._rows[file.path] = rows
+        return self._rows[file.path]
 
 
 def list_published(place: Place | str) -> list[PublishedRun]:
@@ -243,31 +241,113 @@ def _note_files(place: Place, version: int, files: Sequence[Added]) -> None:
     place.put(NOTE, json.dumps(noted).encode())
 
 
-def fresh_token() -> str:
-    """A unique name for a file or an edition."""
-    import secrets
-
-    return secrets.token_hex(8)
-
-
 def _may_be_id(text: str) -> bool:
     return len(text) >= 6 and all(char in "0123456789abcdef" for char in text)
 
 
-def _holds_any(rows: pa.Table, ids: pa.Array) -> bool:
-    return bool(pc.any(pc.is_in(rows.column("id"), value_set=ids)).as_py())
+# --- details --------------------------------------------------------------------------------------
 
 
-def _without(rows: pa.Table, ids: pa.Array) -> pa.Table:
-    return rows.filter(pc.invert(pc.is_in(rows.column("id"), value_set=ids)))
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where in a Parquet file a row group of a rank is."""
+
+    table: str
+    rank: int
+    path: str
+    rows: int
+    offset: int
+    length: int
+    crc: int
+    footer: bytes
+    edition: str = ""  # the publication that wrote them
+
+    @property
+    def extent(self) -> Extent:
+        """The range of bytes in which the row group is."""
+        return Extent(self.path, self.offset, self.length)
 
 
-def _stats(rows: pa.Table) -> str:
-    bounds = {name: pc.min_max(rows.column(name)).as_py() for name in ("id", "name")}
-    return json.dumps(
-        {
-            "numRecords": rows.num_rows,
-            "minValues": {name: bound["min"] for name, bound in bounds.items()},
-            "maxValues": {name: bound["max"] for name, bound in bounds.items()},
-        }
-    )
+@dataclass(frozen=True, slots=True)
+class RankNote:
+    """The note in a run's detail on a rank's log, as it was when it was published."""
+
+    rank: int
+    edition: str
+    held: tuple[Range, ...]  # numbers of its batches
+    marks: tuple[tuple[int, str], ...]
+    ended: bool
+    last_time_ns: int
+    notes: tuple[str, ...]
+    lacks: tuple[str, ...]
+    row_ends: Mapping[str, Sequence[int]]  # of each table, before some places in the log
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """The detail of a published run: its run.json, a note for each rank, where its rows are."""
+
+    info: str  # the text of its run.json
+    state: str  # live, ended or lost, when it was published
+    ranks: tuple[RankNote, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def editions(self) -> tuple[str, ...]:
+        """The editions whose rows are the run's."""
+        named = {note.edition for note in self.ranks} | {part.edition for part in self.parts}
+        return tuple(sorted(named - {""}))
+
+    def packed(self) -> bytes:
+        """The detail as compressed bytes; `detail_of_bytes` reads them."""
+        facts = asdict(self)
+        for part in facts["parts"]:
+            part["footer"] = base64.b64encode(part["footer"]).decode()
+        return zlib.compress(json.dumps(facts, separators=(",", ":")).encode(), 6)
+
+
+def detail_of_bytes(data: bytes, name: str) -> Detail:
+    """The detail that `packed` made these bytes of; PlaceError if they are not a detail."""
+    try:
+        inflater = zlib.decompressobj()
+        text = inflater.decompress(data, _MOST_BYTES)
+        facts = json.loads(text)
+        return Detail(
+            info=str(facts["info"]),
+            state=str(facts["state"]),
+            ranks=tuple(_note(note) for note in facts["ranks"]),
+            parts=tuple(_part(part) for part in facts["parts"]),
+        )
+    except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise PlaceError(
+            f"What was published of {name} is damaged: publish the run again from its folder."
+        ) from problem
+
+
+def _note(facts: Mapping[str, Any]) -> RankNote:
+    values = _known(facts, RankNote)
+    values["held"] = tuple((int(first), int(after)) for first, after in facts["held"])
+    values["marks"] = tuple((int(number), str(kind)) for number, kind in facts["marks"])
+    values["notes"] = tuple(map(str, facts["notes"]))
+    values["lacks"] = tuple(map(str, facts["lacks"]))
+    return RankNote(**values)
+
+
+def _part(facts: Mapping[str, Any]) -> Part:
+    return Part(**_known(facts, Part) | {"footer": base64.b64decode(facts["footer"])})
+
+
+def _known(facts: Mapping[str, Any], kind: type[RankNote | Part]) -> dict[str, Any]:
+    """The keys of a detail that this version knows; a later version may add others."""
+    return {one.name: facts[one.name] for one in fields(kind) if one.name in facts}
+
+
+def read_detail(place: Place, row: PublishedRun) -> Detail:
+    """A run's detail, in one request; PlaceError if it is not the one that the run's row names."""
+    data = place.get(*row.detail)
+    if zlib.crc32(data) != row.detail_crc:
+        raise PlaceError(
+            f"What was published of {row.name} is damaged: publish the run again from its folder.",
+            place=place.address,
+        )
+    return detail_of_bytes(data, row.name)

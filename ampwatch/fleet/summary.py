@@ -1,4 +1,4 @@
-"""Sums over many verdicts, by finding, week or setting: pure functions.
+"""Sums over many verdicts, by finding, week or setting, and all of it as JSON: pure functions.
 
 Lost steps and hours are counted once: under the headline finding of a run, in the week in which it
 started. A run with several findings or tags is counted as a run under each of them.
@@ -10,11 +10,11 @@ import datetime as dt
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ampwatch.diagnosis import Verdict
-from ampwatch.fleet.verdicts import UNKNOWN_TIME, RunVerdict
+from ampwatch.fleet.verdicts import UNKNOWN_TIME, FleetVerdicts, RunVerdict
 from ampwatch.follow.list_entry import MODEL_SETTINGS
 
 PERSON_SETTINGS = ("person", "user", "username", "owner", "author", "researcher")
@@ -24,6 +24,7 @@ UNKNOWN = ""  # the key of runs that do not say
 
 _GRAVITY = (Verdict.FAILING.value, Verdict.WARNING.value)
 _MOST_DEPTH = 6
+_SCHEMA = 1  # of the JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +161,52 @@ def _tally(key: str, runs: Sequence[RunVerdict], heads: str | None = None) -> Ta
 
 def _badness(one: RunVerdict) -> tuple[int, float, int, str]:
     return _GRAVITY.index(one.verdict), -(one.lost_hours or 0.0), -one.lost_steps, one.name
+
+
+# --- as JSON --------------------------------------------------------------------------------------
+
+
+def to_json(fleet: FleetVerdicts) -> dict[str, Any]:
+    """The verdicts on a place's runs in JSON's types, as `ampwatch fleet --json` prints them."""
+    sums = _counts(total(fleet.runs))
+    codes = {tally.key: _counts(tally) for tally in by_code(fleet.runs)}
+    return {
+        "schema": _SCHEMA,
+        "runs": [_run(one, fleet.place) for one in fleet.runs],
+        "not_judged": [asdict(one) for one in fleet.failed],
+        "summary": sums | {"by_code": codes},
+    }
+
+
+def _run(one: RunVerdict, place: str) -> dict[str, Any]:
+    return {
+        "id": one.run_id,
+        "name": one.name,
+        "place": place,
+        "started": _iso(one.started),
+        "steps": one.steps,
+        "verdict": one.verdict,
+        "codes": list(one.codes),
+        "headline": one.headline,
+        "learning_rate": dict(one.learning_rate),
+        "findings": one.findings,
+        "lost_steps": one.lost_steps,
+        "lost_hours": one.lost_hours,
+        "hours": one.hours,
+        "config": dict(one.config),
+        "tags": list(one.tags),
+        "signature": one.signature,
+    }
+
+
+def _counts(tally: Tally) -> dict[str, Any]:
+    counts = asdict(tally)
+    del counts["key"]
+    return counts
+
+
+def _iso(time: dt.datetime) -> str | None:
+    """A time in JSON, as in `report --json`; None where nobody knows."""
+    seconds = int(time.timestamp())
+    moment = dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
+    return moment.isoformat().replace("+00:00", "Z") if seconds > 0 else None

@@ -12,15 +12,22 @@ import datetime as dt
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import pyarrow as pa
 
 from ampwatch.errors import PlaceError
-from ampwatch.fleet.committing import DETAILS
 from ampwatch.fleet.place import Added, Listed, Place
 from ampwatch.fleet.row_tables import DAY, TABLE_SCHEMAS
-from ampwatch.fleet.run_details import Detail, detail_in
-from ampwatch.fleet.runs_delta_table import NOTE, RUNS, PublishedRun, list_published
+from ampwatch.fleet.runs_delta_table import (
+    DETAILS,
+    NOTE,
+    RUNS,
+    Detail,
+    PublishedRun,
+    list_published,
+    read_detail,
+)
 from ampwatch.rows import TABLES, Table
 
 SAFE_AGE = dt.timedelta(days=7)
@@ -55,7 +62,8 @@ def sweep(
     swept = Swept()
     for table in TABLES:
         _retire(place, table, used, older_than, swept, dry_run=dry_run)
-    gone = [one for name in _table_names() for one in _out_of_table(place, name, used, older_than)]
+    names = (RUNS, *(table.value for table in TABLES))
+    gone = [one for name in names for one in _out_of_table(place, name, used, older_than)]
     named = {run.detail_path for run in runs} | {NOTE}
     limit = dt.datetime.now(dt.timezone.utc) - older_than
     gone += [
@@ -67,20 +75,14 @@ def sweep(
     return swept
 
 
-def _table_names() -> list[str]:
-    return [RUNS, *(table.value for table in TABLES)]
-
-
 def _details(place: Place, runs: Iterable[PublishedRun]) -> Iterator[Detail]:
     """The details of all runs, to know what they need; one object holds those of many."""
-    by_path: dict[str, list[PublishedRun]] = {}
-    for run in runs:
-        by_path.setdefault(run.detail_path, []).append(run)
-    for path, some in by_path.items():
-        data = place.get_whole(path) or b""
-        for run in some:
-            stop = run.detail_offset + run.detail_length
-            yield detail_in(data[run.detail_offset : stop], run, place)
+    by_object = sorted(runs, key=lambda run: run.detail_path)
+    for _, group in groupby(by_object, key=lambda run: run.detail_path):
+        together = list(group)
+        place.fetch_ahead(run.detail for run in together)
+        for run in together:
+            yield read_detail(place, run)
 
 
 def _retire(

@@ -3,64 +3,45 @@
 A verdict belongs to one state of a run, its *stamp*, and to one version of the *rules*. A new state
 or new rules add a row; existing rows never change. `findings` has the same findings, one a row, for
 SQL queries. It is derived from `verdicts`, so after a crash between the two the next call completes
-it.
+it. What of a run was in vain, its lost steps and hours, is counted here.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ampwatch.diagnosis import Diagnosis, Severity, Verdict
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask, flags, numbers, steps_of
 from ampwatch.diagnosis.earlier_runs import signature_of
 from ampwatch.errors import PlaceError, RunError
-from ampwatch.fleet.keyed_table import KEY_NAMES, Key, KeyedTable
-from ampwatch.fleet.lost_time import lost_time
-from ampwatch.fleet.place import Place
+from ampwatch.fleet.place import Added, Place, commit_in_turn
 from ampwatch.fleet.row_tables import DAY
-from ampwatch.fleet.runs_delta_table import PublishedRun, list_published
-from ampwatch.store import Run
+from ampwatch.fleet.runs_delta_table import PublishedRun, list_published, schema_of
+from ampwatch.follow.list_entry import diagnosis_digest
+from ampwatch.rows import Table
+from ampwatch.store import Reading, Run
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 VERDICTS, FINDINGS = "verdicts", "findings"
 # What this package itself says of a run (its lost steps, its headline); raise it with a change.
 _EDITION = 2
 
-VERDICTS_SCHEMA = pa.schema(
-    [
-        pa.field("run_id", pa.string()),
-        pa.field("stamp", pa.string()),  # of the run's row in `runs` that was judged
-        pa.field("rules", pa.string()),  # their version
-        pa.field("name", pa.string()),
-        pa.field("started", pa.timestamp("us", "UTC")),
-        pa.field("last_time", pa.timestamp("us", "UTC")),
-        pa.field("steps", pa.int64()),
-        pa.field("ranks", pa.int32()),
-        pa.field("verdict", pa.string()),
-        pa.field("codes", pa.list_(pa.string())),  # of errors and warnings, the headline first
-        pa.field("headline", pa.string()),  # a sentence
-        pa.field("layer", pa.string()),  # the culprit
-        pa.field("learning_rate", pa.string()),  # as in `report --json`
-        pa.field("lost_steps", pa.int64()),
-        pa.field("lost_hours", pa.float64()),  # null where the rows tell no times
-        pa.field("hours", pa.float64()),
-        pa.field("config", pa.string()),  # as JSON
-        pa.field("tags", pa.list_(pa.string())),
-        pa.field("note", pa.string()),
-        pa.field("signature", pa.string()),  # what the run is made of
-        pa.field("findings_json", pa.string()),  # as in `report --json`
-        pa.field("judged", pa.timestamp("us", "UTC")),
-        pa.field("highest_rate", pa.float64()),  # that the first group reached
-    ]
-)
+Key = tuple[str, str, str]  # run, stamp, rules
+KEY_NAMES = ("run_id", "stamp", "rules")
+_MANY_FILES = 64  # of a table; are made few when there are more
+
 FINDINGS_SCHEMA = pa.schema(
     [
         pa.field("run_id", pa.string()),
@@ -97,28 +78,28 @@ class RunVerdict:
     """
 
     run_id: str
-    stamp: str
-    rules: str
+    stamp: str  # of the run's row in `runs` that was judged
+    rules: str  # their version
     name: str
     started: dt.datetime
     last_time: dt.datetime
     steps: int
     ranks: int
     verdict: str
-    codes: tuple[str, ...]
-    headline: str
-    layer: str | None
-    learning_rate: Mapping[str, Any]
+    codes: tuple[str, ...]  # of errors and warnings, the headline first
+    headline: str  # a sentence
+    layer: str | None  # the culprit
+    learning_rate: Mapping[str, Any]  # as in `report --json`
     lost_steps: int
-    lost_hours: float | None
+    lost_hours: float | None  # None where the rows tell no times
     hours: float | None
     config: Mapping[str, Any]
     tags: tuple[str, ...]
     note: str
-    signature: str | None
-    findings_json: str | None
+    signature: str | None  # what the run is made of
+    findings_json: str | None  # as in `report --json`
     judged: dt.datetime
-    highest_rate: float | None = None
+    highest_rate: float | None = None  # that the first group reached
 
     @property
     def key(self) -> Key:
@@ -132,7 +113,7 @@ class RunVerdict:
         return found
 
 
-assert tuple(VERDICTS_SCHEMA.names) == tuple(f.name for f in dataclasses.fields(RunVerdict))
+VERDICTS_SCHEMA = schema_of(RunVerdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +156,10 @@ def rules_version() -> str:
 
     It is made of our version and a digest of the diagnosis' source and pages.
     """
-    import ampwatch.diagnosis
+    from ampwatch import __version__
 
-    folder = Path(ampwatch.diagnosis.__file__).parent
-    digest = hashlib.sha256(str(_EDITION).encode())
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".md"}):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{ampwatch.__version__}+{digest.hexdigest()[:12]}"
+    digest = hashlib.sha256(f"{_EDITION} {diagnosis_digest()}".encode())
+    return f"{__version__}+{digest.hexdigest()[:12]}"
 
 
 def read_verdicts(place: Place | str, *, findings: bool = False) -> list[RunVerdict]:
@@ -208,7 +186,8 @@ def verdicts_on(
             found = (rules == rules_version(), judged, at)
             best[run_id] = max(best.get(run_id, found), found)
     order = sorted(best, key=lambda run_id: stamps[run_id][1])
-    return _of_rows(rows.take(pa.array([best[run_id][2] for run_id in order], pa.int64())), place)
+    current = rows.take(pa.array([best[run_id][2] for run_id in order], pa.int64()))
+    return [_of_row(row, place) for row in current.to_pylist()]
 
 
 def store_verdicts(tables: tuple[KeyedTable, KeyedTable], found: Sequence[RunVerdict]) -> None:
@@ -234,18 +213,14 @@ def tables_of(place: Place) -> tuple[KeyedTable, KeyedTable]:
     )
 
 
-def _of_rows(rows: pa.Table, place: Place) -> list[RunVerdict]:
-    return [_of_row(row, place) for row in rows.to_pylist()]
-
-
 def _of_row(row: dict[str, Any], place: Place) -> RunVerdict:
     """A verdict from its row in the table, which anybody may have written."""
     try:
-        told: dict[str, Any] = {name: dict(json.loads(row[name])) for name in _AS_JSON}
-        told |= {name: tuple(map(str, row[name])) for name in ("codes", "tags")}
-        told |= {name: int(row[name]) for name in ("steps", "lost_steps", "ranks")}
-        told |= {"verdict": Verdict(row["verdict"]).value}
-        return RunVerdict(**{"findings_json": None, **row, **told})
+        values: dict[str, Any] = {name: dict(json.loads(row[name])) for name in _AS_JSON}
+        values |= {name: tuple(map(str, row[name])) for name in ("codes", "tags")}
+        values |= {name: int(row[name]) for name in ("steps", "lost_steps", "ranks")}
+        values |= {"verdict": Verdict(row["verdict"]).value}
+        return RunVerdict(**{"findings_json": None, **row, **values})
     except (ValueError, TypeError) as problem:
         raise PlaceError(
             f"The table {VERDICTS} in {place.address} says of the run {row['name']} what ampwatch "
@@ -258,9 +233,9 @@ def _of_row(row: dict[str, Any], place: Place) -> RunVerdict:
 def verdict_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
     """Verdicts as rows of the table `verdicts`."""
     rows = [{name: getattr(one, name) for name in VERDICTS_SCHEMA.names} for one in verdicts]
-    texts = [{name: json.dumps(row[name]) for name in _AS_JSON} for row in rows]
-    told = [row | text for row, text in zip(rows, texts, strict=True)]
-    return pa.Table.from_pylist(told, schema=VERDICTS_SCHEMA)
+    for row in rows:
+        row |= {name: json.dumps(row[name]) for name in _AS_JSON}
+    return pa.Table.from_pylist(rows, schema=VERDICTS_SCHEMA)
 
 
 def finding_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
@@ -279,8 +254,8 @@ def finding_rows(verdicts: Iterable[RunVerdict]) -> pa.Table:
 
 def verdict_of(row: PublishedRun, run: Run, diagnosis: Diagnosis) -> RunVerdict:
     """The verdict on a published run with this diagnosis, as a row of `verdicts`."""
-    said, lost = diagnosis.to_json(), lost_time(run, diagnosis)
-    made = signature_of(run)
+    as_json, lost = diagnosis.to_json(), lost_time(run, diagnosis)
+    signature = signature_of(run)
     codes, suspect = _codes(diagnosis), diagnosis.suspect
     return RunVerdict(
         run_id=row.id,
@@ -295,23 +270,23 @@ def verdict_of(row: PublishedRun, run: Run, diagnosis: Diagnosis) -> RunVerdict:
         codes=codes,
         headline=_headline(diagnosis),
         layer=suspect.layer if codes and suspect else None,
-        learning_rate=said["learning_rate"],
+        learning_rate=as_json["learning_rate"],
         lost_steps=lost.steps,
         lost_hours=lost.lost_hours,
         hours=lost.hours,
         config=_config(row),
         tags=row.tags,
         note=row.note,
-        signature=made.text if made else None,
-        findings_json=findings_text(said),
+        signature=signature.text if signature else None,
+        findings_json=findings_text(as_json),
         judged=dt.datetime.now(dt.timezone.utc),
         highest_rate=lost.highest_rate,
     )
 
 
-def findings_text(said: dict[str, Any]) -> str:
+def findings_text(report: dict[str, Any]) -> str:
     """The findings of a `report --json` as the table `verdicts` holds them."""
-    return json.dumps(said["findings"], ensure_ascii=False, allow_nan=False)
+    return json.dumps(report["findings"], ensure_ascii=False, allow_nan=False)
 
 
 def _config(row: PublishedRun) -> dict[str, Any]:
@@ -335,3 +310,189 @@ def _headline(diagnosis: Diagnosis) -> str:
     if head is not None and head.severity is not Severity.INFO:
         return head.summary
     return diagnosis.calm or (head.summary if head else "")
+
+
+# --- a table with keys ----------------------------------------------------------------------------
+
+
+class KeyedTable:
+    """A Delta table to which rows are added, once per key, by any number of concurrent writers.
+
+    A writer reads which keys exist, and commits only if nobody committed since; otherwise it reads
+    again. So two writers that judge the same runs store them once, and a killed writer leaves only
+    what it committed. Files are immutable, so the keys of each are read once. They are by `day` if
+    the schema has that column.
+    """
+
+    def __init__(self, place: Place, name: str, schema: pa.Schema) -> None:
+        self.place = place
+        self.name = name
+        self.schema = schema
+        self._partition = [DAY] if DAY in schema.names else []
+        self._keys: dict[str, frozenset[Key]] = {}  # of each file that was asked
+
+    def keys(self) -> set[Key]:
+        """The keys in the table now; none if the place does not have the table."""
+        table = self.place.table(self.name)
+        return set() if table is None else self._keys_of(table)
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """These columns of all rows of the table."""
+        table = self.place.table(self.name)
+        if table is None:
+            return pa.schema([self.schema.field(name) for name in columns]).empty_table()
+        with self.place.trouble("read"):
+            return table.to_pyarrow_dataset().to_table(columns=list(columns))
+
+    def add(self, keys: Iterable[Key], rows_of: Callable[[set[Key]], pa.Table]) -> set[Key]:
+        """Add those rows whose keys are not in the table; return their keys."""
+        wanted, added = set(keys), set[Key]()
+
+        def try_once() -> bool:
+            table = self.place.create(self.name, self.schema, self._partition)
+            added.clear()
+            added.update(wanted - self._keys_of(table))
+            if not added:
+                return True
+            files = [self._put(day, rows) for day, rows in self._by_day(rows_of(added))]
+            return self.place.commit(table, self.schema, files, alone=True)
+
+        if wanted:
+            commit_in_turn(self.place, try_once)
+        return added
+
+    def tidy(self) -> None:
+        """Join many small files of the table; give up if another writer commits meanwhile."""
+        from deltalake.exceptions import CommitFailedError
+
+        table = self.place.table(self.name)
+        if table is None or len(table.file_uris()) <= _MANY_FILES:
+            return
+        with self.place.trouble("written"):
+            try:
+                table.optimize.compact()
+            except CommitFailedError:  # the next call does it
+                return
+
+    def _keys_of(self, table: DeltaTable) -> set[Key]:
+        keys: dict[str, frozenset[Key]] = {}
+        with self.place.trouble("read"):
+            for fragment in table.to_pyarrow_dataset().get_fragments():
+                path = str(fragment.path)
+                keys[path] = self._keys.get(path) or _keys_in(fragment)
+        self._keys = keys
+        return set().union(*keys.values())
+
+    def _by_day(self, rows: pa.Table) -> list[tuple[dt.date | None, pa.Table]]:
+        if not self._partition:
+            return [(None, rows)]
+        days = sorted(set(rows.column(DAY).to_pylist()))
+        return [(day, rows.filter(pc.equal(rows.column(DAY), pa.scalar(day)))) for day in days]
+
+    def _put(self, day: dt.date | None, rows: pa.Table) -> Added:
+        rows = rows.drop_columns(self._partition).sort_by("run_id")
+        return self.place.put_rows(
+            self.name, rows, ["run_id"], {DAY: day.isoformat()} if day else None
+        )
+
+
+def _keys_in(fragment: Any) -> frozenset[Key]:
+    rows = fragment.to_table(columns=list(KEY_NAMES))
+    return frozenset(zip(*(rows.column(name).to_pylist() for name in KEY_NAMES), strict=True))
+
+
+# --- lost steps and hours -------------------------------------------------------------------------
+
+# A step is lost if it was skipped, or if it came after the first error that still holds at the
+# run's end. When a run recovers from an error, the engine lowers its severity to info, so such
+# errors do not count.
+
+_COLUMNS = ("step", "skipped", "time_ns", "step_time_ms", "lr")
+_MS_PER_HOUR = 3.6e6
+
+
+@dataclass(frozen=True, slots=True)
+class LostTime:
+    """A run's lost steps and hours; hours are None where the rows tell no times.
+
+    `highest_rate` is the highest learning rate of the first group; None where the rows tell none.
+    """
+
+    steps: int
+    lost_hours: float | None
+    hours: float | None
+    highest_rate: float | None
+
+
+def lost_time(run: Run, diagnosis: Diagnosis) -> LostTime:
+    """Count the lost steps and hours of a run, from its lowest rank's rows, in constant memory."""
+    since = first_standing_error(diagnosis)
+    count = _LostCount(since)
+    reading, read = Reading(run), 0
+    for _ in reading.portions():
+        rows = reading.read(Table.STEPS, _COLUMNS, min(run.ranks, default=0), read)
+        read += rows.num_rows
+        if rows.num_rows:
+            times = numbers(rows, "time_ns"), numbers(rows, "step_time_ms")
+            count.add(steps_of(rows), flags(rows, "skipped") == 1, *times)
+            count.add_rates(numbers(rows, "lr"))
+            count.tells_skips |= bool((flags(rows, "skipped") >= 0).any())
+    skipped = diagnosis.run.skipped
+    # Rows that do not say which steps were skipped do not say whether those came before the error.
+    steps = skipped + count.after if count.tells_skips else max(skipped, count.after)
+    lost_ms, all_ms = (count.lost_ms, count.all_ms) if count.is_timed else (None, None)
+    return LostTime(
+        steps=min(steps, max(diagnosis.run.steps, skipped)),
+        lost_hours=None if lost_ms is None else lost_ms / _MS_PER_HOUR,
+        hours=None if all_ms is None else all_ms / _MS_PER_HOUR,
+        highest_rate=count.highest_rate if np.isfinite(count.highest_rate) else None,
+    )
+
+
+def first_standing_error(diagnosis: Diagnosis) -> int | None:
+    """The step from which on steps are lost: of the first error that holds at the run's end.
+
+    None if there is no such error.
+    """
+    errors = [finding for finding in diagnosis.findings if finding.severity is Severity.ERROR]
+    return min((error.first_step for error in errors if error.first_step is not None), default=None)
+
+
+class _LostCount:
+    """Counts lost steps and their time over rows, in the order of the rows."""
+
+    def __init__(self, since: int | None) -> None:
+        self.after = 0  # steps after the error that were not skipped
+        self.lost_ms = self.all_ms = 0.0
+        self.is_timed = self.tells_skips = False
+        self.highest_rate = -np.inf
+        self._since = np.inf if since is None else since
+        self._last: tuple[int, float] | None = None  # step and time of the row before
+
+    def add_rates(self, rates: Floats) -> None:
+        """Keep the highest of these learning rates."""
+        highest = float(np.max(rates, initial=-np.inf, where=np.isfinite(rates)))
+        self.highest_rate = max(self.highest_rate, highest)
+
+    def add(self, step: Integers, skipped: Mask, time_ns: Floats, step_ms: Floats) -> None:
+        """Count rows as lost or not, with their time.
+
+        If a step has several rows, one per optimizer, the times of the first count.
+        """
+        last_step, last_ns = self._last or (int(step[0]) - 1, np.nan)
+        before = np.concatenate([[last_step], step[:-1]])
+        first = np.flatnonzero(step != before)
+        self._last = int(step[-1]), float(time_ns[-1])
+        if not len(first):
+            return
+        is_skipped = np.logical_or.reduceat(skipped, first)
+        steps_apart = np.maximum(1, (step - before)[first])
+        passed = np.diff(np.concatenate([[last_ns], time_ns]))[first] / 1e6
+        lasted = np.where(np.isnan(step_ms[first]), passed, step_ms[first] * steps_apart)
+        known = np.isfinite(lasted)
+        lasted = np.where(known, np.maximum(lasted, 0.0), 0.0)
+        is_after = step[first] >= self._since
+        self.is_timed |= bool(known.any())
+        self.all_ms += float(lasted.sum())
+        self.lost_ms += float(lasted[is_skipped | is_after].sum())
+        self.after += int(steps_apart[is_after & ~is_skipped].sum())

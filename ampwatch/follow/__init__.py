@@ -11,13 +11,22 @@ earlier runs have shown.
 
 from __future__ import annotations
 
-from ampwatch.follow.current_diagnosis import as_it_stands, diagnose, diagnose_together
-from ampwatch.follow.follow_thread import FollowThread
-from ampwatch.follow.follower import FollowedRun, Follower, follow
-from ampwatch.follow.lessons import keep_for_later, lesson_for
-from ampwatch.follow.list_entry import KeptEntries, ListEntry, entry_of
-from ampwatch.follow.liveness import Liveness, State, at_a_glance
-from ampwatch.follow.new_findings import NewFindings
+from ampwatch.follow.follower import FollowedRun, Follower, FollowThread, NewFindings, follow
+from ampwatch.follow.list_entry import (
+    KeptEntries,
+    ListEntry,
+    entry_of,
+    keep_for_later,
+    lesson_for,
+)
+from ampwatch.follow.liveness import (
+    Liveness,
+    State,
+    as_it_stands,
+    at_a_glance,
+    diagnose,
+    diagnose_together,
+)
 
 __all__ = [
     "FollowThread",

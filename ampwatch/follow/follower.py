@@ -1,4 +1,8 @@
-"""The one follower of a run in this process: reads its rows, judges them, knows its state."""
+"""The one follower of a run in this process: reads its rows, judges them, knows its state.
+
+A `FollowThread` has followers look at runs again and again until each is over. `NewFindings` says
+what was not reported before.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,15 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from ampwatch.diagnosis import Diagnosis, Engine, ForSeveralRuns, conclude
-from ampwatch.follow.current_diagnosis import with_state
-from ampwatch.follow.liveness import Liveness, State, ended_ranks
+from ampwatch.diagnosis import Diagnosis, Engine, Finding, ForSeveralRuns, Severity, conclude
+from ampwatch.errors import AmpwatchError, NotARunError
+from ampwatch.follow.liveness import Liveness, State, ended_ranks, with_state
 from ampwatch.store import Run, RunInfo, open_run
 
 
@@ -88,17 +92,17 @@ class Follower:
 
     # --- within, under the lock ------------------------------------------------------------------
 
-    def _updated(self, seen: FollowedRun | None) -> FollowedRun:
+    def _updated(self, last: FollowedRun | None) -> FollowedRun:
         state, rows = self.refresh()
         silent_s = self.liveness.silent_s
-        if seen is None or rows != seen.rows:
-            seen = self._judge(state, rows, silent_s)
-        seen = replace(seen, state=state, silent_s=silent_s)
-        if seen.is_over and self._engine is not None:
+        if last is None or rows != last.rows:
+            last = self._judge(state, rows, silent_s)
+        followed = replace(last, state=state, silent_s=silent_s)
+        if followed.is_over and self._engine is not None:
             self._engine = None
             if self._run.files.grows():  # to open a published one again would fetch it again
                 self._run = open_run(self.path)
-        return seen
+        return followed
 
     def _judge(self, state: State, rows: int, silent_s: float) -> FollowedRun:
         self._engine = self._engine or Engine()
@@ -106,8 +110,10 @@ class Follower:
         scale, judged = case.scale.level, conclude(case)
         ended = ended_ranks(run, self.liveness.began_ns)
         pa.default_memory_pool().release_unused()  # what growing left behind; in days it adds up
-        told = ForSeveralRuns.of(case, judged)
-        return FollowedRun(run.info, state, ended, rows, silent_s, judged, scale, run.notes, told)
+        several = ForSeveralRuns.of(case, judged)
+        return FollowedRun(
+            run.info, state, ended, rows, silent_s, judged, scale, run.notes, several
+        )
 
 
 _FOLLOWERS: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()
@@ -117,6 +123,152 @@ _FOLLOWERS_LOCK = threading.Lock()
 def follow(path: str | Path) -> Follower:
     """The follower of the run at `path`, one for all in this process."""
     key = os.path.realpath(path)
-    found = _FOLLOWERS.get(key) or Follower(Path(path))
+    follower = _FOLLOWERS.get(key) or Follower(Path(path))
     with _FOLLOWERS_LOCK:  # not held while a run is opened: its disk may hang
-        return _FOLLOWERS.setdefault(key, found)
+        return _FOLLOWERS.setdefault(key, follower)
+
+
+# --- runs that are looked at again and again ------------------------------------------------------
+
+
+class FollowThread:
+    """Calls `visit` with each run's folder and follower in each round, until it is done with it.
+
+    A run that cannot be read is reported to `on_trouble` once and tried again in the next round,
+    unless it is gone. The thread ends when all that it follows is done, or when it is closed, after
+    one more round; `at_end` is the last thing that it calls.
+    """
+
+    def __init__(
+        self,
+        visit: Callable[[Path, Follower], bool],
+        on_trouble: Callable[[Path, AmpwatchError], None],
+        *,
+        every_s: float,
+        name: str,
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.is_closing = False
+        self._visit, self._on_trouble, self._at_end = visit, on_trouble, at_end
+        self._every_s = every_s
+        self._open: dict[Path, Follower | None] = {}  # opened in the thread
+        self._began_ns: dict[Path, int] = {}
+        self._woken: set[Path] = set()  # since the last round
+        self._unreadable: set[Path] = set()
+        self._has_followed = self._is_open_ended = False
+        self._alive: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+        self._stirred = threading.Event()  # do not wait for the next round
+        self._thread = threading.Thread(target=self._run_rounds, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the thread that follows runs is alive."""
+        return self._thread.is_alive()
+
+    def follow(self, folder: Path, began_ns: int = 0) -> None:
+        """Follow a run until it is over; `began_ns` is when this process began to write it."""
+        with self._lock:
+            self._open.setdefault(folder, None)
+            self._began_ns[folder] = began_ns
+            self._has_followed = True
+        self._stirred.set()
+
+    def wake(self, folder: Path) -> None:
+        """Follow a run that new rows have come for, in the next round; more runs may come."""
+        with self._lock:
+            self._open.setdefault(folder, None)
+            self._woken.add(folder)
+            self._is_open_ended = True
+
+    def hear(self, alive: frozenset[str]) -> None:
+        """Note the ids of the followed runs whose trainers were heard of just now."""
+        self._alive = alive
+
+    def end(self) -> None:
+        """Let the thread look at each run once more and end; returns at once."""
+        self.is_closing = True
+        self._stirred.set()
+
+    def close(self, wait_s: float | None = None) -> bool:
+        """End the thread and wait for it; False from within `visit`, where nothing can wait."""
+        self.end()
+        if self._thread is threading.current_thread():
+            return False
+        self._thread.join(wait_s)
+        return True
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run_rounds(self) -> None:
+        is_last = False
+        while not is_last:
+            self._stirred.wait(self._every_s)
+            self._stirred.clear()
+            is_last = self.is_closing  # before the round: what came until then is seen in it
+            with self._lock:
+                due = sorted(self._open)
+                self._woken.clear()
+            for folder in due:
+                self._visit_run(folder)
+            with self._lock:
+                is_idle = self._has_followed and not self._open and not self._is_open_ended
+            is_last = is_last or is_idle
+        self._at_end()
+
+    def _visit_run(self, folder: Path) -> None:
+        is_done = False
+        try:
+            follower = self._follower(folder)
+            is_done = self._visit(folder, follower)
+        except AmpwatchError as problem:
+            is_done = isinstance(problem, NotARunError)
+            if folder not in self._unreadable:
+                self._unreadable.add(folder)
+                self._on_trouble(folder, problem)
+        with self._lock:
+            if is_done and folder not in self._woken:
+                del self._open[folder]
+
+    def _follower(self, folder: Path) -> Follower:
+        follower = self._open[folder]
+        if follower is None:
+            follower = self._open[folder] = follow(folder)
+            began_ns = self._began_ns.pop(folder, 0)
+            follower.liveness.began_ns = max(follower.liveness.began_ns, began_ns)
+        if follower.run_id in self._alive:
+            follower.liveness.hear()
+        return follower
+
+
+# --- what was not reported before -----------------------------------------------------------------
+
+
+class NewFindings:
+    """Remembers which of a run's findings were reported: each once, and again when it worsens.
+
+    A finding is known by its code: which layer leads may change from update to update. `reported`
+    are those that another process has reported.
+    """
+
+    def __init__(
+        self,
+        *,
+        least: Severity = Severity.WARNING,
+        reported: Mapping[str, Severity] | None = None,
+    ) -> None:
+        self._least = least
+        self._reported: dict[str, Severity] = dict(reported or {})
+
+    def of(self, diagnosis: Diagnosis) -> tuple[Finding, ...]:
+        """The findings that are new or worse, gravest first; they count as reported from now on."""
+        fresh = tuple(finding for finding in diagnosis.findings if self._is_new(finding))
+        self._reported.update((finding.code, finding.severity) for finding in fresh)
+        return fresh
+
+    def _is_new(self, finding: Finding) -> bool:
+        known = self._reported.get(finding.code)
+        return finding.severity.weight >= self._least.weight and (
+            known is None or finding.severity.weight > known.weight
+        )

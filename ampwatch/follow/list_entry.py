@@ -1,15 +1,18 @@
 """A run's entry in a list: its verdict, its gravest finding and its figures.
 
 A diagnosis is too slow for a list, so the entries of runs that are over are kept in the user's
-state folder until the run's files or the diagnosis code change.
+state folder until the run's files or the diagnosis code change. Later runs learn from them which
+learning rates held: a run counts once it was judged, by `ampwatch runs`, by a page, or by its own
+report; no other run is opened.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,11 @@ import numpy as np
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.diagnosis.column_arrays import numbers
 from ampwatch.diagnosis.earlier_runs import (
+    EarlierRun,
+    LessonOfEarlierRuns,
     Outcome,
     Signature,
+    lesson_of,
     outcome_of,
     rate_told,
     signature_of,
@@ -28,11 +34,12 @@ from ampwatch.diagnosis.earlier_runs import (
 from ampwatch.diagnosis.verdict import verdict_text
 from ampwatch.rows import Table
 from ampwatch.store import OWN_SOURCE, Reading, Run, RunSummary
-from ampwatch.store.kept_facts import KeptFacts
+from ampwatch.store.kept_facts import KeptFacts, stamp_of
 
 _POINTS = 48  # of the scale's course, for a small chart
 MODEL_SETTINGS = ("model", "model_name", "model_name_or_path", "arch", "architecture")
 _LONGEST_NAME = 200
+_MOST_SIMILAR = 200  # the newest runs, which are checked to be unchanged since they were judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
     facts, head = diagnosis.run, diagnosis.headline
     notes = run.notes if run.info.source == OWN_SOURCE else ()
     last_step, highest_rate, course = _curve_facts(run)
-    advice, made = diagnosis.learning_rate, signature_of(run)
+    advice, signature = diagnosis.learning_rate, signature_of(run)
     is_grave = head is not None and head.severity is not Severity.INFO
     return ListEntry(
         verdict=diagnosis.verdict.value,
@@ -80,7 +87,7 @@ def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
         damage=next((note for note in notes if "damaged" in note or "missing" in note), ""),
         run_id=run.info.id,
         started_ns=run.info.started_ns,
-        signature=made.text if made else "",
+        signature=signature.text if signature else "",
         outcome=outcome_of(diagnosis.verdict.value, advice.action.value).value,
         rate=rate_told(advice.current, advice.group, highest_rate),
         steps_held=steps_held(diagnosis),
@@ -89,13 +96,13 @@ def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
 
 def _curve_facts(run: Run) -> tuple[int, float | None, str]:
     """For a list entry: the last step, the highest learning rate and the scale's course."""
-    reading, taken = Reading(run), 0
+    reading, rows_read = Reading(run), 0
     last_step, highest = 0, -np.inf
     parts: list[np.ndarray] = []
     rank = min(run.ranks, default=None)
     for _ in reading.portions():
-        rows = reading.read(Table.STEPS, ("step", "lr", "scale"), rank, taken)
-        taken += rows.num_rows
+        rows = reading.read(Table.STEPS, ("step", "lr", "scale"), rank, rows_read)
+        rows_read += rows.num_rows
         step, rate, scale = (_finite(rows, name) for name in ("step", "lr", "scale"))
         last_step = max(last_step, int(step.max(initial=0)))
         highest = max(highest, float(rate.max(initial=-np.inf)))
@@ -125,99 +132,121 @@ def _model(run: Run) -> str:
     return ", ".join(kinds) or next((name for name in named if isinstance(name, str)), "")
 
 
-Kept = tuple[str, str, ListEntry]  # a run's name, the stamp that its files had, its entry
-
-
-# --- kept ----------------------------------------------------------------------------------------
+# --- kept on disk ---------------------------------------------------------------------------------
 
 
 class KeptEntries:
     """The list entries of finished runs, kept on disk; `save` writes new ones."""
 
     def __init__(self) -> None:
-        self._kept: dict[Path, KeptFacts] = {}
+        self._folders: dict[Path, KeptFacts] = {}
 
     def of(self, run: RunSummary) -> ListEntry | None:
         """The kept list entry of this run, if the run has not changed since."""
-        return _valid_entry(self._folder(run).of(run.path.name, run.stamp))
+        return _entry_in(self._folder(run.path.parent).of(run.path.name, run.stamp))
 
     def add(self, run: RunSummary, entry: ListEntry) -> None:
         """Keep the list entry of a run that is over."""
-        facts = [getattr(entry, name) for name in _NAMES]
-        self._folder(run).add(run.path.name, run.stamp, facts)
+        self._folder(run.path.parent).add(run.path.name, run.stamp, list(astuple(entry)))
 
-    def similar(self, folder: Path, made: Signature, most: int) -> Iterator[Kept]:
-        """The kept list entries of similar runs in a folder, at most `most`.
+    def similar(
+        self, folder: Path, made: Signature, most: int
+    ) -> Iterator[tuple[str, str, ListEntry]]:
+        """The kept list entries of similar runs in a folder, at most `most`: name, stamp, entry.
 
         Those that are alike come first, then by age, so that few of many thousands are checked.
         """
-        found = []
-        for name, stamp, facts in self._of_folder(folder).every():
-            text, started_ns = _signature_and_start(facts)
-            if made.family in text:
-                found.append((made.key in text, started_ns, name, stamp, facts))
-        for _, _, name, stamp, facts in sorted(found, key=_rank, reverse=True)[:most]:
-            entry = _valid_entry(facts)
-            if entry is not None:
+        similar = []
+        for name, stamp, facts in self._folder(folder).every():
+            if isinstance(facts, list) and len(facts) == len(_NAMES):
+                text, started_ns = str(facts[_SIGNATURE]), facts[_STARTED]
+                if made.family in text and isinstance(started_ns, int):
+                    similar.append((made.key in text, started_ns, name, stamp, facts))
+        similar.sort(key=itemgetter(0, 1), reverse=True)
+        for *_, name, stamp, facts in similar[:most]:
+            if (entry := _entry_in(facts)) is not None:
                 yield name, stamp, entry
 
     def save(self) -> None:
         """Write new list entries to disk; errors are ignored."""
-        for kept in self._kept.values():
-            kept.save()
+        for facts in self._folders.values():
+            facts.save()
 
-    def _folder(self, run: RunSummary) -> KeptFacts:
-        return self._of_folder(run.path.parent)
-
-    def _of_folder(self, folder: Path) -> KeptFacts:
-        if folder not in self._kept:
-            self._kept[folder] = KeptFacts("entries", folder, _code_version())
-        return self._kept[folder]
+    def _folder(self, folder: Path) -> KeptFacts:
+        if folder not in self._folders:
+            self._folders[folder] = KeptFacts("entries", folder, diagnosis_digest()[:16])
+        return self._folders[folder]
 
 
-_NAMES = [field.name for field in fields(ListEntry)]
-_TEXT, _NUMBER, _MAYBE = (str,), (int,), (int, float, type(None))
-_KINDS: dict[str, tuple[type, ...]] = {
-    "verdict": _TEXT, "words": _TEXT, "finding": _TEXT, "model": _TEXT, "damage": _TEXT,
-    "steps": _NUMBER, "last_step": _NUMBER, "skipped": _NUMBER,
-    "final_scale": _MAYBE, "highest_rate": _MAYBE, "course": _TEXT,
-    "run_id": _TEXT, "started_ns": _NUMBER, "signature": _TEXT, "outcome": _TEXT,
-    "rate": _MAYBE, "steps_held": _NUMBER,
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "str": str, "int": int, "float | None": (int, float, type(None)),
 }  # fmt: skip
+_NAMES = [field.name for field in fields(ListEntry)]
+_KINDS = [_TYPES[str(field.type)] for field in fields(ListEntry)]
+_SIGNATURE, _STARTED = _NAMES.index("signature"), _NAMES.index("started_ns")
 
 
-def _signature_and_start(facts: Any) -> tuple[str, int]:
-    """The signature and start in a kept list entry, without further checks."""
-    if isinstance(facts, list) and len(facts) == len(_NAMES):
-        text, started_ns = facts[_NAMES.index("signature")], facts[_NAMES.index("started_ns")]
-        if isinstance(text, str) and isinstance(started_ns, int):
-            return text, started_ns
-    return "", 0
-
-
-def _rank(found: tuple[bool, int, str, str, Any]) -> tuple[bool, int]:
-    return found[:2]
-
-
-def _valid_entry(facts: Any) -> ListEntry | None:
+def _entry_in(facts: Any) -> ListEntry | None:
     """The list entry in kept facts, if they are valid."""
-    if not isinstance(facts, list) or len(facts) != len(_NAMES):
+    if not isinstance(facts, list) or len(facts) != len(_KINDS):
         return None
-    values = dict(zip(_NAMES, facts, strict=True))
-    if not all(isinstance(values[name], _KINDS[name]) for name in _NAMES):
-        return None
-    return ListEntry(**values)
+    return ListEntry(*facts) if all(map(isinstance, facts, _KINDS)) else None
+
+
+_OUTCOMES = {outcome.value for outcome in Outcome}
 
 
 @functools.cache
-def _code_version() -> str:
-    """A hash of the diagnosis code, so that list entries of another version are not used."""
+def diagnosis_digest() -> str:
+    """A digest of the code and pages of the diagnosis, and of what is kept of a run here."""
     import ampwatch.diagnosis
 
-    files = [*_sources(Path(ampwatch.diagnosis.__file__).parent), Path(__file__)]
-    marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
+    folder = Path(ampwatch.diagnosis.__file__).parent
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".md"}):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
-def _sources(folder: Path) -> Iterator[Path]:
-    yield from sorted(path for path in folder.rglob("*") if path.suffix in {".py", ".md"})
+# --- lessons on the learning rate -----------------------------------------------------------------
+
+
+def lesson_for(
+    run: Run, others: Sequence[EarlierRun] = (), kept: KeptEntries | None = None
+) -> LessonOfEarlierRuns | None:
+    """The lesson for a run from earlier runs in its folder, and from other known runs."""
+    made = signature_of(run)
+    if made is None:
+        return None
+    similar = _similar_runs(run, made, kept or KeptEntries())
+    by_id = {earlier.id: earlier for earlier in (*others, *similar)}
+    return lesson_of(made, by_id.values(), run_id=run.info.id, started_ns=run.info.started_ns)
+
+
+def keep_for_later(run: Run, diagnosis: Diagnosis, kept: KeptEntries | None = None) -> None:
+    """Keep a finished run's facts for the lessons of later runs; errors are ignored."""
+    path = run.path.absolute()
+    stamp = stamp_of(str(path)) if run.clean_end else None
+    if stamp is None or not stamp.text or signature_of(run) is None:
+        return
+    summary, kept = RunSummary(path, path.name, stamp=stamp.text), kept or KeptEntries()
+    if kept.of(summary) is None:
+        kept.add(summary, entry_of(run, diagnosis))
+        kept.save()
+
+
+def _similar_runs(run: Run, made: Signature, kept: KeptEntries) -> Iterator[EarlierRun]:
+    """The newest similar runs in the run's folder, if unchanged since they were judged."""
+    folder = run.path.absolute().parent
+    for name, stamp, entry in kept.similar(folder, made, _MOST_SIMILAR):
+        now = stamp_of(str(folder / name))
+        if entry.outcome in _OUTCOMES and now is not None and now.text == stamp:
+            yield EarlierRun(
+                id=entry.run_id,
+                name=name,
+                started_ns=entry.started_ns,
+                signature=Signature.of_text(entry.signature),
+                outcome=Outcome(entry.outcome),
+                rate=entry.rate,
+                steps=entry.steps_held,
+            )

@@ -1,20 +1,26 @@
-"""Whether a run is live, ended or lost: the one definition of these states.
+"""Whether a run is live, ended or lost, and its diagnosis in that state.
 
 A run has *ended* when its ranks wrote their end marks. It is *lost* when they did not and nobody
 writes it any more: the lock that its writer holds is free, as the operating system leaves it when a
 process is killed, or, where a lock tells nothing, no row has come for a minute. Else it is *live*.
+The engine judges rows alone; whether somebody still writes them only the moment tells.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import platform
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
+from ampwatch import diagnosis
+from ampwatch.diagnosis import Diagnosis, Record, SeveralDiagnoses
 from ampwatch.diagnosis.case import NATIVE
 from ampwatch.errors import NotARunError
 from ampwatch.rows import TABLES
-from ampwatch.store import Run, RunFolder, RunSummary
+from ampwatch.store import Run, RunFolder, RunSummary, open_run
 
 # A trainer on another machine, or a file system without locks, shows itself by its rows alone.
 QUIET_S = 60.0
@@ -139,3 +145,36 @@ def at_a_glance(run: Run | RunSummary) -> State:
     if is_recent and source == NATIVE and not files.is_abandoned(host):
         return State.LIVE
     return State.LOST
+
+
+# --- the diagnosis of a run as it stands now ------------------------------------------------------
+
+
+def diagnose(run: Record | str | Path) -> Diagnosis:
+    """Diagnose a run as it stands now: what is wrong, since when, why, and what to do about it.
+
+    `run` is an opened run, or what `open_run` takes: a path, or a name in the default folder.
+    """
+    opened = open_run(run) if isinstance(run, (str, Path)) else run
+    return as_it_stands(opened, diagnosis.diagnose(opened))
+
+
+def diagnose_together(runs: Sequence[Record]) -> SeveralDiagnoses:
+    """Diagnose runs of one model together, as each stands now; of several models refused."""
+    together = diagnosis.diagnose_together(runs)
+    pairs = zip(runs, together.diagnoses, strict=True)
+    return dataclasses.replace(
+        together, diagnoses=tuple(as_it_stands(run, judged) for run, judged in pairs)
+    )
+
+
+def as_it_stands(run: Record, judged: Diagnosis) -> Diagnosis:
+    """The diagnosis of a run by its present state; rows in memory have no state."""
+    return with_state(at_a_glance(run), judged) if isinstance(run, Run) else judged
+
+
+def with_state(state: State, judged: Diagnosis) -> Diagnosis:
+    """The diagnosis of a run in this state; logs of other tools have no end marks to miss."""
+    if state is State.LIVE:
+        return judged.while_running()
+    return judged.once_over() if judged.run.source == NATIVE else judged

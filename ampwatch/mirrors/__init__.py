@@ -9,8 +9,15 @@ client; its library is loaded when somebody asks for it.
 
 from __future__ import annotations
 
-from ampwatch.mirrors.mirroring import Mirroring, MirrorWorker, close_workers, mirror
-from ampwatch.mirrors.places import Mirror, open_mirror, open_mirrors
+from ampwatch.mirrors.mirroring import (
+    Mirror,
+    Mirroring,
+    MirrorWorker,
+    close_workers,
+    mirror,
+    open_mirror,
+    open_mirrors,
+)
 from ampwatch.mirrors.updates import READINGS, Points, Reading, Update
 
 __all__ = [

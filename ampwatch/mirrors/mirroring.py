@@ -1,22 +1,27 @@
 """`mirror`: show a run in other tools while it goes on, with one thread a place.
 
-Failures and hangs of a place affect nothing else.
+The name of a place becomes a `Mirror`; clients of other projects are loaded only when somebody asks
+for a mirror there. Failures and hangs of a place affect nothing else.
 """
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ampwatch.diagnosis.value_text import count_text
 from ampwatch.errors import AmpwatchError, MirrorError, warn
 from ampwatch.follow import Follower, FollowThread
-from ampwatch.mirrors.places import Mirror, active_places, open_mirrors, reason
-from ampwatch.mirrors.updates import Selection, UpdateReader
+from ampwatch.mirrors.updates import Selection, Update, UpdateReader
+from ampwatch.printable_text import cut, printable
 from ampwatch.retry import Retry
 
 if TYPE_CHECKING:
@@ -25,6 +30,104 @@ if TYPE_CHECKING:
 EVERY_S = 5.0
 LONGEST_RETRY_S = 60.0
 LAST_TRY_S = 2.0  # time at the end for a client that failed before
+
+EXAMPLES = (
+    "tensorboard:DIR, prometheus://:9464, otlp://HOST:4318, wandb:PROJECT, mlflow:EXPERIMENT, "
+    "trackio:PROJECT"
+)
+KINDS = ("tensorboard", "prometheus", "otlp", "otlps", "wandb", "mlflow", "trackio")
+_LONGEST_REASON = 200  # letters
+_WITH_RUNS = ("wandb", "mlflow", "trackio")  # tools whose runs may be active in this process
+
+
+class Mirror(Protocol):
+    """A place that shows runs. Used by one thread; may be slow and may raise.
+
+    An update at which it raised is passed again later. `close` is called after the last one.
+    """
+
+    @property
+    def label(self) -> str:
+        """Its name in sentences."""
+
+    @property
+    def shows_past(self) -> bool:
+        """Whether it also wants what was logged before this process began."""
+
+    def take(self, update: Update) -> None:
+        """Show an update of a run in this tool."""
+
+    def close(self) -> None:
+        """Send what is still waiting, and end."""
+
+
+def open_mirror(place: str, *, is_inside: bool) -> Mirror:
+    """The mirror for the name of a place; MirrorError says what is missing.
+
+    `is_inside`: this is the training process, in which runs of the user may be active.
+    """
+    kind, _, rest = place.partition(":")
+    name = kind.strip().lower()
+    if name not in KINDS:
+        raise MirrorError(f"There is no place {place!r} to mirror to. Places are {EXAMPLES}.")
+    scheme = {"scheme": "https"} if name == "otlps" else {}
+    try:
+        mirror: Mirror = _file(name).open_mirror(rest.strip(), is_inside=is_inside, **scheme)
+    except MirrorError:
+        raise
+    except Exception as error:
+        raise MirrorError(f"Cannot mirror to {kind}: {reason(error)}.") from error
+    return mirror
+
+
+def open_mirrors(places: Sequence[str], *, is_inside: bool) -> list[Mirror]:
+    """A mirror for each place; if one fails, none stays open."""
+    opened: list[Mirror] = []
+    try:
+        for place in places:
+            opened.append(open_mirror(place, is_inside=is_inside))  # noqa: PERF401  if one fails, those before it end
+    except MirrorError:
+        for mirror in opened:
+            mirror.close()
+        raise
+    return opened
+
+
+def active_places() -> list[str]:
+    """The places where a run is active in this process; MirrorError if there is none."""
+    active = [name for name in _WITH_RUNS if name in sys.modules and _file(name).is_active()]
+    if not active:
+        raise MirrorError(
+            "No run of W&B, MLflow or trackio is active: start one before ampwatch.mirror(), or "
+            f"name a place: {EXAMPLES}."
+        )
+    return active
+
+
+def _file(name: str) -> ModuleType:
+    """Our module for a place to mirror to, loaded when somebody asks for it."""
+    return import_module(f"ampwatch.mirrors.{'otlp' if name == 'otlps' else name}")
+
+
+def client(module: str, package: str) -> Any:
+    """The module of a place's client; MirrorError says what to install."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MirrorError(
+            f"This mirror needs the package {package}, which cannot be loaded ({reason(error)}): "
+            f"pip install {package}."
+        ) from error
+
+
+def reason(error: Exception) -> str:
+    """A client's error message, without passwords that an address in it may contain."""
+    text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
+    text = re.sub(r"://[^/@\s]+@", "://…@", text)
+    return cut(text, _LONGEST_REASON)
+
+
+# --- the thread of a place ------------------------------------------------------------------------
 
 
 class MirrorWorker:

@@ -10,7 +10,7 @@ from typing import Any
 from ampwatch.diagnosis import Finding
 from ampwatch.errors import MirrorError
 from ampwatch.follow import State
-from ampwatch.mirrors.places import client
+from ampwatch.mirrors.mirroring import client
 from ampwatch.mirrors.updates import Update
 from ampwatch.printable_text import printable
 from ampwatch.store import RunInfo

@@ -13,9 +13,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.current_values import ENDED, FINDING, STEP, CurrentValues
-from ampwatch.mirrors.places import client
-from ampwatch.mirrors.updates import READINGS, Reading, Update
+from ampwatch.mirrors.mirroring import client
+from ampwatch.mirrors.updates import (
+    ENDED,
+    FINDING,
+    READINGS,
+    STEP_READING,
+    CurrentValues,
+    Reading,
+    Update,
+)
 
 _SDK = "opentelemetry-sdk"
 _HTTP, _HTTP_PORT = "opentelemetry-exporter-otlp-proto-http", 4318
@@ -88,7 +95,7 @@ class OtlpActiveMirror:
 def _observe(provider: Any, values: Callable[[], CurrentValues]) -> None:
     """One OpenTelemetry instrument for each reading, which asks for its current value."""
     meter = provider.get_meter("ampwatch")
-    for reading in (STEP, *READINGS, ENDED, FINDING):
+    for reading in (STEP_READING, *READINGS, ENDED, FINDING):
         make = (
             meter.create_observable_counter if reading.is_count else meter.create_observable_gauge
         )

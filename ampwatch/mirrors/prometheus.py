@@ -11,9 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ampwatch.errors import MirrorError, reason_of
-from ampwatch.mirrors.current_values import CurrentValues, Sample
-from ampwatch.mirrors.places import client
-from ampwatch.mirrors.updates import Reading, Update
+from ampwatch.mirrors.mirroring import client
+from ampwatch.mirrors.updates import CurrentValues, Reading, Sample, Update
 
 _EXAMPLE = "prometheus://:9464, or prometheus://0.0.0.0:9464 for all interfaces"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ampwatch.diagnosis import Severity
 from ampwatch.errors import MirrorError
-from ampwatch.mirrors.places import client
+from ampwatch.mirrors.mirroring import client
 from ampwatch.mirrors.updates import Update
 from ampwatch.store import RunInfo
 

@@ -13,7 +13,7 @@ from typing import Any
 from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.errors import MirrorError, warn
 from ampwatch.follow import State
-from ampwatch.mirrors.places import client
+from ampwatch.mirrors.mirroring import client
 from ampwatch.mirrors.updates import PREFIX, READINGS, STEP, Update
 
 _LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}

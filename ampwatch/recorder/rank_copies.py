@@ -20,14 +20,16 @@ from ampwatch.codec import Batch
 from ampwatch.errors import AmpwatchError, RunError, RunInUseError, reason_of
 from ampwatch.files import make_folder, size_of
 from ampwatch.ranges import Ranges
+from ampwatch.rows import TABLES
 from ampwatch.store import locks
-from ampwatch.store.copy_notes import MOST_GAPS
 from ampwatch.store.layout import INDEX_FILE, find_in, rank_folder
+from ampwatch.store.run_info import MOST_GAPS
 
 _MOST_RANGES = 10_000  # live rows come ahead of older ones, but not in so many pieces
 _PATIENCE_S = 90.0  # a network share may show another host's writes a minute late
 _COMPACTION_PATIENCE_S = 10.0
 _OTHER_FILES = 64  # the process's own: libraries, pipes, a compaction
+_FILES_A_COPY = 2 + len(TABLES)  # the lock, the index, and one a table
 _UNKNOWN_FILES = 2048  # where the system does not say how many it allows
 
 
@@ -51,9 +53,9 @@ class RankCopy:
     _suspect: tuple[float, int] | None = None
 
     @property
-    def open_files(self) -> int:
-        """How many files it holds open."""
-        return 0 if self._writer is None else self._writer.open_files
+    def is_open(self) -> bool:
+        """Whether its files are open."""
+        return self._writer is not None
 
     def open(self) -> None:
         """Continue the copy from what it holds; RunError if that is not possible now.
@@ -74,7 +76,7 @@ class RankCopy:
         if not self.is_copy:
             self.filed = max(self.filed, sequence + 1)
             return
-        writer = self._opened()
+        writer = self._open_writer()
         if len(writer.held) >= _MOST_RANGES and sequence > self.filed:
             return  # as if lost under way: it is sent again after those below it
         writer.append(batch, sequence)
@@ -87,7 +89,7 @@ class RankCopy:
             return False
         if self.lost.next_missing(first) >= after:
             return False
-        self._opened()
+        self._open_writer()
         if len(self.lost) >= MOST_GAPS:
             raise RunError("it has lost more ranges of its log than can be noted.")
         self.lost.add(first, after)
@@ -136,7 +138,7 @@ class RankCopy:
         waited_s = time.monotonic() - self._suspect[0]
         return waited_s > _PATIENCE_S and head > self.head_at_hello
 
-    def _opened(self) -> store.RankWriter:
+    def _open_writer(self) -> store.RankWriter:
         if self._writer is None:
             self.open()
         assert self._writer is not None
@@ -205,32 +207,29 @@ class OpenFiles:
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
         # Three quarters of what the process may have: each rank has a connection too.
-        self._most = max(8, (_allowed_files() - _OTHER_FILES) * 3 // 4)
-        self._counts: OrderedDict[feed.PeerKey, tuple[RankCopy, int]] = OrderedDict()
-        self._total = 0
+        self._most_files = max(_FILES_A_COPY, (_allowed_files() - _OTHER_FILES) * 3 // 4)
+        self._copies: OrderedDict[feed.PeerKey, RankCopy] = OrderedDict()
 
     def used(self, key: feed.PeerKey, copy: RankCopy) -> None:
         """Note that a copy was written just now, and close others if too many files are open."""
-        _, before = self._counts.pop(key, (copy, 0))
-        self._counts[key] = (copy, copy.open_files)
-        self._total += copy.open_files - before
-        while self._total > self._most and len(self._counts) > 1:
+        self._copies[key] = copy
+        self._copies.move_to_end(key)
+        while len(self._copies) * _FILES_A_COPY > self._most_files and len(self._copies) > 1:
             self._close_idlest()
 
     def forget(self, key: feed.PeerKey) -> None:
         """Stop counting a copy that is closed for good."""
-        _, count = self._counts.pop(key, (None, 0))
-        self._total -= count
+        self._copies.pop(key, None)
 
     def _close_idlest(self) -> None:
-        _, (copy, count) = self._counts.popitem(last=False)
-        self._total -= count
-        if copy.open_files:
+        _, copy = self._copies.popitem(last=False)
+        if copy.is_open:
             copy.close()
             self._note(
-                f"More ranks send than may have files open here ({self._most} files): the copies "
-                "that have been idle longest are closed, and opened again at their next rows. "
-                "`ulimit -n` before starting the recorder allows more."
+                "More ranks send than may have files open here "
+                f"({self._most_files} files): the copies that have been idle longest are closed, "
+                "and opened again at their next rows. `ulimit -n` before starting the recorder "
+                "allows more."
             )
 
 
@@ -270,7 +269,10 @@ class Compactor:
     def compact(self, folder: Path) -> None:
         """Compact a run when those before it are done."""
         self._latest = threading.Thread(
-            target=self._work, args=(folder, self._latest), name="ampwatch-compact", daemon=True
+            target=self._compact_after,
+            args=(folder, self._latest),
+            name="ampwatch-compact",
+            daemon=True,
         )
         self._latest.start()
 
@@ -279,7 +281,7 @@ class Compactor:
         if self._latest is not None:
             self._latest.join(_COMPACTION_PATIENCE_S)
 
-    def _work(self, folder: Path, before: threading.Thread | None) -> None:
+    def _compact_after(self, folder: Path, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
         try:

@@ -1,32 +1,28 @@
-"""The recorder as others hold it: starts its process, listens to it, and restarts it if it dies."""
+"""The recorder as others hold it: starts its process, listens to it, and restarts it if it dies.
+
+What the process is told and says is a line of JSON each. Of that it makes the status: what a
+recorder knows of the runs it hears, as snapshots that are safe to keep.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ampwatch import errors, feed
-from ampwatch.errors import AmpwatchError, FeedError, RunError
-from ampwatch.recorder.recorder_messages import (
-    Asked,
-    Failed,
-    Listening,
-    Message,
-    NewRows,
-    Noted,
-    Orders,
-    RecordedRun,
-    RecorderStats,
-    RecorderStatus,
-)
-from ampwatch.recorder.recorder_process import RecorderProcess
+from ampwatch.errors import AmpwatchError, FeedError, RunError, reason_of
 
 _NOTES_KEPT = 200
 _END_PATIENCE_S = 20.0
@@ -129,9 +125,9 @@ class Recorder:
                 "can write to.",
                 path=directory,
             ) from error
-        process = self._begin()
+        process = self._first_process()
         self._thread = threading.Thread(
-            target=self._work, args=(process,), name="ampwatch-recorder", daemon=True
+            target=self._keep_recording, args=(process,), name="ampwatch-recorder", daemon=True
         )
         self._thread.start()
         atexit.register(self.stop)
@@ -173,7 +169,7 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _begin(self) -> RecorderProcess:
+    def _first_process(self) -> RecorderProcess:
         """The first process, once it listens."""
         wanted = self._orders.endpoint
         keys = feed.find_security(wanted, insecure=self._orders.insecure)
@@ -202,22 +198,22 @@ class Recorder:
         reachable = feed.reachable_form(listening.endpoint)
         if reachable == feed.DEFAULT_ENDPOINT:
             return
-        known = feed.announce(reachable)
+        is_announced = feed.announce(reachable)
         if listening.fell_back:
             how = (
                 "your trainers on this machine find it if they start from now on"
-                if known
+                if is_announced
                 else f"start trainers with AMPWATCH_ENDPOINT={reachable}"
             )
             self._note(f"{wanted} is taken, so this recorder listens on {reachable}; {how}.")
 
     # --- its thread ------------------------------------------------------------------------------
 
-    def _work(self, process: RecorderProcess | None) -> None:
+    def _keep_recording(self, process: RecorderProcess | None) -> None:
         quick_ends = 0
         self._listening_since_s = time.monotonic()
         while True:
-            reason = self._listen(process)
+            reason = self._handle_messages(process)
             if self._stopping.is_set():
                 return
             quick_ends = quick_ends + 1 if self._was_quick() else 0
@@ -233,26 +229,26 @@ class Recorder:
                 "goes on: trainers send again what was not filed."
             )
             self._stopping.wait(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**quick_ends))
-            process = self._restart()
+            process = self._next_process()
 
     def _was_quick(self) -> bool:
         """Whether the last process never listened, or not for long."""
         since_s, self._listening_since_s = self._listening_since_s, None
         return since_s is None or time.monotonic() - since_s < _QUICK_S
 
-    def _listen(self, process: RecorderProcess | None) -> str:
+    def _handle_messages(self, process: RecorderProcess | None) -> str:
         """Take a process's messages until it has ended; returns how it ended."""
         self._failure = None
         if process is None:
             return "it cannot be started"
         for message in process.messages():
-            self._take(message)
+            self._handle_message(message)
         reason = process.wait()
         self._process = None
         self._status.new_process()
         return self._failure or reason
 
-    def _restart(self) -> RecorderProcess | None:
+    def _next_process(self) -> RecorderProcess | None:
         with self._starting:
             if self._stopping.is_set():
                 return None
@@ -262,7 +258,7 @@ class Recorder:
                 return None
             return self._process
 
-    def _take(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         if isinstance(message, Noted):
             self._note(message.sentence)
         elif isinstance(message, NewRows):
@@ -310,3 +306,295 @@ def _trouble_in(callback: Callable[[T], None] | None, value: T) -> str | None:
     except Exception as error:  # noqa: BLE001  theirs may raise anything; rows must go on coming
         return f"{type(error).__name__}: {error}"
     return None
+
+
+# --- what it knows of the runs --------------------------------------------------------------------
+
+ALIVE_S = 5.0  # a trainer gives a sign of life each second
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """One rank as the recorder knows it."""
+
+    rank: int
+    filed: int  # every number below it is in the folder, or known to be lost
+    head: int  # the next number the trainer will write
+    gaps: tuple[tuple[int, int], ...]  # first and after of what will never come
+    bad_frames: int
+    is_copy: bool  # written here by the recorder, not by the trainer itself
+    is_blocked: bool  # cannot be filed at present
+    is_alive: bool  # heard of lately, and not ended
+    has_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A run that sends, or has sent, to this recorder."""
+
+    id: str
+    name: str
+    folder: Path
+    ranks: tuple[RankRecord, ...]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every rank heard of has sent its end mark."""
+        return all(record.has_ended for record in self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderStats:
+    """What the recorder has met, over all runs."""
+
+    frames: int = 0
+    rows: int = 0
+    bytes: int = 0
+    bad_frames: int = 0
+    ignored_frames: int = 0  # older than the last request
+    requests: int = 0  # for rows, at hellos and after losses under way
+    gaps: int = 0  # numbers that will never come
+    denied_keys: tuple[str, ...] = ()
+
+    def __add__(self, other: RecorderStats) -> RecorderStats:
+        both = {name: getattr(self, name) + getattr(other, name) for name in self.__slots__}
+        return RecorderStats(**both | {"denied_keys": tuple(dict.fromkeys(both["denied_keys"]))})
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """How a rank stands, and to which run it belongs."""
+
+    run_id: str
+    run_name: str
+    folder: Path
+    record: RankRecord
+
+
+class RecorderStatus:
+    """What the recorder's process, and those before it, have reported; one thread writes it."""
+
+    def __init__(self) -> None:
+        # By run and rank: the newest report, and the number of the process that made it.
+        self._ranks: dict[tuple[str, int], tuple[RankReport, int]] = {}
+        self._before, self._latest = RecorderStats(), RecorderStats()
+        self._process = 0
+        self._since_s = time.monotonic()
+
+    def new_process(self) -> None:
+        """Another process reports from now on, and counts from zero."""
+        self._before, self._latest = self._before + self._latest, RecorderStats()
+        self._process += 1
+        self._since_s = time.monotonic()
+
+    def take(self, report: RankReport | RecorderStats) -> None:
+        """Note how a rank or the counts stand."""
+        if isinstance(report, RecorderStats):
+            self._latest = report
+        else:
+            self._ranks[report.run_id, report.record.rank] = (report, self._process)
+
+    @property
+    def runs(self) -> dict[str, RecordedRun]:
+        """The runs heard of, by id."""
+        runs: dict[str, RecordedRun] = {}
+        reports = self._ranks.copy().values()
+        for rank, process in sorted(reports, key=lambda report: report[0].record.rank):
+            before = runs[rank.run_id].ranks if rank.run_id in runs else ()
+            records = (*before, self._as_of_now(rank.record, process))
+            runs[rank.run_id] = RecordedRun(rank.run_id, rank.run_name, rank.folder, records)
+        return runs
+
+    @property
+    def stats(self) -> RecorderStats:
+        """The counts of all recorder processes, those that ended included."""
+        gaps = [gap for rank, _ in self._ranks.copy().values() for gap in rank.record.gaps]
+        lost = sum(after - first for first, after in gaps)
+        return replace(self._before + self._latest, gaps=lost)
+
+    def _as_of_now(self, record: RankRecord, process: int) -> RankRecord:
+        """A rank that the present process has not heard of for some time is not alive."""
+        is_news = process == self._process or time.monotonic() - self._since_s < ALIVE_S
+        return record if is_news else replace(record, is_alive=False)
+
+
+# --- its process ----------------------------------------------------------------------------------
+
+# The starter's import path, so that both import the same ampwatch.
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from ampwatch.recorder import recorder_process
+recorder_process.main(sys.argv[1])
+"""
+# The terminal's Ctrl-C must not reach it: what was sent before is still to be filed.
+_OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+
+
+class RecorderProcess:
+    """One process, from its start to its end. FeedError if it cannot be started."""
+
+    def __init__(self, orders: Orders, environ: Mapping[str, str]) -> None:
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, orders.to_text(), json.dumps(sys.path)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(environ),
+                start_new_session=True, creationflags=_OWN_GROUP,
+            )  # fmt: skip
+        except OSError as error:
+            raise FeedError(
+                f"The recorder's process cannot be started ({reason_of(error)})."
+            ) from error
+
+    @property
+    def id(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def messages(self) -> Iterator[Message]:
+        """What it says, until it has ended."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.endswith(b"\n"):  # a process that is killed may leave half a line
+                yield from_line(line)
+
+    def instruct(self, asked: Asked) -> bool:
+        """Have it pass an instruction on; False if it has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(asked.to_line())
+            self._process.stdin.flush()
+        except (OSError, ValueError):  # ValueError: closed by `ask_to_end`
+            return False
+        return True
+
+    def ask_to_end(self) -> None:
+        """Let it file what it has, and end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End it now; what it has acknowledged is in the files."""
+        self._process.kill()
+
+    def wait(self) -> str:
+        """How it ended, in words; call this when it has no more to say."""
+        assert self._process.stdout is not None
+        self.ask_to_end()
+        code = self._process.wait()
+        self._process.stdout.close()
+        if code >= 0:
+            return f"exit status {code}"
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-code).name
+        return f"signal {-code}"
+
+
+# --- what its process is told ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The arguments of a recorder's process."""
+
+    endpoint: str
+    directory: Path
+    insecure: bool
+    fallback: bool
+    port_wait_s: float  # for a port that another recorder's process is about to release
+    beside: tuple[Path, ...] = ()  # where runs are read that need no copy
+
+    def to_text(self) -> str:
+        """The orders as one argument of a command."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_text(cls, text: str) -> Orders:
+        """What `to_text` wrote."""
+        fields = json.loads(text)
+        folders = {
+            "directory": Path(fields["directory"]),
+            "beside": tuple(map(Path, fields["beside"])),
+        }
+        return cls(**fields | folders)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An instruction on its way to one rank; all that a recorder's process is ever sent."""
+
+    run_id: str
+    rank: int
+    number: int
+    instruction: feed.Instruction
+
+    def to_line(self) -> bytes:
+        """The instruction as a line, its end included."""
+        instruction = self.instruction.to_bytes().decode()
+        return json.dumps([self.run_id, self.rank, self.number, instruction]).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Asked:
+        """What `to_line` wrote."""
+        run_id, rank, number, instruction = json.loads(line)
+        return cls(run_id, rank, number, feed.Instruction.from_bytes(instruction.encode()))
+
+
+# --- what its process says ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """It has the port; if not, it says `Failed` instead."""
+
+    endpoint: str
+    fell_back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It cannot begin, because of one of our errors."""
+
+    error: str  # its name in `ampwatch.errors`
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A sentence that the user should see."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Rows have come for a run."""
+
+    folder: Path
+
+
+Message: TypeAlias = Listening | Failed | Noted | NewRows | RankReport | RecorderStats
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Listening, Failed, Noted, NewRows, RankReport, RecorderStats)
+}
+
+
+def to_line(message: Message) -> bytes:
+    """A message of the recorder's process as a line, its end included."""
+    return json.dumps([type(message).__name__, asdict(message)], default=str).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Message:
+    """The message of the recorder's process in a whole line."""
+    name, fields = json.loads(line)
+    if "folder" in fields:
+        fields["folder"] = Path(fields["folder"])
+    if "denied_keys" in fields:
+        fields["denied_keys"] = tuple(fields["denied_keys"])
+    if "record" in fields:
+        gaps = tuple((first, after) for first, after in fields["record"]["gaps"])
+        fields["record"] = RankRecord(**fields["record"] | {"gaps": gaps})
+    message: Message = _KINDS[name](**fields)
+    return message

@@ -1,18 +1,46 @@
 """The advice on the learning rate once reruns have shown more than the run's own record does.
 
-Every view takes its advice from here: an estimate gives way to what was tried.
+Every view takes its advice from here: an estimate gives way to what was tried. `judge` puts
+together what a report says of a run: its own rows, what earlier runs showed, what reruns showed.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from ampwatch.diagnosis import Action, Advice, Diagnosis
+from ampwatch.diagnosis import Action, Advice, Diagnosis, Engine, conclude
+from ampwatch.diagnosis.earlier_runs import EarlierRun, LessonOfEarlierRuns, with_lesson
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
+from ampwatch.follow import KeptEntries, as_it_stands, keep_for_later, lesson_for
 from ampwatch.recovery.change import NOTHING, RATE
-from ampwatch.recovery.proof import Proof, besides_rate, sentence_of
+from ampwatch.recovery.proof import Proof, besides_rate, kept_proof, sentence_of
+from ampwatch.store import Run
 
 PROVED_CONFIDENCE = 0.9  # all of 67 proved rates trained (`benchmarks/results/prove.md`)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """A run's diagnosis as every report gives it, and what went into it beside the run's rows."""
+
+    diagnosis: Diagnosis
+    established_scale: float | None
+    lesson: LessonOfEarlierRuns | None
+    proof: Proof | None
+
+
+def judge(run: Run, others: Sequence[EarlierRun] = ()) -> JudgedRun:
+    """Judge a run as it stands now, by its rows, by earlier runs like it, and by its reruns.
+
+    Earlier runs are those of its folder and `others`. Its facts are kept for lessons of later runs.
+    """
+    case, kept = Engine().feed(run).case(), KeptEntries()
+    judged = as_it_stands(run, conclude(case))
+    lesson, proof = lesson_for(run, others, kept), kept_proof(run.path)
+    keep_for_later(run, judged, kept)
+    diagnosis = with_proof(with_lesson(judged, lesson), proof)
+    return JudgedRun(diagnosis, case.scale.level, lesson, proof)
 
 
 def with_proof(diagnosis: Diagnosis, proof: Proof | None) -> Diagnosis:

@@ -1,18 +1,21 @@
-"""Find the runs in folders, list them by a line each, and delete one.
+"""Find the runs in folders, list them by a line each, find one by its name, and delete one.
 
 A registered run is one small file in the user's state folder that holds its path, so that a
 dashboard started elsewhere finds it. Runs that were deleted are dropped silently; those that cannot
 be read are listed with a reason. A run is deleted only if nobody writes it and nothing but ours is
-in its folder.
+in its folder. Where a name is that of no run, the sentence says what was looked for, where, and
+what to type next, on the command line and in Python alike.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import math
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,16 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from ampwatch.environment import state_folder
-from ampwatch.errors import AmpwatchError, RunError, RunInUseError, reason_of
+from ampwatch.errors import AmpwatchError, NotARunError, RunError, RunInUseError, reason_of
 from ampwatch.files import draft_of
 from ampwatch.rows import FORMAT, Table
 from ampwatch.store import locks
-from ampwatch.store.copy_notes import COPY_FILE, read_copies
 from ampwatch.store.kept_facts import FileStamp, KeptFacts, stamp_of
 from ampwatch.store.layout import is_rank_name, rank_folder, ranks_in, sweep
 from ampwatch.store.locks import LOCK_FILE
 from ampwatch.store.rank_log import RankLog
-from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
+from ampwatch.store.run_info import COPY_FILE, RUN_FILE, RunInfo, read_copies, read_info
 from ampwatch.store.tags import TAGS_FILE, RunTags, read_tags
 
 OWN_SOURCE = "ampwatch"  # who wrote the rows; other tools' logs have their tool's name
@@ -137,8 +139,8 @@ class Catalogue:
             notes = sorted((state_folder() / "runs").iterdir())
         except (OSError, RuntimeError):
             return []
-        known = {note.name: self._notes.get(note.name) or _still_there(note) for note in notes}
-        self._notes = {name: place for name, place in known.items() if place is not None}
+        places = {note.name: self._notes.get(note.name) or _still_there(note) for note in notes}
+        self._notes = {name: place for name, place in places.items() if place is not None}
         return list(self._notes.values())
 
     def _line(self, path: str) -> RunSummary | None:
@@ -147,9 +149,9 @@ class Catalogue:
         if stamp is None:
             self._notes = {name: place for name, place in self._notes.items() if place[0] != path}
             return None
-        known = self._lines.get(path)
-        if known is not None and stamp.text and known[0] == stamp:
-            return known[1]
+        before = self._lines.get(path)
+        if before is not None and stamp.text and before[0] == stamp:
+            return before[1]
         line = self._labelled(self._summary(path, stamp), stamp)
         self._lines[path] = (stamp, line)
         return line
@@ -239,11 +241,13 @@ def _places_in(folder: Path) -> list[Place]:
         with os.scandir(folder) as entries:
             return sorted(
                 (
-                    one.path,
-                    os.path.realpath(one) if one.is_symlink() else f"{real_folder}/{one.name}",
+                    entry.path,
+                    os.path.realpath(entry)
+                    if entry.is_symlink()
+                    else f"{real_folder}/{entry.name}",
                 )
-                for one in entries
-                if not one.name.startswith(".")
+                for entry in entries
+                if not entry.name.startswith(".")
             )
     except OSError:
         return []
@@ -330,3 +334,158 @@ def _held(run_folder: Path) -> Iterator[None]:
         if os.name == "nt":  # a folder with an open file cannot be renamed there
             held.close()
         yield
+
+
+# --- find a run by its name -----------------------------------------------------------------------
+
+HOW_TO_BEGIN = "Add `ampwatch.attach(scaler, model)` to a training loop, or run `ampwatch demo`."
+
+_MOST_NAMED = 3
+_MOST_COMPARED = 2_000  # names: to compare one takes 50 us
+_LEAST_PART = 3  # letters of a name that are looked for within other names
+
+
+def find_run(named: str | Path) -> Path:
+    """The folder of the run at a path, or of this name in the default folder; or NotARunError."""
+    for folder in (Path(named), default_log_dir() / named):
+        if os.path.lexists(folder / RUN_FILE):  # if it is damaged, its reader says how
+            return folder
+    raise NotARunError(_why_none(str(named)), path=named)
+
+
+def report_command(run_folder: Path) -> str:
+    """The command that reports on a run: by its name if that suffices, else by its path."""
+    if _is_in_default(run_folder):
+        return f"ampwatch report {shlex.quote(run_folder.name)}"
+    path = shown_folder(run_folder).removeprefix(f".{os.sep}")
+    return f"ampwatch report {shlex.quote(path)}"
+
+
+def how_to_see(run_folder: Path) -> str:
+    """The command that reports on a run and where it is, for who started this very program."""
+    if _has_moved():
+        return f"`ampwatch report {shlex.quote(str(run_folder.absolute()))}`"
+    folder = f" (in {shown_folder(run_folder.parent)})" if _is_in_default(run_folder) else ""
+    return f"`{report_command(run_folder)}`{folder}"
+
+
+def _has_moved() -> bool:
+    """Whether this program works in another folder than the shell that started it, if one did."""
+    shell = os.environ.get("PWD")
+    return shell is not None and os.path.realpath(shell) != os.path.realpath(".")
+
+
+def _is_in_default(run_folder: Path) -> bool:
+    return os.path.realpath(run_folder.parent) == os.path.realpath(default_log_dir())
+
+
+def shown_folder(folder: Path) -> str:
+    """A folder as a message shows it: from the working folder if it is below that."""
+    try:
+        below = Path(os.path.relpath(folder))
+    except (OSError, ValueError):  # the working folder is gone, or on another drive
+        return str(folder)
+    is_elsewhere = ".." in below.parts or below == Path()
+    return str(folder) if is_elsewhere else f".{os.sep}{below}"
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 - a Path raises for a name that is too long
+
+
+def _why_none(text: str) -> str:
+    """Why this names no run, and what to do."""
+    if "://" in text:
+        return f"{text} is a place for runs, not a run: name one of its runs, as in {text}#NAME."
+    if os.path.isfile(text):  # noqa: PTH113 - a Path raises for a name that is too long
+        return (
+            f"{text} is a file; a run is a folder with a run.json. If it is the log of another "
+            f"trainer, `ampwatch import {shlex.quote(text)}` makes a run of it."
+        )
+    for folder in (Path(text), default_log_dir() / text):
+        if _is_folder(folder):
+            return _what_folder_has(folder)
+    if len(Path(text).parts) > 1:
+        return _none_in_folder(Path(text))
+    return _none_by_name(text)
+
+
+def _what_folder_has(folder: Path) -> str:
+    """Which runs there are in a folder that was given as a run."""
+    try:
+        names = run_names(folder)
+    except OSError as problem:
+        return f"{folder} cannot be read: {reason_of(problem)}."
+    if not names:
+        return f'The folder "{folder}" has no run in it.{_guess(folder.name, _known_names())}'
+    command = report_command(folder / names[0])
+    if len(names) == 1:
+        return f"{folder} is a folder of 1 run. Report on it with: {command}"
+    named = _listed(names[:_MOST_NAMED], "and")
+    some = f", the newest {named}" if len(names) > _MOST_NAMED else f": {named}"
+    return f"{folder} is a folder of {len(names):,} runs{some}. Report on one with: {command}"
+
+
+def _none_in_folder(path: Path) -> str:
+    """Why a path with folders in it leads to no run."""
+    folder = path.parent
+    nothing = f"No run named {path.name} in {shown_folder(folder)}"
+    if not _is_folder(folder):
+        return f"{nothing}: there is no such folder."
+    names = _names_or_none(folder)
+    if not names:
+        return f"{nothing}, which has no run in it."
+    return f"{nothing}.{_guess(path.name, names, folder) or ' `ampwatch runs` lists all runs.'}"
+
+
+def _none_by_name(name: str) -> str:
+    """Why a name alone is that of no run."""
+    names = _known_names()
+    nothing = f"No run named {name} in {shown_folder(default_log_dir())}"
+    if not names:
+        return f"{nothing}, which has no run yet. {HOW_TO_BEGIN}"
+    return f"{nothing}.{_guess(name, names) or ' `ampwatch runs` lists all runs.'}"
+
+
+def _known_names() -> list[str]:
+    """The runs that can be named without a path: of the default folder, and of the working one."""
+    return [*_names_or_none(default_log_dir()), *_names_or_none(Path())]
+
+
+def _names_or_none(folder: Path) -> list[str]:
+    try:
+        return run_names(folder)
+    except OSError:
+        return []
+
+
+def run_names(folder: Path) -> list[str]:
+    """The names of the runs in a folder, newest first; none of them is opened."""
+    names = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            info = os.path.join(entry.path, RUN_FILE)  # noqa: PTH118 - of 10,000 folders
+            if not entry.name.startswith(".") and os.path.lexists(info):
+                names.append((os.lstat(info).st_mtime_ns, entry.name))
+    return [name for _, name in sorted(names, reverse=True)]
+
+
+def _guess(name: str, names: Sequence[str], folder: Path = Path()) -> str:
+    """A question that names the runs which may have been meant; empty if none is near."""
+    near = [shlex.quote(str(folder / name_near)) for name_near in _near(name, names)]
+    return f" Did you mean {_listed(near, 'or')}?" if near else ""
+
+
+def _near(name: str, names: Sequence[str]) -> list[str]:
+    """The run names that begin with this one, contain it or are spelled much like it."""
+    by_lower_case = {one.lower(): one for one in reversed(names[:_MOST_COMPARED])}
+    wanted, newest_first = name.lower(), list(by_lower_case)[::-1]
+    begin = [one for one in newest_first if one.startswith(wanted)]
+    contain = [one for one in newest_first if wanted in one and len(wanted) >= _LEAST_PART]
+    alike = difflib.get_close_matches(wanted, newest_first, _MOST_NAMED)
+    return [by_lower_case[one] for one in dict.fromkeys([*begin, *contain, *alike])][:_MOST_NAMED]
+
+
+def _listed(names: Sequence[str], word: str) -> str:
+    *first, last = names
+    return f"{', '.join(first)} {word} {last}" if first else last

@@ -20,7 +20,14 @@ from ampwatch.errors import CodecError, RunError, RunInUseError, reason_of
 from ampwatch.files import open_file, replace_file, sync, write_file
 from ampwatch.rows import FORMAT, SCHEMAS, TABLES, Table
 from ampwatch.store import locks
-from ampwatch.store.compacted_log import CompactedLog, seal
+from ampwatch.store.compacted_log import (
+    CompactedLog,
+    TableFile,
+    footer_of,
+    most_bytes,
+    refuse_large,
+    seal,
+)
 from ampwatch.store.layout import (
     BASE_FILE,
     INDEX_FILE,
@@ -30,7 +37,6 @@ from ampwatch.store.layout import (
     table_file,
 )
 from ampwatch.store.live_log import RECORD, Header, pack_header
-from ampwatch.store.parquet_file import Declared, TableFile, footer_of, most_bytes
 from ampwatch.store.rank_log import RankLog
 from ampwatch.store.run_info import read_info
 
@@ -153,8 +159,10 @@ def _write_table(
 
 def _refuse_unreadable(path: Path, table: Table, entry: TableFile, text_bytes: int) -> None:
     """Refuse to write a file that readers would refuse as made to fill their memory."""
+    from pyarrow import parquet
+
     try:
-        Declared.of(table, entry, footer_of(path.read_bytes())[:-8])
+        refuse_large(table, entry, parquet.read_metadata(path))
         too_dense = text_bytes > most_bytes(entry.size)
     except CodecError:
         too_dense = True
@@ -229,10 +237,10 @@ def _merged_records(folder: Path, log: RankLog) -> np.ndarray:
 
 def _refuse_grown(folder: Path, log: RankLog) -> None:
     """Refuse if rows were appended during the compaction, which our files lack."""
-    known = len(log.records)
+    batches_before = len(log.records)
     log.refresh()
     base = CompactedLog.load(folder)
-    if len(log.records) != known or log.generation != (base.generation if base else 0):
+    if len(log.records) != batches_before or log.generation != (base.generation if base else 0):
         raise RunInUseError(
             f"{folder} was written while it was being compacted; it was left as it is.", path=folder
         )
@@ -249,11 +257,11 @@ def _remove_leftovers(folder: Path) -> None:
     """Delete what base.json does not name and, if it holds all their rows, the streams."""
     base = CompactedLog.load(folder)
     generation = base.generation if base else 0
-    kept = {f"base-{generation}.index"}
-    kept |= {entry.file for entry in base.tables.values()} if base else set()
+    named = {f"base-{generation}.index"}
+    named |= {entry.file for entry in base.tables.values()} if base else set()
     for path in folder.iterdir():
         is_ours = path.suffix in {".parquet", ".new"} or path.match("base-*.index")
-        if is_ours and path.name not in kept:
+        if is_ours and path.name not in named:
             _remove(path)
     log = RankLog(folder, 0)
     if base is not None and not len(log.records) and not damage_of(log):

@@ -83,11 +83,11 @@ def _stamp(entries: list[os.DirEntry[str]]) -> FileStamp:
 
 
 def _marks_in(folder: str, name: str) -> list[Marks]:
-    found = []
+    marks = []
     for entry in os.scandir(folder):
         about = entry.stat(follow_symlinks=False)  # a dangling link is a file too
-        found.append((f"{name}/{entry.name}", about.st_mtime_ns, about.st_size))
-    return found
+        marks.append((f"{name}/{entry.name}", about.st_mtime_ns, about.st_size))
+    return marks
 
 
 # --- the facts ------------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ class KeptFacts:
 
     def of(self, name: str, stamp: str) -> Any | None:
         """What is kept about this run, if its files are as they were."""
-        known = self._kept.get(name)
-        return known[1] if known and stamp and known[0] == self._edition + stamp else None
+        entry = self._kept.get(name)
+        return entry[1] if entry and stamp and entry[0] == self._edition + stamp else None
 
     def every(self) -> Iterator[tuple[str, str, Any]]:
         """Name, stamp and facts of every run that is kept; its files may have changed since."""

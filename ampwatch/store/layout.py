@@ -129,7 +129,7 @@ def sweep(log_dir: Path) -> None:
     """
     try:
         with os.scandir(log_dir) as there:  # of a hundred thousand runs, perhaps
-            left = [Path(one.path) for one in there if _UNNAMED.fullmatch(one.name)]
+            left = [Path(entry.path) for entry in there if _UNNAMED.fullmatch(entry.name)]
     except OSError:
         return
     for folder in left:

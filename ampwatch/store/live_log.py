@@ -27,7 +27,6 @@ from ampwatch.codec import (
     Batch,
     decode_stream,
     refuse_missing_keys,
-    refuse_other_packing,
     stream_head,
 )
 from ampwatch.errors import CodecError, FutureRunError, RunError, reason_of
@@ -231,7 +230,6 @@ class LiveLog:
         self._generation = generation  # of the base that comes before; 0 for none
         self._tables = dict.fromkeys(TABLES, _NO_RECORDS)
         self._verified = dict.fromkeys(TABLES, 0)
-        self._unpacked = dict.fromkeys(TABLES, 0)  # batches that were seen to be packed as ours are
         self._header = self._read_header()
 
     # --- what there is ---------------------------------------------------------------------------
@@ -247,7 +245,7 @@ class LiveLog:
         for table in TABLES:
             mine = fresh[fresh["table"] == table.number]
             if len(mine) and _damage_of(table) not in self.notes:
-                self._take(table, mine)
+                self._add_records(table, mine)
         return fresh
 
     def batches(self, table: Table) -> np.ndarray:
@@ -267,14 +265,13 @@ class LiveLog:
         pieces, good = good_payloads(self._folder, table, records[first:last])
         if first + good < last:
             self._cut(table, first + good)
-        self._refuse_packed(table, records[first : first + good], pieces, first)
-        found = self._decode(table, names, pieces)
-        if found.num_rows != int(records["rows"][first : first + good].sum()):
+        rows = self._decode(table, names, pieces)
+        if rows.num_rows != int(records["rows"][first : first + good].sum()):
             raise self._not_ours(table)
         if first <= self._verified[table]:
             self._verified[table] = max(self._verified[table], first + good)
         skipped = start - (int(ends[first - 1]) if first else 0)
-        return found.slice(skipped, max(0, stop - start))
+        return rows.slice(skipped, max(0, stop - start))
 
     def verify(self, table: Table) -> None:
         """Check a table's bytes that were not checked yet."""
@@ -295,8 +292,8 @@ class LiveLog:
         start = HEADER_BYTES + len(self.records) * RECORD_BYTES
         after = read_region(self._folder / INDEX_FILE, start, start + RECORD_BYTES)
         if len(after) == RECORD_BYTES and not len(read_records(after)):
-            known = len(self.records)
-            return [f"its index is damaged after {known} batches; what follows is left out"]
+            count = len(self.records)
+            return [f"its index is damaged after {count} batches; what follows is left out"]
         torn = 0 < len(after) < RECORD_BYTES or any(self._unvouched(table) for table in TABLES)
         if torn and not locks.is_held(self._folder):
             return ["its last batch was cut off in mid-write and is left out"]
@@ -315,14 +312,14 @@ class LiveLog:
                 return np.concatenate(parts)
             start += _INDEX_PART
 
-    def _take(self, table: Table, fresh: np.ndarray) -> None:
+    def _add_records(self, table: Table, fresh: np.ndarray) -> None:
         """Add a table's records; those that claim bytes which others have are damage."""
-        known = self._tables[table]
-        end = int(known["offset"][-1]) + int(known["length"][-1]) if len(known) else 0
-        self._tables[table] = np.concatenate([known, fresh])
+        records = self._tables[table]
+        end = int(records["offset"][-1]) + int(records["length"][-1]) if len(records) else 0
+        self._tables[table] = np.concatenate([records, fresh])
         apart = without_overlap(fresh, end)
         if apart < len(fresh):
-            self._cut(table, len(known) + apart)
+            self._cut(table, len(records) + apart)
 
     def _read_header(self) -> Header | None:
         path = self._folder / INDEX_FILE
@@ -352,31 +349,13 @@ class LiveLog:
         """The batches' rows; a sound checksum says that bytes are as written, not by whom."""
         schema = pa.schema([SCHEMAS[table].field(name) for name in names])
         try:
-            found = _rows_in(table, pieces, names, schema)
-            found.validate(full=True)
-            refuse_missing_keys(table, found)
+            rows = _rows_in(table, pieces, names, schema)
+            rows.validate(full=True)
+            refuse_missing_keys(table, rows)
         except (pa.ArrowException, CodecError) as problem:
             raise self._not_ours(table) from problem
         # A column of hundreds of pieces is slow to handle.
-        return found.combine_chunks() if found.num_rows <= _JOINED_ROWS else found
-
-    def _refuse_packed(
-        self, table: Table, records: np.ndarray, pieces: list[bytes], first: int
-    ) -> None:
-        """Refuse, of the batches not read before, those that would inflate without a bound."""
-        place = first
-        try:
-            for stretch, piece in zip(stretches(records), pieces, strict=True):
-                view, end = memoryview(piece), 0
-                for length in stretch["length"].tolist():
-                    if place >= self._unpacked[table]:
-                        refuse_other_packing(view[end : end + length])
-                    end += length
-                    place += 1
-        except CodecError as problem:
-            raise self._not_ours(table) from problem
-        if first <= self._unpacked[table]:
-            self._unpacked[table] = max(self._unpacked[table], place)
+        return rows.combine_chunks() if rows.num_rows <= _JOINED_ROWS else rows
 
     def _not_ours(self, table: Table) -> RunError:
         path = table_file(self._folder, table)
@@ -401,8 +380,8 @@ def _rows_in(
     if schema.names == SCHEMAS[table].names:  # all, in order: choosing takes as long as decoding
         batches = [batch for piece in pieces for batch in decode_stream(table, piece)]
     else:
-        found = [batch for piece in pieces for batch in decode_stream(table, piece, names)]
-        batches = [batch.select(names) for batch in found]
+        decoded = [batch for piece in pieces for batch in decode_stream(table, piece, names)]
+        batches = [batch.select(names) for batch in decoded]
     return pa.Table.from_batches(batches, schema)
 
 

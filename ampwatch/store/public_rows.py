@@ -255,8 +255,8 @@ def _dtype_or_same(name: str, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedA
 
 def named(numbers: np.ndarray, names: Sequence[str]) -> pa.Array:
     """Positions as a public column of the names they stand for; null without a name."""
-    known = (numbers >= 0) & (numbers < len(names))
-    indices = masked(np.where(known, numbers, 0), known, pa.int32())
+    is_named = (numbers >= 0) & (numbers < len(names))
+    indices = masked(np.where(is_named, numbers, 0), is_named, pa.int32())
     return pa.DictionaryArray.from_arrays(indices, column(list(names), pa.string()))
 
 
@@ -286,14 +286,14 @@ class LayerFacts:
         if not len(self.keys):
             return np.full(len(layers), -1)
         positions = self._positions(_codes(rows, layers, self.width))
-        found: np.ndarray
+        places: np.ndarray
         if len(self.keys) == len(self.codes):  # no layer ever changed: the step does not matter
-            found = self.order[positions]
+            places = self.order[positions]
         else:
-            found = self._found_at(_with_step(positions, rows))
+            places = self._found_at(_with_step(positions, rows))
         outside = (layers < 0) | (layers >= self.width) | (positions < 0)
-        found[outside] = -1
-        return found
+        places[outside] = -1
+        return places
 
     def _positions(self, codes: np.ndarray) -> np.ndarray:
         """Where each code stands among those that are known; -1 for none."""
@@ -386,9 +386,9 @@ def _placed(step_keys: np.ndarray, keys: np.ndarray, numbers: np.ndarray) -> pa.
     """The last value of a user's scalar at each step; both arrays of keys are sorted."""
     if not len(keys):
         return pa.nulls(len(step_keys), pa.float64())
-    found = np.searchsorted(keys, step_keys, side="right") - 1
-    there = (found >= 0) & (keys[found] == step_keys)
-    return masked(numbers[found], there, pa.float64())
+    places = np.searchsorted(keys, step_keys, side="right") - 1
+    there = (places >= 0) & (keys[places] == step_keys)
+    return masked(numbers[places], there, pa.float64())
 
 
 def _step_keys(rows: pa.Table) -> np.ndarray:

@@ -19,9 +19,9 @@ from ampwatch.ranges import Ranges
 from ampwatch.rows import SCHEMAS, TABLES, EventKind, Table
 from ampwatch.store import locks
 from ampwatch.store.compacted_log import CompactedLog
-from ampwatch.store.copy_notes import CopyNote, what_lacks
 from ampwatch.store.layout import BASE_FILE, asides_in
 from ampwatch.store.live_log import LiveLog
+from ampwatch.store.run_info import CopyNote, what_lacks
 
 _NEWEST_ROWS = 64  # of a foreign log some may tell no time
 _LOAD_TRIES = 20
@@ -137,9 +137,9 @@ class RankLog:
 
     def newest(self, table: Table, names: Sequence[str], most: int) -> pa.Table:
         """The last rows that can be read, at most so many, though the log's end be damaged."""
-        found = self.read(table, names, max(0, self.rows(table) - most))
-        if found.num_rows or not self.rows(table):
-            return found
+        rows = self.read(table, names, max(0, self.rows(table) - most))
+        if rows.num_rows or not self.rows(table):
+            return rows
         self.verify()  # batch by batch back to the last good one would take for ever
         return self.read(table, names, max(0, self.rows(table) - most))
 

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc  # this and the next take 150 ms, which the first read would pay
 import pyarrow.parquet
@@ -19,13 +20,11 @@ from ampwatch.errors import RunError
 from ampwatch.rows import SCHEMAS, EventKind, Table
 from ampwatch.store import locks
 from ampwatch.store import public_rows as public
-from ampwatch.store.catalogue import default_log_dir
-from ampwatch.store.copy_notes import read_copies
+from ampwatch.store.catalogue import default_log_dir, find_run
 from ampwatch.store.layout import rank_folder, ranks_in
 from ampwatch.store.public_rows import View
 from ampwatch.store.rank_log import RankLog, RankRows
-from ampwatch.store.run_by_name import find_run
-from ampwatch.store.run_info import RUN_FILE, RunInfo, read_info
+from ampwatch.store.run_info import RUN_FILE, RunInfo, read_copies, read_info
 
 # Each view holds its columns in memory; panels ask for a few sets, over and over.
 _MAX_VIEWS = 24
@@ -34,7 +33,7 @@ _VIEWS_A_RANK = 2
 
 # Rows may be logged so far from their place: the last steps' layers are written after an overflow.
 _DISORDER_ROWS = 4096
-_PORTION_ROWS = 1 << 17
+_PORTION_ROWS = 1 << 17  # of all tables of a rank: a compacted log is read by as many
 
 _Reading: TypeAlias = "tuple[Table, tuple[str, ...] | None, int | None]"  # columns; of one rank
 
@@ -272,12 +271,12 @@ class Run:
         return changed
 
     def _find_ranks(self) -> bool:
-        known = len(self._logs)
+        ranks_before = len(self._logs)
         for rank in self.files.ranks():
             if rank not in self._logs:
                 self._logs[rank] = self.files.log(rank)
         self._logs = dict(sorted(self._logs.items()))
-        return len(self._logs) > known
+        return len(self._logs) > ranks_before
 
     def _forget_after_cut(self) -> bool:
         """Damage shortens a log: what was read from it before no longer lines up."""
@@ -306,10 +305,10 @@ class Run:
         self._refuse_unknown(table, names)
         own = [name for name in names if name in public.PUBLIC_NAMES[table]]
         rows = self._stored(table, public.stored_for(table, own), rank)
-        found = public.publish(table, rows, own, self.layer_facts(table, own))
+        table_rows = public.publish(table, rows, own, self.layer_facts(table, own))
         if len(own) == len(names):
-            return found
-        return self._with_extras(found, rows, names)
+            return table_rows
+        return self._with_extras(table_rows, rows, names)
 
     def _refuse_unknown(self, table: Table, names: Sequence[str]) -> None:
         unknown = set(names).difference(public.PUBLIC_NAMES[table])
@@ -355,8 +354,8 @@ def _end_of(log: RankRows, table: Table, step: int | None) -> int:
     last = high
     while low < high:
         middle = (low + high) // 2
-        found = log.read(table, ["step"], middle, middle + 1).column(0)
-        if len(found) and (found[0].as_py() or 0) <= step:
+        step_there = log.read(table, ["step"], middle, middle + 1).column(0)
+        if len(step_there) and (step_there[0].as_py() or 0) <= step:
             low = middle + 1
         else:
             high = middle
@@ -367,8 +366,100 @@ def _known_table(table: Table | str) -> Table:
     try:
         return Table(table)
     except ValueError:
-        known = ", ".join(known.value for known in Table)
-        raise RunError(f"A run has no table {table!r}; it has {known}.") from None
+        names = ", ".join(known.value for known in Table)
+        raise RunError(f"A run has no table {table!r}; it has {names}.") from None
+
+
+# --- each row once --------------------------------------------------------------------------------
+
+_ALL = 1 << 62
+_LEAST_STEPS = 1024  # in a portion, however many layers each has
+
+
+class Reading:
+    """A run for who takes each row once: in portions, and what was taken is not held.
+
+    The log is the memory: a long one is shown as if it grew, some rows of every rank at a time, all
+    tables equally far, in canonical order.
+
+    A row may come late, among rows that were taken already. Then `is_overtaken`: what was taken no
+    longer holds, and only a reading begun anew, in one portion, has every row in its place.
+    """
+
+    def __init__(self, run: Run, portion_rows: int | None = _PORTION_ROWS) -> None:
+        self.run = run
+        self.is_overtaken = False
+        self._portion_rows = portion_rows
+        self._steps: dict[int, int] = {}  # rows of steps that were shown, by rank
+        self._batches: dict[int, int] = {}  # that are shown, of each rank that has more
+        self._views: dict[tuple[Table, tuple[str, ...], int | None], View] = {}
+        self._cuts = run.cuts
+
+    @property
+    def is_as_logged(self) -> bool:
+        """Whether a rank's rows are in the order of its log, so that they can be found there."""
+        return all(v.is_as_logged for (_, _, rank), v in self._views.items() if rank is not None)
+
+    def portions(self) -> Iterator[None]:
+        """Show more of the run as it was last refreshed, until all is shown."""
+        while True:
+            with self.run.lock:
+                self._show_portion()
+            yield
+            if not self._batches or self.is_overtaken:
+                break
+        self._portion_rows = self._portion_rows or _PORTION_ROWS
+
+    def read(
+        self, table: Table, columns: Sequence[str], rank: int | None = None, start: int = 0
+    ) -> pa.Table:
+        """The rows shown by now, from number `start` on; those before are forgotten."""
+        with self.run.lock:
+            return self._read(table, columns, rank, start)
+
+    def _read(self, table: Table, columns: Sequence[str], rank: int | None, start: int) -> pa.Table:
+        names = public.stored_for(table, columns)
+        key = (table, tuple(names), rank)
+        view = self._views.setdefault(key, View(table, names))
+        view.forget(start)
+        logs = [log for log in self.run.logs if rank in (None, log.rank)]
+        rows = view.update(logs, {log.rank: self._stop(log, table) for log in logs})
+        if (behind := start - view.forgotten) > 0:  # a reader that goes on where another stopped
+            rows = rows.slice(behind)
+        self.is_overtaken |= view.is_overtaken or self.run.cuts != self._cuts
+        return public.publish(table, rows, columns, self.run.layer_facts(table, columns))
+
+    def _stop(self, log: RankRows, table: Table) -> int:
+        """How many rows of a table are shown."""
+        if log.rank not in self._batches:
+            return log.rows(table)
+        return min(log.rows(table), int(log.row_ends(table)[self._batches[log.rank] - 1]))
+
+    def _show_portion(self) -> None:
+        """Ranks go on by as many steps each, lest one be taken for late."""
+        self._batches = {}
+        more = min((self._steps_of_a_portion(log) for log in self.run.logs), default=_ALL)
+        for log in self.run.logs:
+            known, shown = log.rows(Table.STEPS), self._steps.get(log.rank, 0)
+            if known - shown > more:
+                ends = log.row_ends(Table.STEPS)
+                reached = ends[min(int(np.searchsorted(ends, shown + more)), len(ends) - 1)]
+                # With the batches of other tables that were filed after those steps.
+                batches = int(np.searchsorted(ends, reached, side="right"))
+                if batches < len(ends):
+                    self._batches[log.rank] = batches
+                    known = min(known, int(ends[batches - 1]))
+            self._steps[log.rank] = known
+
+    def _steps_of_a_portion(self, log: RankRows) -> int:
+        known, shown = log.rows(Table.STEPS), self._steps.get(log.rank, 0)
+        if self._portion_rows is None or known == shown:
+            return _ALL
+        steps, all_tables = log.row_ends(Table.STEPS), log.row_ends()
+        before = np.searchsorted(steps, shown) if shown else 0
+        there = int(all_tables[before]) if shown else 0
+        end = min(len(steps) - 1, int(np.searchsorted(all_tables, there + self._portion_rows)))
+        return max(_LEAST_STEPS, int(steps[end]) - shown)
 
 
 # --- what a run is read from ----------------------------------------------------------------------

@@ -80,11 +80,6 @@ class RankWriter:
         """The lowest sequence number this log does not hold, from its first one on."""
         return self.held.next_missing(self._from)
 
-    @property
-    def open_files(self) -> int:
-        """How many files it holds open: the lock, the index, and one a table."""
-        return 2 + len(self._files)
-
     def is_in_place(self) -> bool:
         """Whether its files are still where it opened them: not deleted, moved or replaced."""
         if self._lock < 0:
@@ -136,8 +131,8 @@ class RankWriter:
         """Batches from `sequence` on, for replay: at least one if there is one."""
         try:
             old = self._base is not None and sequence < self._first
-            found = self._base.batches_from(sequence, max_bytes) if self._base and old else []
-            return found or self._live_from(sequence, max_bytes)
+            batches = self._base.batches_from(sequence, max_bytes) if self._base and old else []
+            return batches or self._live_from(sequence, max_bytes)
         except OSError as problem:
             raise RunError(f"{self._folder} cannot be read: {problem}", path=self._folder) from None
 
@@ -200,15 +195,15 @@ class RankWriter:
         left = data[HEADER_BYTES + good * RECORD_BYTES :].rstrip(b"\0")
         if len(left) > RECORD_BYTES:  # more than a torn tail, or the zeros of a power cut
             self._set_aside()
-        kept = records[:good]
+        good_records = records[:good]
         if data:
             self._index.cut(HEADER_BYTES + good * RECORD_BYTES)
         for table in TABLES:
-            mine = kept[kept["table"] == table.number]
+            mine = good_records[good_records["table"] == table.number]
             if table_file(self._folder, table).exists():
                 end = int((mine["offset"] + mine["length"]).max()) if len(mine) else 0
                 self._file(table).cut(end or len(stream_head(table)))
-        live = kept["sequence"].astype(np.int64)
+        live = good_records["sequence"].astype(np.int64)
         compacted = self._base.sequences if self._base else live[:0]
         self.held = Ranges.of_numbers(np.concatenate([compacted, live]))
         if self._base is None:  # a log that was started again, and is now opened again
@@ -245,19 +240,19 @@ class RankWriter:
     # --- replay ----------------------------------------------------------------------------------
 
     def _live_from(self, start: int, max_bytes: int) -> list[tuple[int, Batch]]:
-        found: list[tuple[int, Batch]] = []
+        batches: list[tuple[int, Batch]] = []
         taken = 0
         for record in self._records_from(start):
-            if found and taken + int(record["length"]) > max_bytes:
+            if batches and taken + int(record["length"]) > max_bytes:
                 break
             table = TABLES[int(record["table"])]
             sequence = int(record["sequence"])
             payload = self._file(table).read(int(record["offset"]), int(record["length"]))
             if zlib.crc32(payload) != int(record["crc"]):
                 raise RunError(f"Batch {sequence} is damaged on disk.")
-            found.append((sequence, Batch(table, int(record["rows"]), payload)))
+            batches.append((sequence, Batch(table, int(record["rows"]), payload)))
             taken += len(payload)
-        return found
+        return batches
 
     def _records_from(self, sequence: int) -> np.ndarray:
         """Some records, in order of sequence, from the one asked for on."""

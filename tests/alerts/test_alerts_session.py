@@ -153,7 +153,7 @@ class Kept:
 
 @pytest.fixture
 def session(monkeypatch):
-    monkeypatch.setattr("ampwatch.alerts.session.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("ampwatch.alerts.alert_sender.LOOK_EVERY_S", 0.02)
     kept, notes = Kept(), []
     made = alert_session(kept, notes.append)
     made.titles, made.notes = kept.titles, notes

@@ -104,7 +104,7 @@ def test_a_failing_run_stays_failing_and_is_cut_off_too(killed, capsys):
 def test_the_lists_say_so(killed, capsys, monkeypatch):
     import run_list
     import streamlit as st
-    from runs_entries import RunEntries
+    from run_list import RunEntries
 
     listed = said(capsys, "runs", killed[0])
     assert "healthy" not in listed
@@ -136,7 +136,7 @@ def test_what_an_exception_ended_is_not_cut_off():
     from diagnosis.hand_built import event_table, scaled_run
 
     from ampwatch.follow import State
-    from ampwatch.follow.current_diagnosis import with_state
+    from ampwatch.follow.liveness import with_state
 
     raised = event_table([(29, "exception", {"type": "KeyError", "message": "x", "fatal": True})])
     told = ampwatch.diagnose(scaled_run([False] * 30, events=raised, clean_end=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import tracemalloc
 
@@ -9,17 +10,17 @@ import bounded_history
 import numpy as np
 import pytest
 import step_curves
-from bounded_history import MOST_SAMPLES, BoundedHistory, EvenSample, Extremes, RowPlaces, SkipTicks
-from chart_points import thinned_base
+from bounded_history import BoundedHistory, Extremes, RowPlaces, SkipTicks
 from open_runs import OpenRuns
-from rank_curves import RankCurvesReader, rank_column
-from step_curves import SCALE, TIME, NumberAge, StepCurvesReader
+from run_chart import thinned_base
+from step_curves import NumberAge, StepCurvesReader, rank_column
 from written_runs import event_columns, fresh_id
 
 from ampwatch import codec, store
 from ampwatch.follow import follow
 from ampwatch.follow import follower as follower_module
 from ampwatch.report import thinning
+from ampwatch.report.overview_chart import SCALE, TIME
 from ampwatch.rows import Table
 
 CHANCE = np.random.default_rng(0)
@@ -96,7 +97,7 @@ def test_points_that_were_shown_do_not_change_when_rows_are_added():
     extremes.add(step[:3000], values[:3000])
     shown = extremes.points
     before = shown.step.copy(), shown.values.copy()
-    fork = extremes.copy()
+    fork = copy.deepcopy(extremes)
     extremes.add(step[3000:], values[3000:])
     assert np.array_equal(shown.step, before[0])
     assert np.array_equal(shown.values, before[1])
@@ -120,15 +121,6 @@ def test_no_skipped_step_is_lost_and_each_is_counted_once():
     assert (rug.first[0], rug.last[-1]) == (steps[0], steps[-1])
 
 
-def test_the_sample_has_the_columns_median():
-    values = CHANCE.gamma(9, 10, 100_000).astype(np.float32)
-    sample = EvenSample(1000)
-    for (part,) in parts(values):
-        sample.add(part)
-    assert len(sample.values) <= 1000
-    assert np.isclose(np.median(sample.values), np.median(values), rtol=0.05)
-
-
 def test_the_rows_of_a_span_are_found_in_every_pass_over_its_steps():
     step = np.concatenate([np.arange(50_000), np.arange(30_000, 90_000)])
     places = RowPlaces()
@@ -149,8 +141,7 @@ def test_the_rows_of_a_span_are_found_in_every_pass_over_its_steps():
 def little(monkeypatch):
     """Few rows and points are held, so that a run of 30,000 steps is a long one."""
     monkeypatch.setattr(bounded_history, "HELD_ROWS", 2048)
-    monkeypatch.setattr("rank_curves.HELD_ROWS", 2048)
-    monkeypatch.setattr(step_curves, "HELD_ROWS", 2048)
+    monkeypatch.setattr(step_curves, "_MOST_WAITING_ROWS", 1024)
     monkeypatch.setattr(step_curves, "_PORTION_ROWS", 1500)
     monkeypatch.setattr(Extremes.__init__, "__defaults__", (4000,))
     monkeypatch.setattr(SkipTicks.__init__, "__defaults__", (500,))
@@ -192,7 +183,7 @@ def grown(folder, total=30_000, batch=700):
 
 def bytes_held(numbers):
     history = numbers._history
-    growing = [history.step, history.skips, *history.columns.values(), history._times._kept]
+    growing = [history.step, history.skips, *history.columns.values()]
     growing += [g for e in history._points.values() for g in (e._step, e._values)]
     growing += history._ticks._ticks
     return sum(one._room.nbytes for one in growing)
@@ -225,7 +216,6 @@ def test_what_is_said_of_a_long_live_run_is_what_its_rows_say(tmp_path, little):
         NumberAge(None, is_broken=False) if last == 29_999 else NumberAge(last, is_broken=True)
     )
     assert curves.present == {"loss", "grad_norm", "lr", "step_time_ms", SCALE, TIME}
-    assert np.isclose(curves.median_step_time, np.median(rows["step_time_ms"]), rtol=0.05)
     rug = curves.rug(0, 29_999)
     assert rug.count.sum() == curves.skip_count
 
@@ -306,7 +296,7 @@ def test_a_span_of_a_log_that_is_not_in_order_is_found_all_the_same(tmp_path, li
 
 def test_ranks_of_a_long_run_are_joined_as_if_all_were_held(tmp_path, little):
     path, writers = begin(tmp_path, ranks=2)
-    run, numbers = store.open_run(path), RankCurvesReader((0, 1), now_ns=lambda: 10**18)
+    run, numbers = store.open_run(path), StepCurvesReader((0, 1), now_ns=lambda: 10**18)
     for first in range(0, 20_000, 1000):
         for rank, writer in enumerate(writers):
             write(writer, first, 1000, rank)
@@ -328,6 +318,22 @@ def test_ranks_of_a_long_run_are_joined_as_if_all_were_held(tmp_path, little):
     assert step.tolist() == list(range(4999, 5202))
     assert np.allclose(values, rows_of(4999, 203, 1)["loss"])
     assert curves.skip_count == sum(s % 97 == 96 for s in range(20_000))
+
+
+def test_a_span_where_ranks_are_the_same_is_drawn_though_they_differ_later(tmp_path, little):
+    path, writers = begin(tmp_path, ranks=2)
+    for first in range(0, 20_000, 1000):
+        for rank, writer in enumerate(writers):
+            write(writer, first, 1000, rank if first >= 15_000 else 0)
+    for writer in writers:
+        writer.close()
+    run, numbers = store.open_run(path), StepCurvesReader((0, 1))
+    curves, other = numbers.read(run), rank_column("loss", 1)
+    assert other in curves.present
+    near = numbers.zoomed(run, (5000, 5200))
+    step, values = near.points(other, (5000, 5200))
+    assert step.tolist() == list(range(4999, 5202))
+    assert np.array_equal(values, near.points("loss", (5000, 5200))[1])
 
 
 def test_the_page_follows_a_run_with_one_run_and_one_engine(tmp_path, monkeypatch):
@@ -371,11 +377,11 @@ def test_rows_are_read_while_a_diagnosis_is_made(tmp_path, monkeypatch):
     assert follower.last is not None
 
 
-def test_while_all_rows_are_held_nothing_else_is_kept_of_them():
-    rows, names = 60_000, ("loss", "norm", "rate")
+def test_a_history_takes_no_more_memory_than_its_last_rows_and_few_points_of_all():
+    rows, names = 400_000, ("loss", "norm", "rate")
     tracemalloc.start()
     try:
-        history = BoundedHistory(names, "norm")
+        history = BoundedHistory(names)
         for first in range(0, rows, 1000):
             values = np.ones(1000, np.float32)
             steps = np.arange(first, first + 1000)
@@ -383,6 +389,6 @@ def test_while_all_rows_are_held_nothing_else_is_kept_of_them():
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert history.past is None
-    sample = 4 * MOST_SAMPLES
-    assert used < 1.5 * rows * (8 + 4 * len(names)) + 2 * sample + 100_000
+    last_rows = 2 * bounded_history.HELD_ROWS * (8 + 4 * len(names))
+    points = bounded_history.MOST_POINTS * 12 * len(names)
+    assert used < 1.5 * (last_rows + points) + 100_000

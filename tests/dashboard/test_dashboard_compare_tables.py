@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from compare_tables import runs_html
+from compare_page import runs_html
 
 from ampwatch.report.comparison import BEST, END, Comparison
 

@@ -109,7 +109,7 @@ def opened(page: str, path) -> AppTest:
     def script(page, path):
         import importlib
 
-        importlib.import_module(page).show(path, follow=True)
+        importlib.import_module(page).show(path)
 
     return AppTest.from_function(
         script, default_timeout=60, kwargs={"page": page, "path": str(path)}

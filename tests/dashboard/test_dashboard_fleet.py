@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 from address import FleetView, fleet_view_in
-from fleet_tables import Fleet, filters_html, findings_table, groups_table, runs_table, summary_html
+from fleet_page import Fleet, filters_html, findings_table, groups_table, runs_table, summary_html
 
 from ampwatch.fleet.verdicts import RunVerdict
 

@@ -9,10 +9,10 @@ import layer_chart_data
 import layer_worst_values
 import numpy as np
 import pytest
-from chart_points import thinned_lines
 from layer_chart_data import QUANTITIES, heatmap_grid, layer_curves, layer_names
-from layer_quantities import quantities_of
+from layer_choices import quantities_of
 from layer_worst_values import RunLayers, WorstValues
+from run_chart import thinned_lines
 from written_runs import fresh_id
 
 from ampwatch import codec, store

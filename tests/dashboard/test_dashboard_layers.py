@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from layer_dtypes import LayerBranch, dtypes_html, is_within
+from layers_page import LayerBranch, dtypes_html, is_within
 
 
 @pytest.mark.parametrize("name", ["blocks.1", "blocks.1.mlp", "blocks.1.mlp.0"])

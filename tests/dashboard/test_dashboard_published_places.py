@@ -16,7 +16,7 @@ from written_runs import write_run
 
 from ampwatch.cli.dashboard import Server
 from ampwatch.fleet import Place, list_published, publish
-from ampwatch.fleet.judging_worker import judge_run
+from ampwatch.fleet.judging import judge_run
 from ampwatch.fleet.verdicts import store_verdicts, tables_of
 
 pytestmark = [pytest.mark.slow_browser, needs_browser]

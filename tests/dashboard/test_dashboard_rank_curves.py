@@ -7,11 +7,11 @@ import time
 import numpy as np
 from layer_chart_data import exponent_histogram
 from open_runs import OpenRuns
-from rank_curves import RankCurvesReader, rank_column
-from step_curves import SCALE, TIME
+from step_curves import StepCurvesReader, rank_column
 from written_runs import event_columns
 
 from ampwatch import codec, store
+from ampwatch.report.overview_chart import SCALE, TIME
 from ampwatch.rows import EXPONENT_BINS, Table
 
 NOW = time.time_ns()
@@ -51,7 +51,7 @@ def test_what_differs_is_there_by_rank_and_what_does_not_is_there_once(tmp_path)
     path = two_ranks(tmp_path)
     append(path, 0, range(50), skipped={3})
     append(path, 1, range(50), skipped={3, 9})
-    curves = RankCurvesReader((0, 1)).read(store.open_run(path))
+    curves = StepCurvesReader((0, 1)).read(store.open_run(path))
     assert curves.present == {"loss", "lr", SCALE, TIME, rank_column("loss", 1)}
     assert np.array_equal(
         curves.columns[rank_column("loss", 1)] - curves.columns["loss"], [0.5] * 50
@@ -62,12 +62,12 @@ def test_what_differs_is_there_by_rank_and_what_does_not_is_there_once(tmp_path)
 def test_ranks_that_arrive_in_turn_are_joined_as_if_read_at_once(tmp_path):
     path = two_ranks(tmp_path)
     append(path, 0, range(20))
-    run, growing = store.open_run(path), RankCurvesReader((0, 1))
+    run, growing = store.open_run(path), StepCurvesReader((0, 1))
     for rank, steps in ((0, (20, 60)), (1, (0, 35)), (1, (35, 80)), (0, (60, 80))):
         append(path, rank, range(*steps), began_ns=NOW + steps[0] * SECOND // 100)
         run.refresh()
         growing.read(run)
-    whole = RankCurvesReader((0, 1)).read(store.open_run(path))
+    whole = StepCurvesReader((0, 1)).read(store.open_run(path))
     assert len(growing.curves) == 80
     assert same(growing.curves, whole)
     assert np.array_equal(whole.columns[rank_column("loss", 1)], np.arange(80) + 1.5)
@@ -77,12 +77,12 @@ def test_a_rank_that_lags_is_waited_for_and_one_that_died_is_not(tmp_path):
     path = two_ranks(tmp_path)
     append(path, 0, range(50))
     append(path, 1, range(40))  # it lives, or died: nobody can tell yet
-    numbers = RankCurvesReader((0, 1), now_ns=lambda: NOW + SECOND)
+    numbers = StepCurvesReader((0, 1), now_ns=lambda: NOW + SECOND)
     assert len(numbers.read(store.open_run(path))) == 40
     assert numbers.waits
     append(path, 0, range(50, 60), began_ns=NOW + 30 * SECOND)
-    assert len(RankCurvesReader((0, 1)).read(store.open_run(path))) == 60
-    curves = RankCurvesReader((0, 1), now_ns=lambda: NOW + 31 * SECOND).read(store.open_run(path))
+    assert len(StepCurvesReader((0, 1)).read(store.open_run(path))) == 60
+    curves = StepCurvesReader((0, 1), now_ns=lambda: NOW + 31 * SECOND).read(store.open_run(path))
     assert len(curves) == 60
     assert np.isnan(curves.columns[rank_column("loss", 1)][40:]).all()
 
@@ -91,7 +91,7 @@ def test_a_rank_that_comes_back_after_all_fills_what_was_left_open(tmp_path):
     path = two_ranks(tmp_path)
     append(path, 0, range(50), began_ns=NOW + 30 * SECOND)
     append(path, 1, range(10))
-    run, numbers = store.open_run(path), RankCurvesReader((0, 1))
+    run, numbers = store.open_run(path), StepCurvesReader((0, 1))
     before = numbers.read(run)
     append(path, 1, range(10, 50), began_ns=NOW + 31 * SECOND)
     run.refresh()
@@ -108,7 +108,7 @@ def test_steps_that_a_restart_has_taken_back_meet_their_own(tmp_path):
         append(path, rank, range(30))
         start(path, rank, 20)
         append(path, rank, range(20, 40), loss=100.0)
-    curves = RankCurvesReader((0, 1)).read(store.open_run(path))
+    curves = StepCurvesReader((0, 1)).read(store.open_run(path))
     assert curves.starts == (30,)
     assert np.array_equal(
         curves.columns[rank_column("loss", 1)] - curves.columns["loss"], [0.5] * 50

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from page_driver import needs_browser, tab, training
-from refresh_pace import LONGEST_S, REFRESHES_A_SECOND, TabsInView
+from page_parts import LONGEST_S, REFRESHES_A_SECOND, TabsInView
 
 
 def test_few_tabs_are_refreshed_each_second_and_many_share_the_servers_refreshes():

@@ -9,11 +9,19 @@ import pytest
 import run_list
 import streamlit as st
 from address import RunsView, runs_view_in
-from run_list import ListedRun, Origin, RunList
-from runs_columns import RunRow, groups_of, in_order, natural_key
-from runs_entries import MadeEntry, RunEntries, all_entries
-from runs_search import SearchError, parse_search
-from runs_table import RunGroup, RunsTable, body_html, head_html
+from run_list import ListedRun, MadeEntry, Origin, RunEntries, RunList, all_entries
+from runs_table import (
+    RunGroup,
+    RunRow,
+    RunsTable,
+    SearchError,
+    body_html,
+    groups_of,
+    head_html,
+    in_order,
+    natural_key,
+    parse_search,
+)
 from written_runs import write_run
 
 import ampwatch
@@ -219,7 +227,7 @@ def test_an_entry_is_kept_on_disk_until_the_runs_files_change(state, tmp_path, m
     assert (made.highest_rate, made.skipped) == (0.1, 30)
     assert made.course.split()[0] == "16"
     entries._workers.shutdown()
-    monkeypatch.setattr("runs_entries._make_entry", lambda _: pytest.fail("it is kept"))
+    monkeypatch.setattr("run_list._make_entry", lambda _: pytest.fail("it is kept"))
     assert RunEntries().entry_of(choice).entry == made
     (path / "rank-0" / "devices.arrows").write_bytes(b"more")
     assert RunEntries().entry_of(choice_of(path)) is None

@@ -25,7 +25,7 @@ def opened(path) -> str:
     def script(path):
         import settings_page
 
-        settings_page.show(path, follow=False)
+        settings_page.show(path)
 
     app = AppTest.from_function(script, default_timeout=60, kwargs={"path": str(path)}).run()
     assert not app.exception

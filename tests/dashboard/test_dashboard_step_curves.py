@@ -6,11 +6,12 @@ import time
 
 import numpy as np
 import pytest
-from chart_points import odd_lines, thinned_base
-from step_curves import SCALE, NumberAge, StepCurvesReader
+from run_chart import odd_lines, thinned_base
+from step_curves import NumberAge, StepCurvesReader
 from written_runs import event_columns, step_columns, write_run
 
 from ampwatch import codec, store
+from ampwatch.report.overview_chart import SCALE
 from ampwatch.rows import DTYPES, Table
 
 
@@ -98,7 +99,6 @@ def test_where_a_foreign_log_tells_only_what_the_scale_became_that_is_drawn(tmp_
     quick = StepCurvesReader(quick=True).read(store.open_run(path))
     assert list(quick.columns[SCALE]) == [4.0, 3.0, 2.0]
     assert quick.present == {SCALE}
-    assert quick.median_step_time is None
 
 
 @pytest.mark.parametrize("every", [1, 100])
@@ -152,7 +152,6 @@ def test_a_number_that_is_logged_now_and_then_is_old_and_not_lost(tmp_path):
 
 def test_a_number_lost_long_ago_is_remembered_when_its_row_is_no_longer_held(tmp_path, monkeypatch):
     monkeypatch.setattr("bounded_history.HELD_ROWS", 1 << 10)
-    monkeypatch.setattr("step_curves.HELD_ROWS", 1 << 10)
     loss, _ = ages(tmp_path, loss=[2.0, 1.054] + [np.inf] * 9000, lr=[0.1] * 9002)
     assert loss == NumberAge(1, is_broken=True)
 

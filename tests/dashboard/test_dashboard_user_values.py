@@ -5,12 +5,12 @@ from __future__ import annotations
 import address
 import numpy as np
 import pytest
-import user_value_panels
+import run_chart
 from address import Address
 from hypothesis import example, given
 from hypothesis import strategies as st
-from live_chart import picture_of
 from open_runs import OpenRuns
+from run_chart import picture_of
 from user_value_curves import UserValues, group_names
 from written_runs import fresh_id, write_run
 
@@ -125,21 +125,20 @@ def test_a_reward_is_drawn_first_then_what_rules_read(tmp_path):
     for name in ("mine", "yours", "actor/entropy", "actor/ppo_kl", "critic/rewards/mean"):
         log(writer, [0, 1], name, [1.0, 2.0])
     writer.close()
-    drawn = user_value_panels.chosen_names(OpenRuns().snapshot_of(str(path)), None)
+    drawn = run_chart.chosen_names(OpenRuns().snapshot_of(str(path)), None)
     assert drawn == ["critic/rewards/mean", "actor/ppo_kl", "mine"]
 
 
 def test_names_stand_in_groups_by_what_is_before_their_last_slash():
-    groups = group_names(["loss", "val/a", "train/a", "val/b", "deep/er/x"])
-    assert {group.prefix: group.names for group in groups} == {
-        "": ("loss",),
-        "val": ("val/a", "val/b"),
-        "train": ("train/a",),
-        "deep/er": ("deep/er/x",),
+    assert group_names(["loss", "val/a", "train/a", "val/b", "deep/er/x"]) == {
+        "": ["loss"],
+        "val": ["val/a", "val/b"],
+        "train": ["train/a"],
+        "deep/er": ["deep/er/x"],
     }
 
 
-@given(st.lists(st.text(min_size=1, max_size=30), unique=True, max_size=user_value_panels.MOST))
+@given(st.lists(st.text(min_size=1, max_size=30), unique=True, max_size=run_chart.MOST))
 @example(["-"])
 @example([])
 def test_any_choice_of_names_survives_the_address(names):
@@ -151,7 +150,7 @@ def test_any_choice_of_names_survives_the_address(names):
         values = Values()
 
     text = address.names_text(names)
-    kept = [name for name in user_value_panels.chosen_names(Look(), text) if name in names]
+    kept = [name for name in run_chart.chosen_names(Look(), text) if name in names]
     assert kept == names
 
 
@@ -162,4 +161,4 @@ def test_without_a_choice_the_first_few_are_drawn(tmp_path, text, drawn):
         log(writer, [0, 1], name, [1.0, 2.0])
     writer.close()
     look = OpenRuns().snapshot_of(str(path))
-    assert len(user_value_panels.chosen_names(look, text)) == drawn
+    assert len(run_chart.chosen_names(look, text)) == drawn

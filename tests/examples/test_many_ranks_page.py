@@ -43,7 +43,40 @@ def test_the_pages_lines_read_all_runs_as_one_data_set(place):
     ]  # fmt: skip
 
 
-def test_every_test_that_the_page_names_is_there():
-    named = set(re.findall(r"`([\w/]+\.py)`", PAGE))
-    assert len(named) > 8
-    assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []
+# What shows each circumstance of the page, in its order.
+SHOWN_BY = {
+    "a rank is killed": ["wrappers/test_wrappers_dying_ranks.py"],
+    "a rank joins late": [
+        "wrappers/test_wrappers_nodes.py",
+        "dashboard/test_dashboard_rank_curves.py",
+    ],
+    "one rank overflows, so all skip": [
+        "dashboard/test_dashboard_ranks.py",
+        "probe/test_probe_ranks.py",
+    ],
+    "two machines, no shared disk, rendezvous id `none`": ["wrappers/test_wrappers_nodes.py"],
+    "a second launch on the same port": ["probe/test_probe_run_identity.py"],
+    "two trainings with one name at once": ["wrappers/test_wrappers_nodes.py"],
+    "a trainer with another version of ampwatch": [
+        "feed/test_feed_receiver.py",
+        "store/test_store_writer.py",
+    ],
+    "the scaler is replaced during the run": ["wrappers/test_wrappers_matrix.py"],
+    "attach before `.to(device)`, before DDP or FSDP, before `load_state_dict`": [
+        "wrappers/test_wrappers_matrix.py",
+        "wrappers/test_wrappers_ranks.py",
+    ],
+    "torch is imported late, DataLoader workers are spawned or forked": [
+        "cli/test_cli_run.py",
+        "invisible/test_bad_circumstances.py",
+    ],
+    "the recorder dies or starts late": ["recorder/test_recorder_recording.py"],
+    "the recorder's process is killed": ["recorder/test_recorder_process.py"],
+}
+
+
+def test_each_circumstance_of_the_page_is_shown_by_a_test():
+    rows = PAGE.split("| what happens |")[1].split("\n\n")[0].splitlines()[2:]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == list(SHOWN_BY)
+    files = [ROOT / "tests" / name for names in SHOWN_BY.values() for name in names]
+    assert [str(file) for file in files if not file.is_file()] == []

@@ -11,7 +11,7 @@ from ampwatch.diagnosis.earlier_runs import signature_of
 from ampwatch.errors import RunError
 from ampwatch.fleet import list_published, publish
 from ampwatch.fleet.alike_runs import alike_in, runs_in
-from ampwatch.fleet.judging_worker import judge_run
+from ampwatch.fleet.judging import judge_run
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.verdicts import store_verdicts, tables_of
 from ampwatch.follow import diagnose, entry_of

@@ -17,10 +17,9 @@ from written_runs import more, write_run
 
 import ampwatch
 from ampwatch import cli
-from ampwatch.fleet import judging, judging_worker, publish
+from ampwatch.fleet import judging, publish
 from ampwatch.fleet.chosen_runs import choice_of
-from ampwatch.fleet.judging import judge_place
-from ampwatch.fleet.judging_worker import shares_of
+from ampwatch.fleet.judging import judge_place, shares_of
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.runs_delta_table import list_published
 from ampwatch.fleet.verdicts import read_verdicts, rules_version, store_verdicts, tables_of
@@ -61,7 +60,7 @@ def test_it_says_of_each_run_what_its_report_says(place, folder, capsys):
 
 @pytest.mark.slow_starts
 def test_processes_say_of_each_run_what_its_report_says(s3_place, folder, capsys, monkeypatch):
-    monkeypatch.setattr(judging_worker, "_LEAST_RUNS", 1)
+    monkeypatch.setattr(judging, "_LEAST_RUNS", 1)
     assert_said_as_reported(s3_place, folder, capsys, workers=2)
 
 
@@ -215,11 +214,11 @@ def test_runs_that_lie_together_are_a_share(tmp_path, folder, monkeypatch):
     publish([folder / f"run-{number}" for number in (1, 3, 5)], place)
     rows = list_published(place)
     assert sorted(len(share) for share in shares_of(rows, 1)) == [3, 3]
-    monkeypatch.setattr(judging_worker, "_LEAST_RUNS", 2)
+    monkeypatch.setattr(judging, "_LEAST_RUNS", 2)
     assert len(shares_of(rows, 3)) == 4
     for share in shares_of(rows, 3):
         assert len({row.detail_path for row in share}) == 1
-    monkeypatch.setattr(judging_worker, "_STEPS", 400)
+    monkeypatch.setattr(judging, "_STEPS", 400)
     shares = shares_of(rows, 1)
     assert sorted(row.id for share in shares for row in share) == sorted(row.id for row in rows)
     assert all(sum(row.steps for row in share) <= 400 for share in shares)
@@ -236,7 +235,7 @@ def test_the_rows_of_a_share_take_one_request_for_each_table(s3, s3_place, tmp_p
 
 
 def test_verdicts_are_stored_while_others_are_judged(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(judging_worker, "_RUNS", 1)
+    monkeypatch.setattr(judging, "_RUNS", 1)
     monkeypatch.setattr(judging, "_STORED_RUNS", 2)
     place, stored = str(tmp_path / "place"), []
     publish(folder, place)
@@ -265,8 +264,8 @@ def test_ctrl_c_keeps_what_was_judged(tmp_path, folder):
     publish(write_run(tmp_path / "runs", "stuck"), place)
     stuck = StuckRun(place, "stuck")
     command = (
-        "import sys; from ampwatch.fleet import judging, judging_worker; judging._STORED_RUNS = 1;"
-        "judging_worker._RUNS = judging_worker._LEAST_RUNS = 1; from ampwatch import cli;"
+        "import sys; from ampwatch.fleet import judging; judging._STORED_RUNS = 1;"
+        "judging._RUNS = judging._LEAST_RUNS = 1; from ampwatch import cli;"
         "cli.main(sys.argv[1:])"
     )
     child = children.start(

@@ -21,11 +21,11 @@ from written_runs import event_columns, more, step_columns, write_run
 
 import ampwatch
 from ampwatch import cli, codec, store
-from ampwatch.fleet import judging_worker, publish
+from ampwatch.errors import PlaceError
+from ampwatch.fleet import judging, publish
 from ampwatch.fleet.chosen_runs import choice_of
 from ampwatch.fleet.judging import judge_place
-from ampwatch.fleet.nearby_bytes import Extent, NearbyBytes
-from ampwatch.fleet.place import Place
+from ampwatch.fleet.place import Extent, Place
 from ampwatch.fleet.runs_delta_table import list_published
 from ampwatch.fleet.verdicts import read_verdicts
 from ampwatch.fleet.workers import LocalWorkers
@@ -61,8 +61,7 @@ def test_a_bucket_that_goes_away_keeps_what_was_judged(s3, s3_place, tmp_path):
     child = started(
         ["fleet", s3_place, "--workers", "1"],
         relay.port,
-        "from ampwatch.fleet import judging as p, judging_worker as s; p._STORED_RUNS = 1; "
-        "s._RUNS = s._LEAST_RUNS = 2",
+        "from ampwatch.fleet import judging as p; p._STORED_RUNS = 1; p._RUNS = p._LEAST_RUNS = 2",
     )
     deadline = time.monotonic() + 100
     while not read_verdicts(s3_place) and time.monotonic() < deadline:
@@ -147,14 +146,14 @@ def test_a_run_that_is_published_again_while_it_is_judged_is_judged_next(
 
 def during(monkeypatch, act):
     """Have something happen once the first share begins."""
-    real, acted = judging_worker._ShareJudge.all_of, []
+    real, acted = judging._ShareJudge.all_of, []
 
     def all_of(self, rows):
         if not acted:
             acted.append(act())
         real(self, rows)
 
-    monkeypatch.setattr(judging_worker._ShareJudge, "all_of", all_of)
+    monkeypatch.setattr(judging._ShareJudge, "all_of", all_of)
 
 
 def test_rows_that_anybody_wrote_are_one_line_each(tmp_path, folder, capsys):
@@ -230,8 +229,8 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path, folder):
     stuck = StuckRun(place, "stuck")
     child = started(
         ["fleet", place, "--workers", "2"], 0,
-        "from ampwatch.fleet import judging as p, judging_worker as s; p._STORED_RUNS = 1; "
-        "s._RUNS = s._LEAST_RUNS = 1",
+        "from ampwatch.fleet import judging as p; p._STORED_RUNS = 1; "
+        "p._RUNS = p._LEAST_RUNS = 1",
     )  # fmt: skip
     deadline = time.monotonic() + 100
     while not read_verdicts(place) and time.monotonic() < deadline:
@@ -247,23 +246,23 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path, folder):
     assert "7 runs, 7 of them judged now" in " ".join(said.split())
 
 
-def test_bytes_that_lie_together_are_fetched_together_and_are_the_same(tmp_path):
-    place = Place(tmp_path)
+def test_bytes_that_lie_together_are_fetched_together_and_are_the_same(s3, s3_place):
+    place = Place(s3_place)
     data = np.random.default_rng(3).integers(0, 256, 300_000, np.uint8).tobytes()
     place.put("a", data)
     place.put("b", data[::-1])
     wanted = [Extent("a", at, 1000) for at in range(0, 200_000, 1000)]
     wanted += [Extent("b", 5, 70), Extent("a", 299_000, 1000)]
-    asked = []
-    real = place.get
-    place.get = lambda *args: asked.append(args) or real(*args)
-    source = NearbyBytes(place)
-    source.expect(wanted)
+    before = len(s3.requests())
+    place.fetch_ahead([*wanted, Extent("nowhere", 0, 10)])
     for one in wanted:
         whole = data if one.path == "a" else data[::-1]
-        assert source.get(one.path, one.offset, one.length) == whole[one.offset : one.end]
-    assert asked == [("a", 0, 200_000), ("b", 5, 70), ("a", 299_000, 1000)]
-    assert source.get("b", 100, 7) == data[::-1][100:107]
+        assert place.get(*one) == whole[one.offset : one.offset + one.length]
+    asked = [line.rpartition("/")[2] for line in s3.requests()[before:] if line.startswith("GET")]
+    assert len(asked) <= 4, asked  # once or twice of "a", once of "b", and what is not there
+    assert place.get("b", 100, 7) == data[::-1][100:107]
+    with pytest.raises(PlaceError):
+        place.get("nowhere", 0, 10)
 
 
 def test_two_versions_that_judge_each_have_their_verdicts(tmp_path, folder):

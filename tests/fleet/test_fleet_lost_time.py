@@ -7,7 +7,7 @@ import pytest
 from written_runs import more, write_run
 
 from ampwatch.diagnosis import Severity
-from ampwatch.fleet.lost_time import first_standing_error, lost_time
+from ampwatch.fleet.verdicts import first_standing_error, lost_time
 from ampwatch.follow import diagnose
 from ampwatch.store import open_run
 

@@ -17,7 +17,7 @@ from written_runs import fresh_id, more, write_run
 import ampwatch
 from ampwatch import open_run, store
 from ampwatch.errors import NotInPlaceError, PlaceError
-from ampwatch.fleet import PublishedRun, list_published, publish, publishing_worker
+from ampwatch.fleet import PublishedRun, list_published, publish, publishing
 from ampwatch.store.tags import edit_tags
 
 ROOT = Path(ampwatch.__file__).parents[1]
@@ -251,8 +251,8 @@ def seen_in(place: str) -> list[PublishedRun]:
 def test_a_run_longer_than_a_file_is_written_in_several_and_reads_as_before(
     place, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(publishing_worker, "_BATCH_BYTES", 1 << 16)
-    monkeypatch.setattr(publishing_worker, "ROW_GROUP_ROWS", 1000)
+    monkeypatch.setattr(publishing, "_BATCH_BYTES", 1 << 16)
+    monkeypatch.setattr(publishing, "ROW_GROUP_ROWS", 1000)
     path = write_run(tmp_path / "runs", "long", accepted=20_000)
     publish(path, place)
     table = deltalake.DeltaTable(f"{place}/steps")

@@ -84,7 +84,7 @@ def started(script, *arguments, **environment):
 def judged_on(address, place, *options, before="", **environment):
     """What the command says, where each run is a share."""
     script = (
-        f"import sys; {before}from ampwatch.fleet import judging_worker as s; s._RUNS = "
+        f"import sys; {before}from ampwatch.fleet import judging as s; s._RUNS = "
         "s._LEAST_RUNS = 1; from ampwatch import cli; cli.main(sys.argv[1:])"
     )
     where = ["--address", address] if address else []

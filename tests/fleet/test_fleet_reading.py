@@ -19,7 +19,7 @@ import ampwatch
 from ampwatch import codec, open_run, store
 from ampwatch.fleet import list_published, publish
 from ampwatch.fleet.place import Place
-from ampwatch.fleet.published_run_reader import open_published
+from ampwatch.fleet.row_tables import open_published
 from ampwatch.report import to_json
 from ampwatch.rows import TABLES, Table
 

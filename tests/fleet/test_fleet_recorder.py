@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +17,15 @@ import pyarrow as pa
 import pytest
 import s3_server
 from relay import Relay
+from stuck_run import StuckRun
 from written_runs import event_columns, fresh_id, more, step_columns, write_run
 
 import ampwatch
 from ampwatch import cli, codec, feed, open_run, store
 from ampwatch.fleet import Place, background_publisher, list_published, publish
-from ampwatch.fleet.background_publisher import BackgroundPublisher, PublisherOrders
-from ampwatch.fleet.background_publisher_child import BackgroundRounds
-from ampwatch.fleet.run_details import read_detail
-from ampwatch.fleet.unpublished_rows import FROM_THE_START, unpublished_rows_of
+from ampwatch.fleet.background_publisher import BackgroundPublisher, BackgroundRounds
+from ampwatch.fleet.publishing import FROM_THE_START, unpublished_rows_of
+from ampwatch.fleet.runs_delta_table import read_detail
 from ampwatch.report import to_json
 from ampwatch.rows import FORMAT, Table
 from ampwatch.store.rank_log import RankLog
@@ -97,26 +97,63 @@ def test_a_recorder_receives_while_the_place_is_away_and_publishes_when_it_is_ba
         assert open_run(f"{s3_place}#{name}").steps.num_rows == 50
 
 
-def test_a_publisher_that_is_killed_is_started_again_and_loses_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "executable", children.python())
-    monkeypatch.setattr(background_publisher, "_PROGRAM", eager_publisher.PROGRAM)
-    monkeypatch.setattr(background_publisher, "_FIRST_PAUSE_S", 0.05)
+def killed_worker() -> int:
+    """The id of the process that publishes, which is killed as soon as it is there."""
+    until(multiprocessing.active_children)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, signal.SIGKILL)
+    return worker.pid
+
+
+def test_a_process_that_publishes_and_is_killed_is_replaced_and_loses_nothing(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(background_publisher, "_LOOK_EVERY_S", 0.05)
     write_run(tmp_path / "runs", "early")
     place, said = str(tmp_path / "place"), []
     publisher = BackgroundPublisher(tmp_path / "runs", place, on_note=said.append)
+    first = killed_worker()
     until(lambda: publisher.published == 1)
-    os.kill(publisher.process_id, signal.SIGKILL)
-    path = write_run(tmp_path / "runs", "late")
-    publisher.wake(path)
+    assert first != os.getpid()
+    publisher.wake(write_run(tmp_path / "runs", "late"))
     until(lambda: publisher.published == 2)
     assert publisher.close(PATIENCE_S)
     assert names_in(place) == {"early", "late"}
-    assert any("ended by itself (signal 9)" in sentence for sentence in said)
+    assert said == [f"Published to {place}: early.", f"Published to {place}: late."]
+    assert not multiprocessing.active_children()
+
+
+def test_what_cannot_be_published_in_time_is_given_up(tmp_path):
+    path = write_run(tmp_path / "runs", "stuck")
+    place, said = str(tmp_path / "place"), []
+    publish(path, place)
+    more(path, 20, first=100, ended=True)
+    stuck = StuckRun(place, "stuck")
+    publisher = BackgroundPublisher(tmp_path / "runs", place, on_note=said.append)
+    until(multiprocessing.active_children)
+    assert not publisher.close(0.1)
+    until(lambda: not multiprocessing.active_children())  # a busy machine takes its time
+    assert said == []
+    stuck.come_loose()
+
+
+def test_a_defect_is_said_and_publishing_is_tried_again(tmp_path, monkeypatch):
+    write_run(tmp_path / "runs", "early")
+    said: list = []
+    looks = rounds(tmp_path, said)
+    with monkeypatch.context() as broken:
+        broken.setattr(background_publisher, "publish_folders", lambda *_, **__: 1 // 0)
+        looks.publish_round()
+    assert looks.waiting == 1
+    assert "failed by itself (ZeroDivisionError" in said[0]
+    assert "It is tried again; 1 run waits in" in said[0]
+    looks.publish_round(is_last=True)
+    assert (looks.published, looks.waiting) == (1, 0)
 
 
 def rounds(tmp_path: Path, said: list, live_every_s: float | None = None) -> BackgroundRounds:
-    orders = PublisherOrders(str(tmp_path / "runs"), str(tmp_path / "place"), live_every_s)
-    return BackgroundRounds(orders, said.append)
+    place = str(tmp_path / "place")
+    return BackgroundRounds(tmp_path / "runs", place, live_every_s, on_note=said.append)
 
 
 def test_a_run_that_goes_on_is_left_until_it_has_ended(tmp_path):
@@ -126,16 +163,17 @@ def test_a_run_that_goes_on_is_left_until_it_has_ended(tmp_path):
     looks = rounds(tmp_path, said)
     writer = store.RankWriter(path, 0)
     try:
-        looks.look()
+        looks.publish_round()
         assert names_in(str(tmp_path / "place")) == {"over"}
         more(path, 20, first=30, ended=True, writer=writer)
         looks.wake(path)
     finally:
         writer.close()
-    looks.look()  # just woken: in the next round
-    looks.look()
+    looks.publish_round()  # just woken: in the next round
+    looks.publish_round()
     assert names_in(str(tmp_path / "place")) == {"over", "live"}
-    assert [told.published for told in said] == [1, 2]
+    assert looks.published == 2
+    assert [sentence.rpartition(": ")[2] for sentence in said] == ["over.", "live."]
 
 
 def test_a_run_that_goes_on_is_published_as_far_as_it_is_when_asked_for(tmp_path):
@@ -143,12 +181,12 @@ def test_a_run_that_goes_on_is_published_as_far_as_it_is_when_asked_for(tmp_path
     looks = rounds(tmp_path, [], live_every_s=0.0)
     writer = store.RankWriter(path, 0)
     try:
-        looks.look()
+        looks.publish_round()
         (run,) = list_published(str(tmp_path / "place"))
         assert (run.steps, run.state) == (30, "live")
         more(path, 20, first=30, writer=writer)
         looks.wake(path)
-        looks.look()
+        looks.publish_round()
         (run,) = list_published(str(tmp_path / "place"))
         assert (run.steps, run.state) == (50, "live")
     finally:
@@ -163,10 +201,10 @@ def test_a_run_that_cannot_be_published_is_said_once_and_keeps_no_other_back(tmp
     looks = rounds(tmp_path, said)
     for _ in range(3):
         looks.wake(path)
-        looks.look()  # just woken: in the next round
-        looks.look()
+        looks.publish_round()  # just woken: in the next round
+        looks.publish_round()
     assert names_in(str(tmp_path / "place")) == {"fine"}
-    assert sum("Not published: broken:" in told.sentence for told in said) == 1
+    assert sum("Not published: broken:" in sentence for sentence in said) == 1
 
 
 def test_a_deleted_run_is_forgotten(tmp_path):
@@ -174,8 +212,8 @@ def test_a_deleted_run_is_forgotten(tmp_path):
     said: list = []
     looks = rounds(tmp_path, said)
     looks.wake(tmp_path / "runs" / "gone")
-    looks.look()
-    looks.look()
+    looks.publish_round()
+    looks.publish_round()
     assert not said
 
 

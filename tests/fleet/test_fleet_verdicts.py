@@ -11,8 +11,8 @@ import pytest
 from written_runs import more, write_run
 
 import ampwatch
-from ampwatch.fleet import keyed_table, publish
-from ampwatch.fleet.judging_worker import judge_run
+from ampwatch.fleet import publish, verdicts
+from ampwatch.fleet.judging import judge_run
 from ampwatch.fleet.place import Place
 from ampwatch.fleet.runs_delta_table import list_published
 from ampwatch.fleet.verdicts import (
@@ -96,7 +96,7 @@ def test_a_verdict_by_other_rules_counts_until_there_is_one_by_ours(tmp_path, fo
 
 
 def test_many_small_files_become_few(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(keyed_table, "_MANY_FILES", 6)
+    monkeypatch.setattr(verdicts, "_MANY_FILES", 6)
     place = str(tmp_path / "place")
     publish(folder, place)
     (one, _) = judged(place)

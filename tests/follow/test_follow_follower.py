@@ -44,7 +44,7 @@ class Alerts:
 
 
 def test_two_mirrors_an_alert_and_a_watch_share_one_engine(tmp_path, engines, monkeypatch):
-    monkeypatch.setattr("ampwatch.alerts.session.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("ampwatch.alerts.alert_sender.LOOK_EVERY_S", 0.02)
     path, alerts, found = write_run(tmp_path, ended=False), Alerts(), []
     mirrors = [Kept(), Kept()]
     with contextlib.closing(store.RankWriter(path, 0)) as writer:

@@ -1,6 +1,6 @@
 """Every sample against its truth, field by field, and the table of it.
 
-python tests/importers/sample_table.py      writes docs/samples.md
+python tests/importers/sample_table.py      writes tests/importers/samples.md
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ampwatch.rows import Table
 
 FOLDER = Path(__file__).parent / "samples"
 TRUTHS = sorted(FOLDER.glob("*.json"))
-TABLE = Path(__file__).parents[2] / "docs" / "samples.md"
+TABLE = Path(__file__).parent / "samples.md"
 _RUN_FIELDS = ("source", "first_scale", "final_scale", "overflows", "skipped", "steps")
 _PRINTED = 5e-3  # numbers are printed with three digits at least: half of the third one of 1.00
 _BY_EYE = 0.02

@@ -97,7 +97,7 @@ def test_runs_and_ranks_are_told_apart_and_names_are_data(tmp_path, endpoint):
 
 
 def test_of_runs_that_ended_only_the_last_are_shown(tmp_path, endpoint, monkeypatch):
-    monkeypatch.setattr("ampwatch.mirrors.current_values.MOST_ENDED_RUNS", 2)
+    monkeypatch.setattr("ampwatch.mirrors.updates.MOST_ENDED_RUNS", 2)
     worker, port = endpoint
     for name in ("a", "b", "c"):
         worker.thread.wake(write_run(tmp_path, name))

@@ -8,7 +8,7 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("AMPWATCH_ENDPOINT", "AMPWATCH_INSECURE", "AMPWATCH_RECORDER_KEY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("ampwatch.recorder.recording_loop._REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("ampwatch.recorder.recorder_process._REPORT_EVERY_S", 0.0)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import zmq
 from ampwatch import feed, store
 from ampwatch.codec import encode
 from ampwatch.feed.frames import Frame, Kind, pack, unpack
-from ampwatch.recorder.recorder_messages import NewRows, Noted, RecorderStatus
-from ampwatch.recorder.recording_loop import Recording
+from ampwatch.recorder.recorder import NewRows, Noted, RecorderStatus
+from ampwatch.recorder.recorder_process import Recording
 from ampwatch.rows import FORMAT, Table
 from ampwatch.store.live_log import RECORD_BYTES
 

@@ -28,8 +28,7 @@ from recorder_parts import (
 from ampwatch import feed, store
 from ampwatch.errors import FeedError, RunError
 from ampwatch.recorder import Recorder
-from ampwatch.recorder.recorder_messages import Orders
-from ampwatch.recorder.recorder_process import RecorderProcess
+from ampwatch.recorder.recorder import Orders, RecorderProcess
 
 
 def test_what_a_caller_raises_when_rows_come_is_noted_and_recording_goes_on(tmp_path, copies):
@@ -187,8 +186,8 @@ def test_peers_that_flood_with_hellos_and_are_killed_do_not_end_the_recording(tm
 HOLDER = """
 import sys
 from ampwatch.recorder import Recorder
-from ampwatch.recorder.recorder_messages import Orders
-from ampwatch.recorder.recorder_process import RecorderProcess
+from ampwatch.recorder.recorder import Orders
+from ampwatch.recorder.recorder import RecorderProcess
 recorder = Recorder(sys.argv[1], sys.argv[2]).start()
 print(recorder.process_id, recorder.endpoint, flush=True)
 sys.stdin.readline()
@@ -231,7 +230,7 @@ def test_a_process_that_dies_at_once_again_and_again_is_given_up_with_a_sentence
 ):
     monkeypatch.setattr("ampwatch.recorder.recorder._MOST_QUICK_ENDS", 3)
     with Recorder(ANY_PORT, copies) as recorder:
-        monkeypatch.setattr("ampwatch.recorder.recorder_process._PROGRAM", "raise SystemExit(7)")
+        monkeypatch.setattr("ampwatch.recorder.recorder._PROGRAM", "raise SystemExit(7)")
         os.kill(recorder.process_id, signal.SIGKILL)
         eventually(lambda: not recorder.is_running)
         assert recorder.process_id is None
@@ -313,13 +312,13 @@ def test_ctrl_c_in_the_terminal_ends_the_command_politely_and_loses_nothing(tmp_
 def test_the_command_ends_with_an_error_when_its_process_is_given_up(copies):
     program = """
 import sys
-from ampwatch.recorder import recorder, recorder_process
+from ampwatch.recorder import recorder
 recorder._MOST_QUICK_ENDS = 1
-start = recorder_process.RecorderProcess.__init__
+start = recorder.RecorderProcess.__init__
 def last(self, *rest):
     start(self, *rest)
-    recorder_process._PROGRAM = "raise SystemExit(7)"
-recorder_process.RecorderProcess.__init__ = last
+    recorder._PROGRAM = "raise SystemExit(7)"
+recorder.RecorderProcess.__init__ = last
 from ampwatch.cli import main
 sys.argv = ["ampwatch", "record", "--bind", "tcp://127.0.0.1:*", "--dir", sys.argv[1]]
 main()

@@ -118,7 +118,7 @@ def test_a_copy_of_a_trainer_long_silent_is_let_go_though_the_recorder_lives(
             eventually(lambda: record_of(recorder) and record_of(recorder).filed == 10)
             assert store.is_written(copies / "run")
             assert store.open_run(copies / "run").notes == ()
-        monkeypatch.setattr("ampwatch.recorder.recording_loop._CLOSE_S", 0.0)
+        monkeypatch.setattr("ampwatch.recorder.recorder_process._CLOSE_S", 0.0)
         eventually(lambda: not store.is_written(copies / "run"))
         assert "stops before batch 10" in store.open_run(copies / "run").notes[0]
 
@@ -171,7 +171,7 @@ def test_a_run_that_the_trainer_writes_here_is_watched_and_not_written(tmp_path)
 
 
 def test_a_copy_that_the_trainer_takes_over_is_watched_from_then_on(tmp_path, copies, monkeypatch):
-    monkeypatch.setattr("ampwatch.recorder.recording_loop._RETRY_S", 0.0)
+    monkeypatch.setattr("ampwatch.recorder.recorder_process._RETRY_S", 0.0)
     with Here(copies) as recorder:
         trainer = Trainer(tmp_path / "log", recorder.endpoint).steps(range(5))
         until_acknowledged(trainer.sender, 5)
@@ -240,7 +240,7 @@ def test_rows_that_cannot_be_filed_are_not_acknowledged_and_come_again(
         return append(self, batch, sequence)
 
     monkeypatch.setattr(store.RankWriter, "append", full)
-    monkeypatch.setattr("ampwatch.recorder.recording_loop._RETRY_S", 0.0)
+    monkeypatch.setattr("ampwatch.recorder.recorder_process._RETRY_S", 0.0)
     with Here(copies) as recorder:
         bad = Trainer(tmp_path / "log", recorder.endpoint, "ab" * 16, name="bad").steps(range(5))
         good = Trainer(tmp_path / "log", recorder.endpoint, "cd" * 16, name="good").steps(range(5))

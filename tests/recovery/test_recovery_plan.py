@@ -31,7 +31,7 @@ from ampwatch.recovery.restart_plan import (
 from ampwatch.rows import Table
 from ampwatch.store import RankWriter, open_run, read_info
 
-DOCS = (Path(ampwatch.__file__).parents[1] / "docs" / "recovery.md").read_text("utf-8")
+DOCS = (Path(ampwatch.__file__).parents[1] / "docs" / "restart.md").read_text("utf-8")
 LOWER = Advice(
     Action.LOWER, "too high", current=0.1, recommended=0.01, low=0.005, high=0.05, factor=0.1,
     group=0, restart_from_step=62, warmup_steps=40, clip=1.0,

@@ -27,8 +27,8 @@ from ampwatch.errors import AmpwatchError
 from ampwatch.rows import Table
 from ampwatch.store import RankWriter, compact, list_runs, open_run
 from ampwatch.store.compacted_log import seal
-from ampwatch.store.copy_notes import CopyNote, write_copies
 from ampwatch.store.live_log import HEADER_BYTES, RECORD, RECORD_BYTES, Header, pack_header
+from ampwatch.store.run_info import CopyNote, write_copies
 
 WORDS: list[Any] = [
     None, True, False, 0, 1, -1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63),

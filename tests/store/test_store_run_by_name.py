@@ -11,7 +11,7 @@ from written_runs import write_run
 import ampwatch
 from ampwatch.errors import NotARunError
 from ampwatch.store import HOW_TO_BEGIN, find_run, how_to_see, open_run
-from ampwatch.store.run_by_name import report_command, run_names, shown_folder
+from ampwatch.store.catalogue import report_command, run_names, shown_folder
 
 
 @pytest.fixture(autouse=True)
