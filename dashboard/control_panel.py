@@ -15,7 +15,7 @@ import streamlit as st
 from html_text import rate_text, said
 from open_runs import RunSnapshot
 
-from ampwatch.diagnosis.event import detail_of
+from ampwatch.diagnosis.record import detail_of
 from ampwatch.errors import FrameError
 from ampwatch.feed import Instruction, Key
 from ampwatch.report.overview_chart import is_change

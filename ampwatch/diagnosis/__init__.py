@@ -9,7 +9,7 @@ follows a run that grows. `RULES` are the pages that `ampwatch explain` prints.
 from __future__ import annotations
 
 from ampwatch.diagnosis.engine import Engine, diagnose
-from ampwatch.diagnosis.findings import Diagnosis, Evidence, Finding, RunFacts, Severity, Verdict
+from ampwatch.diagnosis.findings import Diagnosis, Finding, RunFacts, Severity, Verdict
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.record import Record
 from ampwatch.diagnosis.rule import Rule
@@ -21,6 +21,7 @@ from ampwatch.diagnosis.several_runs import (
     advise_on_all,
     diagnose_together,
 )
+from ampwatch.diagnosis.value_text import Evidence
 from ampwatch.diagnosis.verdict import conclude
 
 __all__ = [

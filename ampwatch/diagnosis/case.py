@@ -12,11 +12,9 @@ from functools import cached_property
 import numpy as np
 
 from ampwatch.diagnosis import learning_rate, thresholds
-from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.blocks import Block, Times
 from ampwatch.diagnosis.device_history import DeviceHistory
-from ampwatch.diagnosis.episodes import ScaleFall, SkipSpan
-from ampwatch.diagnosis.event import Event
-from ampwatch.diagnosis.event_history import EventHistory, GuardHistory
+from ampwatch.diagnosis.event_history import EventHistory, GuardHistory, overflows_of
 from ampwatch.diagnosis.findings import FindingStatus, Outcome
 from ampwatch.diagnosis.finiteness_history import (
     FinitenessHistory,
@@ -24,27 +22,26 @@ from ampwatch.diagnosis.finiteness_history import (
     forward_finite,
     inputs_from_models,
 )
-from ampwatch.diagnosis.gradient_history import NonfiniteGradientHistory, ZeroGradientHistory
+from ampwatch.diagnosis.gradient_history import (
+    LoopHistory,
+    NonfiniteGradientHistory,
+    ZeroGradientHistory,
+)
 from ampwatch.diagnosis.layer_history import (
     AttentionScoreHistory,
     LayerHistory,
-    LayersWithoutOptimizer,
 )
 from ampwatch.diagnosis.learning_rate.advice import Advice
-from ampwatch.diagnosis.loop_history import LoopHistory
 from ampwatch.diagnosis.loss_spikes import LossSpikes
 from ampwatch.diagnosis.metric_history import MetricHistory
 from ampwatch.diagnosis.outlying_inputs import OutlyingInputs
-from ampwatch.diagnosis.overflow_culprits import OverflowOrigin, overflow_origins
 from ampwatch.diagnosis.precision_history import CastHistory, PrecisionHistory, RoundingHistory
 from ampwatch.diagnosis.rank_history import RankHistory
 from ampwatch.diagnosis.rate_setup import RateLeaps, RateSetup
 from ampwatch.diagnosis.record import Record, RecordFacts, scaler_of
 from ampwatch.diagnosis.restart_history import RestartHistory
-from ampwatch.diagnosis.scale_history import ScaleHistory
-from ampwatch.diagnosis.times import Times
+from ampwatch.diagnosis.scale_history import ScaleFall, ScaleHistory, SkipSpan
 from ampwatch.metric_names import Metric
-from ampwatch.rows import EventKind
 
 # What a run of our own probe has as its source.
 NATIVE = "ampwatch"
@@ -97,9 +94,6 @@ class Case:
     rises: LossSpikes = field(default_factory=LossSpikes, metadata=_OWN)
     rounding: RoundingHistory = field(default_factory=RoundingHistory, metadata=_OWN)
     setup: RateSetup = field(default_factory=RateSetup, metadata=_OWN)
-    without_optimizer: LayersWithoutOptimizer = field(
-        default_factory=LayersWithoutOptimizer, metadata=_OWN
-    )
     metrics: MetricHistory = field(default_factory=MetricHistory, metadata=_OWN)
     guard: GuardHistory = field(default_factory=GuardHistory, metadata=_OWN)
     outcome: Outcome | None = field(default=None, init=False)  # once `outcome_of` was asked
@@ -108,20 +102,14 @@ class Case:
 
     def copy(self) -> Case:
         """A case that can be folded further without changing this one."""
-        scale, numbers, events = self.scale.copy(), self.numbers.copy(), self.events.copy()
-        return replace(self, scale=scale, numbers=numbers, events=events)
+        numbers, events = replace(self.numbers), replace(self.events)
+        return replace(self, scale=self.scale.copy(), numbers=numbers, events=events)
 
     def fold(self, block: Block) -> None:
         """Add the next block of the run to every history."""
         forward, makers = forward_finite(block), inputs_from_models(block)
         bad = bad_input(block) & ~block.entries_of(list(makers))
-        overflows: list[tuple[int, Event | OverflowOrigin]] = [
-            (block.position(event.step), event)
-            for event in block.events
-            if event.kind == EventKind.OVERFLOW.value
-        ]
-        overflows += [(block.position(origin.step), origin) for origin in overflow_origins(block)]
-        near = self.scale.fold(block, sorted(overflows, key=lambda pair: pair[0]))
+        near = self.scale.fold(block, overflows_of(block))
         self.numbers.fold(block, forward, bad)
         self.events.fold(block, frozenset(block.step[bad].tolist()), makers)
         judged = np.asarray(~block.skipped & ~block.left_out & near)

@@ -13,8 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.codec import column
-from ampwatch.diagnosis.column_arrays import Floats, Integers, integers, numbers, texts
-from ampwatch.diagnosis.doubling_windows import DoublingWindows
+from ampwatch.diagnosis.column_arrays import (
+    DoublingWindows,
+    Floats,
+    Integers,
+    integers,
+    numbers,
+    texts,
+)
 
 # A series has between half as many and as many windows.
 MOST_WINDOWS = 32

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ampwatch.diagnosis.event import detail_of
 from ampwatch.diagnosis.findings import Diagnosis, Severity, Verdict
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action
+from ampwatch.diagnosis.record import detail_of
 from ampwatch.diagnosis.value_text import count_text
 from ampwatch.rows import EventKind, Table
 from ampwatch.store import Run

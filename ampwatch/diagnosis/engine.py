@@ -9,11 +9,16 @@ engine had read all of them at once, in whatever batches they arrived.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ampwatch.diagnosis.block_cutting import BLOCK_ROWS, BlockCutter, UncutRows, tables_of
-from ampwatch.diagnosis.blocks import DEVICE_COLUMNS
+from ampwatch.diagnosis.blocks import (
+    BLOCK_ROWS,
+    DEVICE_COLUMNS,
+    Block,
+    BlockCutter,
+    UncutRows,
+)
 from ampwatch.diagnosis.case import Case, new_case
 from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.findings import Diagnosis
@@ -26,38 +31,33 @@ from ampwatch.store import Reading, Run
 # and rows wait a quarter of a second in the trainer.
 _SETTLED_ROWS = 512
 # A rank that lags is waited for, but not for ever: what waits is folded again at each look.
-_PATIENCE_ROWS = 16 * BLOCK_ROWS
+_PATIENCE_ROWS = 4 * BLOCK_ROWS
 # Each row that comes too late costs a new beginning, so the next time is waited twice as long.
 _MORE_PATIENCE = 2
-# After the last settled block come blocks of so much less, which wait for so much less.
-_PARTS = 4
+# After the last settled block come blocks of so much less, which wait for so much less: a look
+# folds only what is left after them.
+_SMALLER, _SOONER = 16, 4
 # Of a rank's devices the last few rows are not final, because a clock may be set back a little.
 _OPEN_DEVICE_ROWS = 64
 
 
 @dataclass(slots=True)
-class _EngineProgress:
+class _Progress:
     """What the engine has folded so far, and where the next block begins."""
 
     case: Case
     cutter: BlockCutter
 
-    def copy(self) -> _EngineProgress:
-        return _EngineProgress(self.case.copy(), self.cutter.copy())
+    def copy(self, block_rows: int) -> _Progress:
+        """An independent copy, which goes on in blocks of so many rows."""
+        return _Progress(self.case.copy(), self.cutter.copy(block_rows))
 
-    def fold_next(self) -> bool:
-        """Fold the next whole block into the case; False if there is none."""
-        block = self.cutter.next_whole()
-        if block is not None:
+    def fold(self, blocks: Iterator[Block]) -> bool:
+        """Fold these blocks of the cutter into the case; False if there are none."""
+        before = self.cutter.entries
+        for block in blocks:
             self.case.fold(block)
-        return block is not None
-
-    def fold_settled(self, rows: int, patience: int) -> bool:
-        """Fold all blocks in which no late row is expected; False if there are none."""
-        folded = False
-        while self.cutter.is_settled(rows, patience) and self.fold_next():
-            folded = True
-        return folded
+        return self.cutter.entries > before
 
 
 class _DeviceRows:
@@ -67,16 +67,16 @@ class _DeviceRows:
         self.settled = DeviceHistory()
         self._uncut: dict[int, UncutRows] = {}
 
-    def show(self, ranks: Sequence[int], rows: RecordRows) -> bool:
+    def read(self, ranks: Sequence[int], rows: RecordRows) -> bool:
         """Read the new device rows for the engine; False if one appeared among those folded."""
         for rank in ranks:
             uncut = self._uncut.setdefault(rank, UncutRows("time_ns"))
             first = uncut.needed
-            shown = rows.read(Table.DEVICES, DEVICE_COLUMNS, rank, first)
-            if rows.is_overtaken or not uncut.show(shown, first):
+            new = rows.read(Table.DEVICES, DEVICE_COLUMNS, rank, first)
+            if rows.is_overtaken or not uncut.add(new, first):
                 return False
             if (final := len(uncut.steps) - _OPEN_DEVICE_ROWS) > 0:
-                self.settled = self.settled.fold(rank, uncut.take(final))
+                self.settled = self.settled.fold(rank, uncut.take_rows(final))
         return True
 
     def history(self) -> DeviceHistory:
@@ -97,8 +97,8 @@ class Engine:
         self._patience_rows = _PATIENCE_ROWS
         self._facts: RecordFacts | None = None
         self._case: Case | None = None  # of the rows fed last, once somebody looked
-        self._settled: _EngineProgress | None = None
-        self._recent: _EngineProgress | None = None  # a copy of it, some smaller blocks further
+        self._settled: _Progress | None = None
+        self._recent: _Progress | None = None  # a copy of it, some smaller blocks further
         self._devices = _DeviceRows()
         self._run: Record | None = None
         self._rows: RecordRows | None = None
@@ -117,9 +117,9 @@ class Engine:
             self._settled = self._recent = None
             # A log whose tables do not keep step is read at once: then no row can be late.
             self._rows, is_first = _reader_of(run, in_portions=not is_first), True
-        if not self._devices.show(run.ranks, self._device_rows):
+        if not self._devices.read(run.ranks, self._device_rows):
             self._devices, self._device_rows = _DeviceRows(), _reader_of(run)
-            self._devices.show(run.ranks, self._device_rows)
+            self._devices.read(run.ranks, self._device_rows)
         self._case, self._facts = None, RecordFacts.of(run)
         return self
 
@@ -127,13 +127,15 @@ class Engine:
         """Fold settled blocks for good; False if a row has appeared among those folded before."""
         for _ in rows.portions():
             if self._settled is None:
-                self._settled = _EngineProgress(new_case(run), BlockCutter(self._block_rows))
-            tables = tables_of(rows, run.ranks, self._settled.cutter)
-            if rows.is_overtaken or not self._settled.cutter.show(tables):
+                self._settled = _Progress(new_case(run), BlockCutter(self._block_rows))
+            cutter = self._settled.cutter
+            tables = cutter.read(rows, run.ranks)
+            if rows.is_overtaken or not cutter.add(tables):
                 return False
-            if self._recent is not None and not self._recent.cutter.show(tables):
-                self._recent = None
-            if self._settled.fold_settled(self._settled_rows, self._patience_rows):
+            settled = cutter.settled(self._settled_rows, self._patience_rows)
+            if self._settled.fold(settled) or (
+                self._recent is not None and not self._recent.cutter.add(tables)
+            ):
                 self._recent = None
         return True
 
@@ -147,15 +149,12 @@ class Engine:
             raise RuntimeError("The engine has no run yet: call feed(run) before diagnosis().")
         if self._case is None:
             if self._recent is None:
-                self._recent = self._settled.copy()
-                self._recent.cutter.block_rows = max(1, self._block_rows // _PARTS)
-            self._recent.fold_settled(self._settled_rows // _PARTS, self._patience_rows)
-            last = self._recent.copy()
+                self._recent = self._settled.copy(max(1, self._block_rows // _SMALLER))
+            recent = self._recent.cutter
+            self._recent.fold(recent.settled(self._settled_rows // _SOONER, self._patience_rows))
             # What a block costs hardly depends on its rows, so the last ones are one.
-            last.cutter.block_rows = self._block_rows
-            while last.fold_next():
-                pass
-            last.case.fold(last.cutter.rest())
+            last = self._recent.copy(self._block_rows)
+            last.fold(last.cutter.rest())
             last.case.devices = self._devices.history()
             last.case.record = self._facts
             last.case.finish()

@@ -5,16 +5,14 @@ Also counts steps, skips and missing calls of scaler.update().
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.blocks import Block, Times
 from ampwatch.diagnosis.column_arrays import Flags, Integers, Mask
-from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.layer_history import ROOT
-from ampwatch.diagnosis.times import Times
+from ampwatch.diagnosis.record import Event
 from ampwatch.rows import EventKind
 
 # No training has so low a rate throughout: it never left the start of its warm-up.
@@ -29,7 +27,10 @@ _FORWARD_OF = {"backward": 1, "loss": 1, "forward": 0, "input": 0, "weights": 0}
 
 @dataclass(slots=True)
 class FinitenessHistory:
-    """In which steps the forward pass, input, loss and weights were finite; also counts steps."""
+    """In which steps the forward pass, input, loss and weights were finite; also counts steps.
+
+    Its fields are set anew and never changed in place, so that a shallow copy is independent.
+    """
 
     sees_forward: bool = False
     bad_forwards_running: int = 0  # at the end
@@ -55,10 +56,6 @@ class FinitenessHistory:
     last_skipped_step: int | None = None
     last_position: int = -1
 
-    def copy(self) -> FinitenessHistory:
-        """An independent copy of the history."""
-        return copy.copy(self)
-
     def fold(self, block: Block, forward: Flags, bad_input: Mask) -> None:
         """Add a block; `forward` says of each step whether its forward pass was finite."""
         self._take_exceptions(block)
@@ -72,7 +69,7 @@ class FinitenessHistory:
         self.bad_forwards_running = running + self.bad_forwards_running * (running == len(bad))
         self.autocast_dtypes |= block.autocast_dtypes
         self.bad_input = self.bad_input.and_where(bad_input, block)
-        self._take_told(block)
+        self._count_values(block)
         self._take_loss(block, forward, bad_input)
         self._take_updates(block)
 
@@ -85,7 +82,7 @@ class FinitenessHistory:
         self.last_step = int(block.step[-1])
         self.last_position = block.start + len(block) - 1
 
-    def _take_told(self, block: Block) -> None:
+    def _count_values(self, block: Block) -> None:
         """Note which values the record holds, and whether any rate is above next to nothing."""
         rate = block.columns["lr"]
         rates = rate[~np.isnan(rate)]
@@ -115,19 +112,14 @@ class FinitenessHistory:
 
     def _take_weights(self, block: Block) -> None:
         """Count steps with weights that were not finite, by rows and by overflow events."""
-        told = Times()
+        traced = Times()
         for event in block.events:
             if event.is_traced_to("weights"):
-                told = told.and_at(event.step, block.position(event.step))
-        seen = Times().and_where(self._weights_bad(block), block) if len(block) else Times()
-        self.bad_weights = self.bad_weights.joined(told.joined(seen))
-
-    def _weights_bad(self, block: Block) -> Mask:
-        layers = block.layers
-        bad = block.param_norm_bad.copy()
-        at, there = block.layer_entries
-        bad[at[there & (layers.flags["weight_finite"] == 0)]] = True
-        return np.asarray(bad)
+                traced = traced.and_at(event.step, block.position(event.step))
+        layers, bad = block.layers, block.param_norm_bad.copy()
+        bad[layers.entry[layers.has_entry & (layers.flags("weight_finite") == 0)]] = True
+        recorded = Times().and_where(bad, block)
+        self.bad_weights = self.bad_weights.joined(traced.joined(recorded))
 
     def _take_updates(self, block: Block) -> None:
         """Count steps of the scaler without an update; the last one may still get its own."""
@@ -144,24 +136,22 @@ class FinitenessHistory:
 
     def _take_exceptions(self, block: Block) -> None:
         for event in block.events:
-            if event.kind == EventKind.EXCEPTION.value:
-                self._take_exception(event, block.position(event.step))
-
-    def _take_exception(self, event: Event, position: int) -> None:
-        if _is_second_step(event):
-            self.second_steps = self.second_steps.and_at(event.step, position)
-        elif event.detail.get("second_unscale"):
-            self.second_unscales = self.second_unscales.and_at(event.step, position)
-        elif event.detail.get("input_finite") is False:
-            self.bad_input = self.bad_input.and_at(event.step, position)
+            if event.kind != EventKind.EXCEPTION.value:
+                continue
+            at = event.step, block.position(event.step)
+            if _is_second_step(event):
+                self.second_steps = self.second_steps.and_at(*at)
+            elif event.detail.get("second_unscale"):
+                self.second_unscales = self.second_unscales.and_at(*at)
+            elif event.detail.get("input_finite") is False:
+                self.bad_input = self.bad_input.and_at(*at)
 
 
 def forward_finite(block: Block) -> Flags:
     """Whether the forward pass of each step in a block was finite; -1 where nobody looked."""
     layers, result = block.layers, np.full(len(block), -1, np.int8)
-    at, there = block.layer_entries
     for flag in (1, 0):  # one layer that is not finite outweighs all that are
-        result[at[there & (layers.flags["act_finite"] == flag)]] = flag
+        result[layers.entry[layers.has_entry & (layers.flags("act_finite") == flag)]] = flag
     for direction, flag in _FORWARD_OF.items():
         steps = [event.step for event in block.events if event.is_traced_to(direction)]
         result[block.entries_of(steps)] = flag
@@ -182,7 +172,7 @@ def inputs_from_models(block: Block) -> dict[int, str]:
     layers = block.layers
     if not layers.names or ROOT in layers.names or not bad_input(block).any():
         return {}
-    makers = (layers.flags["act_finite"] == 0) & (layers.flags["input_finite"] == 1)
+    makers = (layers.flags("act_finite") == 0) & (layers.flags("input_finite") == 1)
     found: dict[int, str] = {}
     for at in np.flatnonzero(makers & (layers.layer >= 0)).tolist():
         step, name = int(layers.step[at]), layers.names[layers.layer[at]]

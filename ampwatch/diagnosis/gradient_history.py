@@ -1,4 +1,4 @@
-"""Steps whose gradients were exactly zero or not finite, folded, and steps that moved no weight.
+"""Steps whose gradients were exactly zero or not finite, and how the loop moved weights and rates.
 
 Without a scaler a step whose gradients are not finite writes nan into the weights unless something
 leaves it out. The update shows whether the loop did: it is exactly zero, after steps that moved the
@@ -7,17 +7,19 @@ weights; or no optimizer stepped, and the forward pass or the loss shows why.
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
-from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.blocks import Block, Times
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
 from ampwatch.diagnosis.finiteness_history import DEAD_RATE
 from ampwatch.diagnosis.layer_history import innermost_layers
-from ampwatch.diagnosis.times import Times
+from ampwatch.diagnosis.record import Event, positive_number
+from ampwatch.rows import EventKind
 
 # In a layer's sample, so much of what was not zero has become so.
 ZERO_SHARE = 0.99
@@ -46,7 +48,7 @@ class ZeroGradientRun:
         known = loss[np.isfinite(loss)]
         shares = _shares(block, at)
         return ZeroGradientRun(
-            self.times.and_entries(at, block.step, block.start),
+            self.times.and_entries(at, block),
             self.cleared + int(block.norm_cleared[at].sum()),
             self.without_loss + int((known == 0).sum()),
             float(min(self.lowest_loss, known.min(initial=np.inf))),
@@ -72,7 +74,7 @@ class ZeroGradientHistory:
         """The history of zero gradients with one more block."""
         made = self
         if len(block.layers):
-            trainable = block.layers.flags["trainable"]
+            trainable = block.layers.flags("trainable")
             made = replace(
                 self,
                 frozen=self.frozen or bool((trainable == 0).any()),
@@ -138,9 +140,9 @@ class ZeroGradientHistory:
 
 def _shares(block: Block, at: Integers) -> Floats:
     """The share of gradients that layers lost to underflow in these zero-gradient steps."""
-    entry, there = block.layer_entries
-    share = block.layers.numbers["underflow_share"]
-    return np.asarray(share[there & np.isin(entry, at) & np.isfinite(share)])
+    layers, share = block.layers, block.layers.numbers("underflow_share")
+    here = layers.has_entry & np.isin(layers.entry, at)
+    return np.asarray(share[here & np.isfinite(share)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +198,11 @@ class NonfiniteGradientHistory:
         unsettled = Times() if len(sound) else self.unsettled
         return replace(
             self,
-            bad=self.bad.and_entries(at, block.step, block.start),
-            nans=self.nans.and_entries(at[~infs], block.step, block.start),
+            bad=self.bad.and_entries(at, block),
+            nans=self.nans.and_entries(at[~infs], block),
             early_nans=self.early_nans + int(((at < first) & ~infs).sum()),
             late_infs=self.late_infs + int((infs & (at >= first)).sum()),
-            unsettled=unsettled.and_entries(since, block.step, block.start),
+            unsettled=unsettled.and_entries(since, block),
             layer=self.layer or _maker(block, at),
             found_good=self.found_good or bool(good.any()),
         )
@@ -221,9 +223,8 @@ def _maker(block: Block, at: Integers) -> str | None:
     layers = block.layers
     if not len(at) or not len(layers):
         return None
-    entry, there = block.layer_entries
-    made = (layers.flags["grad_finite"] == 0) | (layers.flags["in_grad_finite"] == 0)
-    made &= (layers.flags["out_grad_finite"] == 1) & there & np.isin(entry, at)
+    made = (layers.flags("grad_finite") == 0) | (layers.flags("in_grad_finite") == 0)
+    made &= (layers.flags("out_grad_finite") == 1) & layers.has_entry & np.isin(layers.entry, at)
     names = innermost_layers(
         {layers.names[code] for code in layers.layer[made].tolist() if code >= 0}
     )
@@ -236,3 +237,91 @@ def _is_still(block: Block) -> Mask:
     pushed = ~(columns["grad_norm"] == 0) & ~(columns["lr"] <= DEAD_RATE)
     taken = ~block.skipped & ~block.left_out & ~block.guarded
     return np.asarray((columns["update_norm"] == 0) & pushed & taken)
+
+
+# An optimizer was starved that was given less of its gradients than the first and moved the weights
+# by less of their norm than the second. Clipping hard leaves a large update, a converged run all of
+# its small gradients, and Adam does not mind a factor until its eps is the larger.
+STARVED = ((1e-3, 1e-6), (1e-6, 2e-5))
+TWICE_SCALE, TWICE_ERROR = 16.0, 0.02  # from this scale on, and so nearly, a share is 1 / scale
+
+
+@dataclass(frozen=True, slots=True)
+class LoopHistory:
+    """How the loop moved rates and weights around skipped steps; `fold` makes a new one."""
+
+    skips: int = 0  # whose rate and the next step's are known
+    moved_on_skips: Times = field(default_factory=Times)  # the rate moved all the same
+    skipped_in_part: Times = field(default_factory=Times)
+    still: Times = field(default_factory=Times)  # accepted, with a rate and a gradient, unmoved
+    starved: Times = field(default_factory=Times)  # ... given next to nothing of the gradient
+    divided_twice: int = 0  # ... of them, those given the gradient divided by the scale once more
+    starved_share: float = float("nan")  # of the last starved step
+    moved: int = 0  # accepted steps that moved the weights
+    unmoved: int = 0  # steps of any kind that did not, as far as recorded
+    updates: int = 0  # ... and steps that did
+    searched: int = 0  # steps that new scalers skipped before the watch saw them
+    last_lr: float = float("nan")
+    last_skipped: bool = False
+
+    @property
+    def pushed(self) -> int:
+        """How many accepted steps should have moved the weights."""
+        return self.still.count + self.moved
+
+    def fold(self, block: Block) -> LoopHistory:
+        """The history of the loop with one more block."""
+        if not len(block):
+            return self
+        lr, columns = block.columns["lr"], block.columns
+        lr_before = np.concatenate(([self.last_lr], lr[:-1]))
+        skipped_before = np.concatenate(([self.last_skipped], block.skipped[:-1]))
+        known = skipped_before & np.isfinite(lr) & np.isfinite(lr_before)
+        move = columns["update_norm"]
+        pushed = ~block.skipped & ~block.guarded & (lr > 0) & np.isfinite(columns["grad_norm"])
+        pushed &= columns["grad_norm"] > 0
+        given = columns["grad_norm_applied"] / np.where(pushed, columns["grad_norm"], np.nan)
+        starved = np.zeros(len(block), bool)
+        for share, least in STARVED:
+            starved |= (given > 0) & (given <= share) & (move <= least * columns["param_norm"])
+        once_more = given * columns["scale"]
+        twice = starved & (abs(once_more - 1) <= TWICE_ERROR)
+        twice &= columns["scale"] >= TWICE_SCALE
+        return replace(
+            self,
+            starved=self.starved.and_where(starved, block),
+            divided_twice=self.divided_twice + int(twice.sum()),
+            starved_share=float(given[starved][-1]) if starved.any() else self.starved_share,
+            skips=self.skips + int(known.sum()),
+            moved_on_skips=self.moved_on_skips.and_where(known & (lr != lr_before), block),
+            skipped_in_part=self.skipped_in_part.and_where(block.skipped_in_part, block),
+            still=self.still.and_where(pushed & (move == 0), block),
+            moved=self.moved + int((pushed & (move > 0)).sum()),
+            unmoved=self.unmoved + int(((move == 0) & ~block.guarded).sum()),
+            updates=self.updates + int((move > 0).sum()),
+            searched=self.searched + _searched(block),
+            last_lr=float(lr[-1]),
+            last_skipped=bool(block.skipped[-1]),
+        )
+
+
+def _searched(block: Block) -> int:
+    """How many steps new scalers skipped before the loop's watch saw their first step."""
+    made = [event for event in block.events if event.kind == EventKind.SCALER_REPLACED.value]
+    if not made:
+        return 0
+    at, there = block.at_step(np.array([event.step for event in made], np.int64))
+    scales = block.columns["scale"][at].tolist()
+    return sum(
+        _halvings(event, scale)
+        for event, scale, known in zip(made, scales, there, strict=True)
+        if known
+    )
+
+
+def _halvings(event: Event, scale: float) -> int:
+    first = positive_number(event.detail.get("init_scale"))
+    factor = positive_number(event.detail.get("backoff_factor"))
+    if first is None or factor is None or factor >= 1.0 or not 0.0 < scale < first < math.inf:
+        return 0
+    return round((math.log(first) - math.log(scale)) / -math.log(factor))

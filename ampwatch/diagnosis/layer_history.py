@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block, BlockLayerRows
-from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
-from ampwatch.diagnosis.doubling_windows import DoublingWindows
+from ampwatch.diagnosis.column_arrays import DoublingWindows, Floats, Integers, Mask
 
 # A layer loses its gradients in most of its sampled steps, and in at least this many of them.
 UNDERFLOW_SAMPLES = 3
@@ -39,6 +37,10 @@ CONFLICT_OCTAVES = 1.0
 
 # Beyond this many names the later ones are not judged; the largest models have a tenth of it.
 MOST_LAYERS = 65_536
+# A layer is without an optimizer or a gradient in so many samples at least.
+_LEAST_SAMPLES = 2
+# What the arrays hold of a new layer, where that is not 0.
+_ABSENT = {"first_step": -1, "last_step": -1, "trend_steps": np.nan, "trend_values": np.nan}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +54,35 @@ class ScaleConflict:
     tolerates: float
 
 
+def _no_counts() -> Integers:
+    return np.zeros(0, np.int64)
+
+
+def _no_trend() -> Floats:
+    return np.zeros((0, TREND_SAMPLES))
+
+
 @dataclass(frozen=True, slots=True)
 class LayerHistory:
     """A few numbers about each layer's samples, one array entry a name; `fold` makes a new one."""
 
     names: tuple[str, ...] = ()
     numbers: dict[str, int] = field(default_factory=dict)
-    samples: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # judged, with a share
-    losing: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    samples: Integers = field(default_factory=_no_counts)  # judged, with a share
+    losing: Integers = field(default_factory=_no_counts)
     share_sum: Floats = field(default_factory=lambda: np.zeros(0))
-    first_step: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # losing
-    last_step: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    first_step: Integers = field(default_factory=_no_counts)  # losing
+    last_step: Integers = field(default_factory=_no_counts)
     weight_bad: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
-    headrooms: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
-    near: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
-    trend_steps: Floats = field(default_factory=lambda: np.zeros((0, TREND_SAMPLES)))
-    trend_values: Floats = field(default_factory=lambda: np.zeros((0, TREND_SAMPLES)))
+    headrooms: Integers = field(default_factory=_no_counts)
+    near: Integers = field(default_factory=_no_counts)
+    trend_steps: Floats = field(default_factory=_no_trend)
+    trend_values: Floats = field(default_factory=_no_trend)
+    # Of layers that should learn: samples that an optimizer moves, has no weights of, or has the
+    # weights of though no gradient reached them.
+    moved: Integers = field(default_factory=_no_counts)
+    unowned: Integers = field(default_factory=_no_counts)
+    unreached: Integers = field(default_factory=_no_counts)
     window_steps: int = 0  # judged steps with scale windows
     conflicts: int = 0
     first_conflict: ScaleConflict | None = None
@@ -81,23 +96,25 @@ class LayerHistory:
         grown = self._with_names(rows.names)
         codes = np.array([*(grown.numbers.get(name, -1) for name in rows.names), -1])
         layer = codes[rows.layer]  # the last where the row names none
-        at, there = block.layer_entries
+        at, there = rows.entry, rows.has_entry
         good = layer >= 0
-        bad = layer[good & (rows.flags["weight_finite"] == 0)]
+        bad = layer[good & (rows.flags("weight_finite") == 0)]
         if len(bad):
             weight_bad = grown.weight_bad.copy()
             weight_bad[bad] = True
             grown = replace(grown, weight_bad=weight_bad)
+        if (block.columns["update_norm"] > 0).any():  # before it no optimizer is known
+            grown = grown._with_training(layer, rows)
         good[~there] = False
         good[there] &= judged[at[there]]
         if not good.any():
             return grown
         step, layer = rows.step[good], layer[good]
         names = ("underflow_share", "log2_headroom", "scale_low", "scale_high")
-        share, headroom, low, high = (rows.numbers[name][good] for name in names)
+        share, headroom, low, high = (rows.numbers(name)[good] for name in names)
         scale = block.columns["scale"][at[good]]
         few_bits = ~(low < np.where(scale > 0, scale, 1.0) * KEPT_TIMES)
-        few_bits |= rows.numbers["grad_norm"][good] == 0  # of its weights, beside one of its output
+        few_bits |= rows.numbers("grad_norm")[good] == 0  # of its weights, beside one of its output
         # A tail that is lost is normal: a layer needs a scale when it loses most.
         low = np.where(share >= thresholds.UNDERFLOW_SHARE, low, np.nan)
         grown = grown._with_shares(layer, step, share, few_bits)
@@ -116,21 +133,53 @@ class LayerHistory:
         enough = self.samples >= UNDERFLOW_SAMPLES
         return np.flatnonzero(enough & (2 * self.losing > self.samples))
 
+    @property
+    def trained(self) -> list[str]:
+        """The layers that an optimizer had, with a gradient."""
+        return [self.names[at] for at in np.flatnonzero(self.moved).tolist()]
+
+    @property
+    def without_optimizer(self) -> list[str]:
+        """The innermost layers that no optimizer ever had, if it had others."""
+        return self._never_trained(self.unowned)
+
+    @property
+    def without_gradient(self) -> list[str]:
+        """The layers that an optimizer has and no gradient ever reached, if it reached others."""
+        return self._never_trained(self.unreached)
+
+    def _never_trained(self, samples: Integers) -> list[str]:
+        at = np.flatnonzero((samples >= _LEAST_SAMPLES) & (self.moved == 0))
+        names = [self.names[n] for n in at.tolist()]
+        return innermost_layers(names) if self.moved.any() else []
+
     def _with_names(self, names: tuple[str, ...]) -> LayerHistory:
         new = [n for n in names if n not in self.numbers][: MOST_LAYERS - len(self.names)]
         if not new:
             return self
         known = (*self.names, *new)
         grown: dict[str, Any] = {}
-        for name, absent in _ABSENT.items():
-            old = getattr(self, name)
-            fresh = np.full((len(new), *old.shape[1:]), absent, old.dtype)
-            grown[name] = np.concatenate([old, fresh])
+        for name in (one.name for one in fields(self)):
+            if isinstance(old := getattr(self, name), np.ndarray):
+                fresh = np.full((len(new), *old.shape[1:]), _ABSENT.get(name, 0), old.dtype)
+                grown[name] = np.concatenate([old, fresh])
         numbers = {name: number for number, name in enumerate(known)}
         return replace(self, names=known, numbers=numbers, **grown)
 
     def _counts(self, layer: Integers, weights: Floats | None = None) -> Any:
         return np.bincount(layer, weights, minlength=len(self.names))
+
+    def _with_training(self, layer: Integers, rows: BlockLayerRows) -> LayerHistory:
+        """Count the samples of layers that should learn, by who trains them."""
+        learns = (rows.flags("trainable") == 1) & (layer >= 0)
+        reached = (rows.flags("grad_finite") == 1) | (rows.flags("out_grad_finite") == 1)
+        has_group = np.isfinite(rows.numbers("param_group"))
+        return replace(
+            self,
+            moved=self.moved + self._counts(layer[learns & reached & has_group]),
+            unowned=self.unowned + self._counts(layer[learns & reached & ~has_group]),
+            unreached=self.unreached + self._counts(layer[learns & ~reached & has_group]),
+        )
 
     def _with_shares(
         self, layer: Integers, step: Integers, share: Floats, few_bits: Mask
@@ -182,32 +231,22 @@ class LayerHistory:
         begin = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
         tolerates, needs = np.minimum.reduceat(high, begin), np.maximum.reduceat(low, begin)
         bad = np.flatnonzero(needs > tolerates * 2.0**CONFLICT_OCTAVES).tolist()
-
-        def conflict(i: int) -> ScaleConflict:
-            part = slice(begin[i], begin[i + 1] if i + 1 < len(begin) else None)
-            needy, weak = layer[part][np.argmax(low[part])], layer[part][np.argmin(high[part])]
-            return ScaleConflict(
-                int(step[begin[i]]),
-                self.names[needy],
-                float(needs[i]),
-                self.names[weak],
-                float(tolerates[i]),
-            )
-
-        return replace(
+        history = replace(
             self,
             window_steps=self.window_steps + len(begin),
             conflicts=self.conflicts + len(bad),
-            first_conflict=self.first_conflict or (conflict(bad[0]) if bad else None),
-            last_conflict=conflict(bad[-1]) if bad else self.last_conflict,
         )
-
-
-# What a new layer's entry holds.
-_ABSENT = {
-    "samples": 0, "losing": 0, "share_sum": 0.0, "first_step": -1, "last_step": -1,
-    "weight_bad": False, "headrooms": 0, "near": 0, "trend_steps": np.nan, "trend_values": np.nan,
-}  # fmt: skip
+        for at in sorted({*bad[:1], *bad[-1:]}):
+            of_step = slice(begin[at], begin[at + 1] if at + 1 < len(begin) else None)
+            needy = layer[of_step][np.argmax(low[of_step])]
+            weak = layer[of_step][np.argmin(high[of_step])]
+            conflict = ScaleConflict(
+                int(step[begin[at]]), self.names[needy], float(needs[at]),
+                self.names[weak], float(tolerates[at]),
+            )  # fmt: skip
+            first = history.first_conflict or conflict
+            history = replace(history, first_conflict=first, last_conflict=conflict)
+        return history
 
 
 ROOT = "(root)"  # what the one model's own layer is called; several have names of their own
@@ -220,64 +259,6 @@ def innermost_layers(names: Collection[str]) -> list[str]:
         parts = name.split(".")
         holders |= {".".join(parts[:count]) for count in range(1, len(parts))}
     return [name for name in names if name not in holders]
-
-
-_MOST_COUNTED = 4096  # beyond, names are not judged
-_LEAST_SAMPLES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class LayersWithoutOptimizer:
-    """Of layers that should learn: samples without an optimizer, or without any gradient.
-
-    Before the first step no optimizer is known, so samples of a block without a step count for
-    nothing.
-    """
-
-    samples: Counter[str] = field(default_factory=Counter)
-    trained: frozenset[str] = frozenset()  # that an optimizer had, with a gradient
-    unreached: Counter[str] = field(default_factory=Counter)  # that it had, without one
-
-    def fold(self, block: Block) -> LayersWithoutOptimizer:
-        """The counts with one more block."""
-        layers = block.layers
-        if not len(layers) or not (block.columns["update_norm"] > 0).any():
-            return self
-        flags = layers.flags
-        reached = (flags["grad_finite"] == 1) | (flags["out_grad_finite"] == 1)
-        learns = (flags["trainable"] == 1) & (layers.layer >= 0)
-        has_group = np.isfinite(layers.numbers["param_group"])
-        trained = np.unique(layers.layer[learns & reached & has_group]).tolist()
-        return LayersWithoutOptimizer(
-            _counted(self.samples, layers, learns & reached & ~has_group),
-            self.trained | {layers.names[code] for code in trained},
-            _counted(self.unreached, layers, learns & ~reached & has_group),
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The innermost layers that no optimizer ever had, if it had others, as first recorded."""
-        often = [name for name, count in self.samples.items() if count >= _LEAST_SAMPLES]
-        found = [name for name in often if name not in self.trained]
-        return tuple(innermost_layers(found)) if self.trained else ()
-
-    @property
-    def without_gradient(self) -> tuple[str, ...]:
-        """The layers that an optimizer has and no gradient ever reached, if it reached others."""
-        often = [name for name, count in self.unreached.items() if count >= _LEAST_SAMPLES]
-        found = [name for name in often if name not in self.trained]
-        return tuple(innermost_layers(found)) if self.trained else ()
-
-
-def _counted(samples: Counter[str], layers: BlockLayerRows, which: Mask) -> Counter[str]:
-    """The samples of each layer with some more of them, of as many layers as are kept."""
-    codes, counts = np.unique(layers.layer[which], return_counts=True)
-    counted = samples.copy()
-    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-        name = layers.names[code]
-        if name in counted or len(counted) < _MOST_COUNTED:
-            counted[name] += count
-    return counted
 
 
 WINDOWS = 16
@@ -327,8 +308,8 @@ class AttentionScoreHistory:
         codes = np.full(len(rows.names) + 1, -1)
         known = {name: number for number, name in enumerate(grown.names)}
         codes[list(ours)] = [known.get(rows.names[n], -1) for n in ours]
-        layer, headroom = codes[rows.layer], rows.numbers["log2_headroom"]
-        at, there = block.layer_entries
+        layer, headroom = codes[rows.layer], rows.numbers("log2_headroom")
+        at, there = rows.entry, rows.has_entry
         keep = np.flatnonzero((layer >= 0) & there & np.isfinite(headroom))
         keep = keep[judged[at[keep]]]
         if not len(keep):

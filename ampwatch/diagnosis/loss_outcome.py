@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.column_arrays import Floats, median
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation, trailing_medians
-from ampwatch.diagnosis.loss_rise import independent_values
-from ampwatch.diagnosis.medians import median
+from ampwatch.diagnosis.loss_spikes import independent_values
 
 LEAST = 3  # fewer losses are no course
 # The median that smooths: of a fifteenth of the losses, of one while they are few.

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.column_arrays import Floats, Integers
-from ampwatch.diagnosis.doubling_windows import DoublingWindows
+from ampwatch.diagnosis.column_arrays import DoublingWindows, Floats, Integers
 from ampwatch.metric_names import Metric, metric_of
 
 _MOST_METRICS, _MOST_CELLS = 24, 512
@@ -64,17 +63,19 @@ class MetricHistory:
 
     def fold(self, block: Block) -> MetricHistory:
         """The history of metrics with one more block."""
-        told = block.metrics
-        if not told.names:
+        names, codes = block.metrics.texts("name")
+        if not names:
             return self
         cells, lost = dict(self.cells), dict(self.lost)
-        finite = np.isfinite(told.value)
-        for at, name in enumerate(told.names):
-            _follow_lost(lost, name, told.step[told.name == at], finite[told.name == at])
-            known = name in cells or (len(cells) < _MOST_METRICS and metric_of(name) is not None)
-            mine = finite & (told.name == at)
-            if known and mine.any():
-                rows = np.stack([told.step[mine], told.value[mine], np.ones(mine.sum())], axis=1)
+        steps, values = block.metrics.step, block.metrics.numbers("value")
+        finite = np.isfinite(values)
+        for code, name in enumerate(names):
+            own = codes == code
+            _follow_lost(lost, name, steps[own], finite[own])
+            is_known = name in cells or (len(cells) < _MOST_METRICS and metric_of(name) is not None)
+            own &= finite
+            if is_known and own.any():
+                rows = np.stack([steps[own], values[own], np.ones(own.sum())], axis=1)
                 cells[name] = cells.get(name, _EMPTY).with_next(rows)
         return MetricHistory(cells, lost)
 

@@ -14,14 +14,13 @@ from dataclasses import replace
 import numpy as np
 
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats, Integers
-from ampwatch.diagnosis.findings import Evidence, Outcome, Sign, State
+from ampwatch.diagnosis.column_arrays import Floats, Integers, median, median_of_known
+from ampwatch.diagnosis.findings import Outcome, Sign, State
 from ampwatch.diagnosis.learning_rate.judgement import Cause
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation, trailing_medians
 from ampwatch.diagnosis.loss_outcome import LossCourse, LossEnd, loss_course
-from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_history import MetricCourse
-from ampwatch.diagnosis.value_text import two_digits
+from ampwatch.diagnosis.value_text import Evidence, two_digits
 from ampwatch.metric_names import Metric, is_error_share, is_of_validation, is_score
 
 # A score that is zero, or stands still: of its level, in so many evaluations, below what is good;

@@ -16,13 +16,12 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats, Integers
-from ampwatch.diagnosis.findings import Evidence, Outcome, Severity, Sign, State
+from ampwatch.diagnosis.column_arrays import Floats, Integers, median, median_of_known
+from ampwatch.diagnosis.findings import Outcome, Severity, Sign, State
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation, rounding_unit
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows
 from ampwatch.diagnosis.learning_rate.trouble import OnsetSign
 from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse, LossEnd, loss_course
-from ampwatch.diagnosis.medians import median, median_of_known
 from ampwatch.diagnosis.metric_outcome import (
     LOST,
     explains_rise,
@@ -33,7 +32,7 @@ from ampwatch.diagnosis.metric_outcome import (
     metric_outcome,
     sign_of_lost_goal,
 )
-from ampwatch.diagnosis.value_text import count_text, rate_text, two_digits
+from ampwatch.diagnosis.value_text import Evidence, count_text, rate_text, two_digits
 from ampwatch.metric_names import Metric
 
 # The last rows, and how many of them show how the numbers ended.

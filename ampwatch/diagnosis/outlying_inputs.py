@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
-from ampwatch.diagnosis.column_arrays import Floats, Mask
+from ampwatch.diagnosis.blocks import Times
+from ampwatch.diagnosis.column_arrays import Floats, Mask, median_of_known
 from ampwatch.diagnosis.learning_rate import RateRows
-from ampwatch.diagnosis.medians import median_of_known
-from ampwatch.diagnosis.times import Times
 
 # A batch stands out when its input is 5 times its recent median (measured on bad batches among 18
 # small trainings), and half as far off the window's largest, the update before it being ordinary:

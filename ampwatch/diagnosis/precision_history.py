@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ampwatch.diagnosis.blocks import Block, BlockLayerRows
 from ampwatch.diagnosis.column_arrays import Floats, Integers
-from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.layer_history import MOST_LAYERS
+from ampwatch.diagnosis.record import Event
 from ampwatch.rows import EventKind
 
 _HALF = ("float16", "bfloat16")
@@ -56,16 +56,16 @@ class PrecisionHistory:
             return self
         norms = self.batch_norms
         norms |= _batch_norms(rows) if len(norms) < MOST_LAYERS else frozenset()
-        names, codes = rows.dtypes["output_dtype"]
-        cast = np.logical_or.reduce([rows.dtypes[name][1] >= 0 for name in _FORMATS])
+        names, codes = rows.texts("output_dtype")
+        cast = np.logical_or.reduce([rows.texts(name)[1] >= 0 for name in _FORMATS])
         seen = np.flatnonzero((rows.layer >= 0) & ((codes >= 0) | cast))
         if not len(seen):
             return replace(self, batch_norms=norms)
-        half = rows.has_dtype("output_dtype", *_HALF)
-        formats = [_texts_at(*rows.dtypes[name]) for name in _FORMATS]
-        kind_of, order = _texts_at(*rows.kinds), rows.numbers["order"]
-        keeps = rows.has_dtype("param_dtype", "float16") & (rows.flags["trainable"] == 1)
-        flops = rows.numbers["flops"]
+        half = rows.has_text("output_dtype", *_HALF)
+        formats = [_texts_at(*rows.texts(name)) for name in _FORMATS]
+        kind_of, order = _texts_at(*rows.texts("kind")), rows.numbers("order")
+        keeps = rows.has_text("param_dtype", "float16") & (rows.flags("trainable") == 1)
+        flops = rows.numbers("flops")
         latest = seen[::-1][np.unique(rows.layer[seen][::-1], return_index=True)[1]]
         layers = dict(self.layers)
         for at in latest.tolist():
@@ -103,9 +103,9 @@ def _texts_at(names: Sequence[str], codes: Integers) -> Callable[[int], str | No
 
 
 def _batch_norms(rows: BlockLayerRows) -> frozenset[str]:
-    kinds, codes = rows.kinds
+    kinds, codes = rows.texts("kind")
     wanted = [n for n, kind in enumerate(kinds) if "BatchNorm" in kind]
-    at = np.isin(codes, wanted) & (rows.flags["trainable"] == 1) & (rows.layer >= 0)
+    at = np.isin(codes, wanted) & (rows.flags("trainable") == 1) & (rows.layer >= 0)
     return frozenset(rows.names[layer] for layer in np.unique(rows.layer[at]))
 
 
@@ -115,10 +115,10 @@ def _sides(rows: BlockLayerRows, at: int) -> tuple[int, ...]:
     They are outputs, inputs and, of a plain layer, the rows of the batch. A convolution
     with one input channel a group is no matrix product for a GPU.
     """
-    shape: list[int] = rows.weight_shapes[at].as_py() or []
+    shape: list[int] = rows.value("weight_shape", at) or []
     if len(shape) < 2 or (len(shape) > 2 and shape[1] == 1):
         return ()
-    count = rows.numbers["rows"][at]
+    count = rows.numbers("rows")[at]
     plain = len(shape) == 2 and count > 0
     return (*shape[:2], int(count)) if plain else tuple(shape[:2])
 
@@ -154,82 +154,86 @@ class CastScales:
         return CastScales(self.step, tuple(least.tolist()), tuple(largest.tolist()))
 
 
+# A layer and a role, or _STALENESS; of each of the last sampled steps its number and its shares.
+_Key: TypeAlias = "tuple[str, str]"
+_Samples: TypeAlias = "tuple[tuple[Any, ...], ...]"
+_STALENESS = "amax"
+
+
 @dataclass(frozen=True, slots=True)
 class CastHistory:
     """The last samples of casts below 16 bits, by layer and operand; `fold` makes a new one."""
 
-    operands: dict[tuple[str, str], CastSamples] = field(default_factory=dict)  # by layer and role
-    staleness: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = field(default_factory=dict)
-    scales: dict[str, tuple[CastScales, ...]] = field(default_factory=dict)  # by layer
+    samples: Mapping[_Key, _Samples] = field(default_factory=dict)
+    scales: Mapping[str, tuple[CastScales, ...]] = field(default_factory=dict)  # by layer
     resumed_at: int | None = None  # where the last attempt went on from a checkpoint
-    after_resume: dict[str, CastScales] = field(default_factory=dict)  # each layer's first sample
+    after_resume: Mapping[str, CastScales] = field(default_factory=dict)  # each layer's first
+
+    @property
+    def operands(self) -> dict[_Key, CastSamples]:
+        """The last samples of what casts did to each layer's operands, by layer and role."""
+        return {
+            key: CastSamples(*zip(*rows, strict=True))
+            for key, rows in self.samples.items()
+            if key[1] != _STALENESS
+        }
+
+    @property
+    def staleness(self) -> dict[str, tuple[tuple[int, ...], tuple[float, ...]]]:
+        """The steps and values of the last samples of how stale each layer's scales are."""
+        return {
+            layer: (tuple(step for step, _ in rows), tuple(value for _, value in rows))
+            for (layer, role), rows in self.samples.items()
+            if role == _STALENESS
+        }
 
     def fold(self, block: Block) -> CastHistory:
         """The history of casts with one more block."""
         rows, history = block.layers, self._before(block) if block.restart else self
         for role in ROLES:
-            cut = rows.numbers[f"{role}_saturated_share"]
-            flushed = rows.numbers[f"{role}_flushed_share"]
-            if not np.isnan(flushed).all():
-                history = history._with_role(rows, role, cut, flushed)
-        if not np.isnan(rows.numbers["amax_staleness"]).all():
-            history = history._with_stale(rows)
+            cut = rows.numbers(f"{role}_saturated_share")
+            history = history._with_samples(rows, role, rows.numbers(f"{role}_flushed_share"), cut)
+        history = history._with_samples(rows, _STALENESS, rows.numbers("amax_staleness"))
         for step in map(_resumed_at, block.events):
             if step is not None and step != history.resumed_at:
                 history = replace(history, resumed_at=step, after_resume={})
-        if not all(np.isnan(rows.numbers[f"{role}_scale"]).all() for role in ROLES):
+        if not all(np.isnan(rows.numbers(f"{role}_scale")).all() for role in ROLES):
             history = history._with_scales(rows)
         return history
 
     def _before(self, block: Block) -> CastHistory:
         """What of the cast samples remains when an attempt begins anew from an earlier step."""
         first = int(block.step.min()) if len(block.step) else 0
-        operands = {
-            key: CastSamples(*zip(*kept, strict=True))
-            for key, old in self.operands.items()
-            if (kept := [one for one in zip(old.steps, old.cut, old.flushed, strict=True)
-                         if one[0] < first])
-        }  # fmt: skip
-        staleness = {
-            name: (tuple(one[0] for one in left), tuple(one[1] for one in left))
-            for name, known in self.staleness.items()
-            if (left := [one for one in zip(*known, strict=True) if one[0] < first])
+        samples = {
+            key: earlier
+            for key, known in self.samples.items()
+            if (earlier := tuple(row for row in known if row[0] < first))
         }
         scales = {
-            name: earlier
+            name: before
             for name, held in self.scales.items()
-            if (earlier := tuple(one for one in held if one.step < first))
+            if (before := tuple(one for one in held if one.step < first))
         }
-        return CastHistory(operands, staleness, scales)
+        return CastHistory(samples, scales)
 
-    def _with_role(
-        self, rows: BlockLayerRows, role: str, cut: Floats, flushed: Floats
+    def _with_samples(
+        self, rows: BlockLayerRows, role: str, values: Floats, *others: Floats
     ) -> CastHistory:
-        operands = dict(self.operands)
-        for name, at in _last_of_each(rows, flushed):
-            key = (name, role)
-            if key not in operands and len(operands) >= MOST_LAYERS:
-                continue
-            old = operands.get(key, CastSamples())
-            told = zip(rows.step[at].tolist(), cut[at].tolist(), flushed[at].tolist(), strict=True)
-            known = _worst_of_each_step([*zip(old.steps, old.cut, old.flushed, strict=True), *told])
-            operands[key] = CastSamples(*zip(*known, strict=True))
-        return replace(self, operands=operands)
-
-    def _with_stale(self, rows: BlockLayerRows) -> CastHistory:
-        staleness = dict(self.staleness)
-        values = rows.numbers["amax_staleness"]
+        """The history with the rows of one role that have a value; `others` go before it."""
+        if np.isnan(values).all():
+            return self
+        samples = dict(self.samples)
         for name, at in _last_of_each(rows, values):
-            if name in staleness or len(staleness) < MOST_LAYERS:
-                old = zip(*staleness.get(name, ((), ())), strict=True)
-                told = zip(rows.step[at].tolist(), values[at].tolist(), strict=True)
-                steps, kept = zip(*_worst_of_each_step([*old, *told]), strict=True)
-                staleness[name] = (steps, kept)
-        return replace(self, staleness=staleness)
+            key = (name, role)
+            if key in samples or len(samples) < len(ROLES) * MOST_LAYERS:
+                columns = (rows.step[at], *(column[at] for column in (*others, values)))
+                new = zip(*(column.tolist() for column in columns), strict=True)
+                samples[key] = _worst_of_each_step([*samples.get(key, ()), *new])
+        return replace(self, samples=samples)
 
     def _with_scales(self, rows: BlockLayerRows) -> CastHistory:
         scales, after_resume = dict(self.scales), dict(self.after_resume)
-        values = np.stack([rows.numbers[f"{role}_scale"] for role in ROLES])
+        values = np.stack([rows.numbers(f"{role}_scale") for role in ROLES])
         told = np.flatnonzero(~np.isnan(values).all(axis=0) & (rows.layer >= 0))
         for at in told[np.argsort(rows.step[told], kind="stable")].tolist():
             name, step = rows.names[rows.layer[at]], int(rows.step[at])
@@ -260,13 +264,13 @@ def _resumed_at(event: Event) -> int | None:
     return step if step > 0 else None
 
 
-def _worst_of_each_step(told: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _worst_of_each_step(rows: Iterable[tuple[Any, ...]]) -> _Samples:
     """The last cast samples by step, the largest value of all ranks in each."""
-    found: dict[int, tuple[Any, ...]] = {}
-    for step, *values in told:
-        pairs = zip(found.get(step, values), values, strict=True)
-        found[step] = tuple(float(np.fmax(one, other)) for one, other in pairs)
-    return [(step, *found[step]) for step in sorted(found)][-LAST_SAMPLES:]
+    worst: dict[int, tuple[float, ...]] = {}
+    for step, *values in rows:
+        pairs = zip(worst.get(step, values), values, strict=True)
+        worst[step] = tuple(float(np.fmax(one, other)) for one, other in pairs)
+    return tuple((step, *worst[step]) for step in sorted(worst))[-LAST_SAMPLES:]
 
 
 def _last_of_each(rows: BlockLayerRows, values: Floats) -> Iterator[tuple[str, Integers]]:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis.blocks import Block, BlockRankRows
+from ampwatch.diagnosis.blocks import Block, BlockRows, Times
 from ampwatch.diagnosis.column_arrays import Mask
-from ampwatch.diagnosis.event import Event
-from ampwatch.diagnosis.times import Times
+from ampwatch.diagnosis.record import Event
 from ampwatch.rows import EventKind
 
 
@@ -56,7 +55,7 @@ class RankHistory:
                 made, here = made._with_rank(block, rank, rows)
                 apart |= here
         where = np.flatnonzero(apart)
-        return replace(made, differ=made.differ.and_entries(where, block.step, block.start))
+        return replace(made, differ=made.differ.and_entries(where, block))
 
     def is_gone(self, rank: int) -> bool:
         """Whether this rank recorded its end, or is not part of the newest attempt."""
@@ -91,25 +90,26 @@ class RankHistory:
             losses_vary=self.losses_vary or bool((finite != finite[:1]).any()),
         )
 
-    def _with_rank(self, block: Block, rank: int, rows: BlockRankRows) -> tuple[RankHistory, Mask]:
+    def _with_rank(self, block: Block, rank: int, rows: BlockRows) -> tuple[RankHistory, Mask]:
         """Compare one rank's steps of a block with the lowest rank's; also where they differ."""
         at, there = block.at_step(rows.step)
         at, mine = at[there], np.flatnonzero(there)
-        scale, theirs = block.columns["scale"][at], rows.scale[mine]
+        scale, theirs = block.columns["scale"][at], rows.numbers("scale")[mine]
         told = np.flatnonzero(~np.isnan(scale) & ~np.isnan(theirs))
         apart = (scale != theirs) & ~np.isnan(scale) & ~np.isnan(theirs)
-        flag, other = block.skipped_here[at], rows.skipped[mine]
+        flag, other = block.skipped_here[at], rows.flags("skipped")[mine]
         apart |= (flag != other) & (flag >= 0) & (other >= 0)
-        loss, their_loss = block.columns["loss"][at], rows.loss[mine]
+        loss, their_loss = block.columns["loss"][at], rows.numbers("loss")[mine]
         both = np.isfinite(loss) & np.isfinite(their_loss)
-        time, their_time = block.columns["time_ns"][at], rows.time_ns[mine]
+        times = rows.integers("time_ns")
+        time, their_time = block.columns["time_ns"][at], times[mine]
         ahead = (their_time - time)[(time > 0) & (their_time > 0)]
         old = self.others.get(rank, RankFacts())
         facts = RankFacts(
             old.compared + int(both.sum()),
             old.same_losses + int((both & (loss == their_loss)).sum()),
             int(rows.step[-1]),
-            int(max(old.last_time_ns, rows.time_ns.max())),
+            int(max(old.last_time_ns, times.max())),
             int(ahead[0]) if old.ahead_ns is None and len(ahead) else old.ahead_ns,
             (float(scale[told[0]]), float(theirs[told[0]]))
             if old.first_scales is None and len(told)

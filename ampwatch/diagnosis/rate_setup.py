@@ -14,8 +14,8 @@ import numpy as np
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
 from ampwatch.diagnosis.column_arrays import Floats
-from ampwatch.diagnosis.event import Event, positive_number
 from ampwatch.diagnosis.learning_rate import Group, Setup
+from ampwatch.diagnosis.record import Event, positive_number
 from ampwatch.rows import LR_LEAP, EventKind
 
 _MOST_SAVED = 256
@@ -137,7 +137,7 @@ class RateSetup:
 
     def _with_layers(self, block: Block) -> RateSetup:
         layers = block.layers
-        group, ratio = layers.numbers["param_group"], layers.numbers["update_ratio"]
+        group, ratio = layers.numbers("param_group"), layers.numbers("update_ratio")
         keep = np.isfinite(ratio) & (ratio > 0) & (group >= 0) & (group < _MOST_GROUPS)
         if not keep.any():
             return self

@@ -14,11 +14,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.blocks import Block, Times
+from ampwatch.diagnosis.column_arrays import Floats, known_of, median_of_known
 from ampwatch.diagnosis.learning_rate import RateRows, RateState
-from ampwatch.diagnosis.medians import known_of, median_of_known
-from ampwatch.diagnosis.times import Times
 from ampwatch.rows import EventKind
 
 # So many windows of so many rows before a restart show how far apart they lie by themselves, and

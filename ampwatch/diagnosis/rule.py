@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Evidence, Finding, FindingStatus, Severity
-from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.value_text import scale_text
+from ampwatch.diagnosis.findings import Finding, FindingStatus, Severity
+from ampwatch.diagnosis.value_text import Evidence, scale_text
 
 _PAGES = Path(__file__).parent / "pages"
 

@@ -11,7 +11,6 @@ steps. Steps between two rows with the same scale count as accepted at it.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -19,15 +18,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
-from ampwatch.diagnosis.blocks import Block
+from ampwatch.diagnosis.blocks import Block, Times
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
-from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode, SkipSpan
-from ampwatch.diagnosis.established_levels import EstablishedLevels
-from ampwatch.diagnosis.event import Event
-from ampwatch.diagnosis.overflow_culprits import OverflowCulprits, OverflowOrigin
-from ampwatch.diagnosis.record import Scaler
+from ampwatch.diagnosis.event_history import NO_CULPRITS, JointOverflows, OverflowCulprits
+from ampwatch.diagnosis.record import Event, Scaler
 from ampwatch.diagnosis.scale_segments import (
     NAN,
+    EstablishedLevels,
     ScaleBeforeBlock,
     ScaleInBlock,
     ScaleReset,
@@ -35,7 +32,173 @@ from ampwatch.diagnosis.scale_segments import (
     filled_forward,
     scale_segments_of,
 )
-from ampwatch.diagnosis.times import Times
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleDescent:
+    """A part of an episode of skips: those between two established scales."""
+
+    first_step: int
+    skips_before: int  # of the run
+    scale: float  # that it began with
+    octaves: float = 0.0  # that it took the scale down
+
+
+@dataclass(slots=True)
+class SkipEpisode:
+    """Skipped steps close together; open until the next skip comes too late to belong to it."""
+
+    level: float | None = None  # established before it
+    from_growth: bool = False
+    from_reset: bool = False
+    skips_before: int = 0  # of the run
+    tooth_skips: int = 0  # at most, if it is one tooth of a saw
+    first: int = 0
+    first_step: int = 0
+    first_scale: float = NAN
+    last: int = 0
+    last_step: int = 0
+    skips: int = 0
+    streaks: int = 0  # skips in a row, with accepted steps between
+    streak: int = 0  # how long the last of them is
+    longest_streak: int = 0
+    lone_skips: int = 0  # in streaks no longer than one overflow may need
+    scale_after: float = NAN
+    lowest: float = NAN
+    streak_scale: float = NAN  # that the last streak began with
+    part: ScaleDescent | None = None  # the last one
+    deepest: ScaleDescent | None = None  # the part that went farthest
+    culprits: OverflowCulprits = NO_CULPRITS
+    search_skips: int = 0  # by which the search may still go on
+    unsettled_skips: int = 0  # before any level of the run was established
+    search_culprits: OverflowCulprits = NO_CULPRITS
+
+    def add_segment(
+        self, segment: ScaleSegment, *, after_a_level: bool, in_search: bool = False
+    ) -> None:
+        """Add a segment of skips; `after_a_level`: a scale was established just before it."""
+        if not self.skips:
+            self.first, self.first_step = segment.first, segment.first_step
+            self.first_scale = segment.scale
+        goes_on = self.skips > 0 and segment.first == self.last + 1
+        before = self.streak if goes_on else 0
+        if not goes_on:
+            self.streak_scale = segment.scale
+        if self.part is None or after_a_level:
+            before_it = self.skips_before + self.skips
+            self.part = ScaleDescent(segment.first_step, before_it, segment.scale)
+        octaves = _octaves_between(self.part.scale, segment.scale_after)
+        self.part = replace(self.part, octaves=octaves)
+        self.deepest = max(self.deepest or self.part, self.part, key=lambda part: part.octaves)
+        self.streaks += not goes_on
+        self.streak = before + segment.length
+        self.longest_streak = max(self.longest_streak, self.streak)
+        self.lone_skips += _lone(self.streak) - _lone(before)
+        self.search_skips += in_search  # a streak's first
+        self.skips += segment.length
+        self.last, self.last_step = segment.last, segment.last_step
+        self.scale_after = segment.scale_after
+        self.lowest = float(np.fmin(self.lowest, segment.lowest_after))
+
+    def without_search(self) -> SkipEpisode:
+        """The episode without the skips that the search for a scale explains."""
+        lone, skips = self.lone_skips - self.search_skips, self.skips - self.search_skips
+        return replace(self, skips=skips, lone_skips=lone)
+
+    @property
+    def descent(self) -> ScaleDescent:
+        """Where the scale's fall begins: at the part that made more than half of it, if one did.
+
+        A lone skip some time before that is no part of the fall.
+        """
+        deepest = self.deepest
+        if deepest is not None and deepest.octaves > self.octaves / 2:
+            return deepest
+        return ScaleDescent(self.first_step, self.skips_before, self.first_scale, self.octaves)
+
+    @property
+    def streak_octaves(self) -> float:
+        """How far the last skips in a row took the scale down."""
+        return _octaves_between(self.streak_scale, self.scale_after)
+
+    @property
+    def is_tooth(self) -> bool:
+        """Whether the episode only undoes the growth just before it: one overflow, or two."""
+        few = self.streaks <= thresholds.SAWTOOTH_SKIPS and self.skips <= self.tooth_skips
+        return self.from_growth and few
+
+    @property
+    def is_spike(self) -> bool:
+        """Whether it skipped more steps in a row than one overflow needs."""
+        return self.longest_streak >= thresholds.SPIKE_SKIPS
+
+    @property
+    def octaves(self) -> float:
+        """How far the whole episode took the scale down; 0 if a scale is unknown."""
+        return _octaves_between(self.first_scale, self.scale_after)
+
+    @property
+    def is_fall(self) -> bool:
+        """Whether the episode took the scale far below its established level."""
+        if self.from_reset or self.skips < thresholds.COLLAPSE_SKIPS or self.level is None:
+            return False
+        return self.scale_after <= self.level * 2.0**-thresholds.COLLAPSE_OCTAVES
+
+
+def _octaves_between(high: float, low: float) -> float:
+    """How far an episode took the scale down, in octaves; 0 if it did not, or if one is unknown."""
+    return max(0.0, math.log2(high) - math.log2(low)) if high > 0 and low > 0 else 0.0
+
+
+def _lone(streak: int) -> int:
+    return streak if streak <= thresholds.SAWTOOTH_SKIPS else 0
+
+
+@dataclass(frozen=True, slots=True)
+class SkipSpan:
+    """Episodes of one sort added up: how many skips, from which step to which."""
+
+    episodes: int = 0
+    skips: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    highest_scale: float = -np.inf
+    last_scale: float = NAN
+    first_position: int = 0
+    last_position: int = -1
+    lone_skips: int = 0  # not in long streaks
+    deepest_octaves: float = 0.0  # that one of them took the scale down
+
+    def with_episode(self, episode: SkipEpisode) -> SkipSpan:
+        """The span with one more episode."""
+        return SkipSpan(
+            self.episodes + 1,
+            self.skips + episode.skips,
+            self.first_step if self.episodes else episode.first_step,
+            episode.last_step,
+            max(self.highest_scale, episode.first_scale),
+            episode.first_scale,
+            self.first_position if self.episodes else episode.first,
+            episode.last,
+            self.lone_skips + episode.lone_skips,
+            max(self.deepest_octaves, episode.octaves),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleFall:
+    """An episode that took the scale far below its level, and what followed."""
+
+    level: float
+    first_step: int
+    end_step: int
+    end_scale: float
+    skips: int
+    skips_before: int  # of the run, up to its first
+    lowest: float  # from its beginning to the end of the record
+    teeth: SkipSpan  # before it
+    loose: SkipSpan
+
 
 # Of falls from one level the first says all; of some 280 powers of two, few are ever levels.
 MOST_FALLS = 16
@@ -46,7 +209,7 @@ class ScaleHistory:
     """The history of the loss scale; `copy` it before folding what may still change."""
 
     scaler: Scaler
-    lead: ScaleBeforeBlock = field(default_factory=ScaleBeforeBlock)  # of the next block
+    before_block: ScaleBeforeBlock = field(default_factory=ScaleBeforeBlock)  # the next one
     entries: int = 0  # rows, one a recorded step
     skips: int = 0
     first_step: int | None = None
@@ -77,7 +240,7 @@ class ScaleHistory:
     spikes: SkipSpan = field(default_factory=SkipSpan)  # falls, and what of the loose is a burst
     falls: tuple[ScaleFall, ...] = ()
     # Of overflows that nothing explains.
-    culprits: OverflowCulprits = field(default_factory=OverflowCulprits)
+    culprits: OverflowCulprits = NO_CULPRITS
     highest_skip: float = NAN  # the highest scale that overflowed after the search
     lowest_skip: float = NAN  # the lowest scale that overflowed since the search began
     last_skip: int = 0  # the last one's position
@@ -90,26 +253,23 @@ class ScaleHistory:
 
     def copy(self) -> ScaleHistory:
         """A copy that can be folded further without changing this history."""
-        made = copy.copy(self)
-        made.culprits, made.search = self.culprits.copy(), self.search.copy()
-        made.recent_levels = self.recent_levels.copy()
-        made.open = self.open.copy() if self.open else None
-        return made
+        episode, search = self.open and replace(self.open), replace(self.search)
+        return replace(self, open=episode, search=search, recent_levels=self.recent_levels.copy())
 
     @property
     def steps(self) -> int:
         """How many steps the record covers, from the first to the last."""
-        return self.lead.steps
+        return self.before_block.steps
 
     @property
     def last_step(self) -> int | None:
         """The last step of the record."""
-        return self.lead.last_step
+        return self.before_block.last_step
 
     @property
     def final_scale(self) -> float:
         """The last known loss scale."""
-        return self.lead.known
+        return self.before_block.known
 
     @property
     def has_scaler(self) -> bool:
@@ -153,7 +313,7 @@ class ScaleHistory:
         explained = self.teeth.skips + self.reset_skips + self.late_search_skips
         return self.skips - startup - explained
 
-    def fold(self, block: Block, overflows: Iterable[tuple[int, Event | OverflowOrigin]]) -> Mask:
+    def fold(self, block: Block, overflows: Iterable[tuple[int, Event | JointOverflows]]) -> Mask:
         """Add a block, and its overflow events by position.
 
         Returns in which steps the scale stood near an established level, or there was no scale at
@@ -162,7 +322,7 @@ class ScaleHistory:
         waiting, level = list(overflows), np.full(len(block), NAN)
         if len(block):
             self._take_beginning(block)
-            block_scale = ScaleInBlock.of(block, self.lead)
+            block_scale = ScaleInBlock(block, self.before_block)
             for at in np.flatnonzero(block_scale.set_here)[-1:]:
                 self.recent_levels.begin_anew(int(block_scale.places[at]))
             first_scale = self.first_scale if self.sees_beginning else NAN
@@ -186,7 +346,7 @@ class ScaleHistory:
         self.ending = self.open
         self._close()
         if self.first_accepted is None:
-            self.culprits.add(self.search.culprits)
+            self.culprits = self.culprits.joined(self.search.culprits)
 
     # --- one block -------------------------------------------------------------------------------
 
@@ -207,10 +367,10 @@ class ScaleHistory:
         block, scale = block_scale.block, block_scale.begun
         tiny = np.flatnonzero(scale < thresholds.FLOOR_SCALE)
         at_floor = np.flatnonzero(block.skipped & (scale <= (self.scaler.floor or 0.0)))
-        self.tiny = self.tiny.and_entries(tiny, block.step, block.start)
-        self.at_floor = self.at_floor.and_entries(at_floor, block.step, block.start)
+        self.tiny = self.tiny.and_entries(tiny, block)
+        self.at_floor = self.at_floor.and_entries(at_floor, block)
         self.lowest = float(np.fmin(self.lowest, np.fmin.reduce(scale)))
-        self.lead, self.entries = block_scale.next_lead, self.entries + len(block)
+        self.before_block, self.entries = block_scale.before_next, self.entries + len(block)
         recent = np.concatenate([self.recent_skips, block_scale.places[block.skipped]])
         self.recent_skips = recent[recent >= self.steps - thresholds.STORM_WINDOW_STEPS]
         self._take_micro_batches(block.columns["micro_batches"])
@@ -253,7 +413,8 @@ class ScaleHistory:
     def _take_accepted(self, segment: ScaleSegment) -> None:
         if self.first_accepted is None:
             self.first_accepted, self.first_accepted_step = segment.first, segment.first_step
-            self.search.culprits = OverflowCulprits()  # the search has ended: it explains them
+            # The search has ended: it explains them.
+            self.search.culprits = NO_CULPRITS
         self._accept(segment.length, segment, segment.last)
 
     def _accept(self, length: int, segment: ScaleSegment, last: int) -> None:
@@ -275,15 +436,15 @@ class ScaleHistory:
             # The first row was taken for an accepted step; with skips after it nobody knows.
             self.first_accepted = self.first_accepted_step = None
         if self.first_accepted is None:
-            self.search.take(segment, after_a_level=False)
+            self.search.add_segment(segment, after_a_level=False)
         else:
             self.highest_skip = float(np.fmax(self.highest_skip, segment.scale))
             if self.open and self._is_apart(segment, self.open):
                 self._close()
-            self.open = self.open or self._opened(segment)
             in_search = self._is_late_search(segment)
             self.search_step = segment.first_step if in_search else self.search_step
-            self.open.take(segment, after_a_level=established, in_search=in_search)
+            self.open = self.open or self._opened(segment)
+            self.open.add_segment(segment, after_a_level=established, in_search=in_search)
             if self.level is None and not in_search:
                 self.open.unsettled_skips += segment.length
         self.skips += segment.length
@@ -333,7 +494,7 @@ class ScaleHistory:
             self.teeth = self.teeth.with_episode(episode)
             return
         if episode.is_fall or episode.is_spike:
-            episode.culprits.add(episode.search_culprits)
+            episode.culprits = episode.culprits.joined(episode.search_culprits)
             self.spikes = self.spikes.with_episode(episode) if episode.is_spike else self.spikes
         else:
             if self.level is not None:  # a level was found: until then the search went on
@@ -345,7 +506,7 @@ class ScaleHistory:
         elif episode.skips:
             self.loose = self.loose.with_episode(episode)
             self.recent_levels.count_loose(episode.first, episode.skips, episode.lone_skips)
-        self.culprits.add(episode.culprits)
+        self.culprits = self.culprits.joined(episode.culprits)
 
     def _take_fall(self, episode: SkipEpisode) -> None:
         level, begin = episode.level, episode.descent
@@ -361,14 +522,14 @@ class ScaleHistory:
             )  # fmt: skip
 
     def _take_overflow(
-        self, position: int, event: Event | OverflowOrigin, *, skipped: bool
+        self, position: int, overflow: Event | JointOverflows, *, skipped: bool
     ) -> None:
         if skipped and self.first_accepted is None:
-            self.search.culprits.take(event, position)
+            self.search.culprits = self.search.culprits.and_overflow(overflow, position)
         elif skipped and self.open is not None:
             # Which layer limits a scale is chance; which rank overflows first is not.
-            searching = event.step == self.search_step and isinstance(event, Event)
-            of = self.open.search_culprits if searching else self.open.culprits
-            of.take(event, position)
+            searching = isinstance(overflow, Event) and overflow.step == self.search_step
+            name = "search_culprits" if searching else "culprits"
+            setattr(self.open, name, getattr(self.open, name).and_overflow(overflow, position))
         else:
-            self.culprits.take(event, position)
+            self.culprits = self.culprits.and_overflow(overflow, position)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ampwatch.codec import scalar
 from ampwatch.diagnosis.column_arrays import flags, integers, known, numbers
-from ampwatch.diagnosis.event import detail_of
+from ampwatch.diagnosis.record import detail_of
 from ampwatch.diagnosis.value_text import (
     bytes_text,
     count_text,

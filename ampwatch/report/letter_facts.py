@@ -29,8 +29,7 @@ from ampwatch.diagnosis.column_arrays import (
     steps_of,
     texts,
 )
-from ampwatch.diagnosis.event import detail_of
-from ampwatch.diagnosis.record import Record
+from ampwatch.diagnosis.record import Record, detail_of
 from ampwatch.diagnosis.value_text import rate_text, scale_text, two_digits, value_text
 from ampwatch.report.facts import rows_of_optimizer
 from ampwatch.rows import COLUMNS, EventKind, Table, column

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampwatch.diagnosis import Action, Diagnosis
-from ampwatch.diagnosis.event import detail_of
-from ampwatch.diagnosis.record import Record
+from ampwatch.diagnosis.record import Record, detail_of
 from ampwatch.report.facts import telling_step
 from ampwatch.report.timeline import CLEAN, condition_of, last_sound_step
 from ampwatch.rows import EventKind, Table

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ampwatch.diagnosis import RULES, Advice, Diagnosis, Finding, Severity
 from ampwatch.diagnosis.column_arrays import Integers, steps_of, texts
-from ampwatch.diagnosis.event import Event, detail_of
+from ampwatch.diagnosis.record import Event, detail_of
 from ampwatch.diagnosis.value_text import count_text, duration_text, scale_text
 from ampwatch.printable_text import cut
 from ampwatch.report.overview_chart import is_change

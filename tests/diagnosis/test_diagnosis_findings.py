@@ -8,11 +8,11 @@ import pytest
 from hand_built import HandBuiltRun, Info, step_table
 
 from ampwatch.diagnosis import RULES, diagnose
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.engine import Engine
 from ampwatch.diagnosis.findings import Finding, FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.rule import RuleHit
-from ampwatch.diagnosis.times import Times
 
 CALM = HandBuiltRun(step_table(skipped=[False] * 40, scale=[2.0**16] * 40))
 

@@ -7,7 +7,7 @@ import pytest
 from hand_built import HandBuiltRun, Info, event_table, scaled_run, step_table
 
 from ampwatch.diagnosis import Engine, diagnose
-from ampwatch.diagnosis.established_levels import EstablishedLevels
+from ampwatch.diagnosis.scale_segments import EstablishedLevels
 
 
 def finding(run, code):

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from ampwatch.diagnosis.column_arrays import known_of, median
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.estimate import MARGIN, Estimate, EstimateBounds, Family
 from ampwatch.diagnosis.learning_rate.judgement import (
@@ -22,7 +23,6 @@ from ampwatch.diagnosis.learning_rate.judgement import (
 from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows, RateState, micro_batches
 from ampwatch.diagnosis.learning_rate.trouble import LeapBefore, OnsetSign, Trouble, Warmup
-from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.diagnosis.value_text import count_text
 
 # Late: what large runs did (x0.9 and x0.67 OPT, x0.5 BLOOM 104B, x0.89 icefall).

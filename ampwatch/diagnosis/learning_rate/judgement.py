@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.column_arrays import Floats, known_of, median
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.estimate import SLOPE
 from ampwatch.diagnosis.learning_rate.noise import loss_noise, trailing_medians, upper_edge
@@ -42,7 +42,6 @@ from ampwatch.diagnosis.learning_rate.trouble import (
     is_rising,
     lasting_trouble,
 )
-from ampwatch.diagnosis.medians import known_of, median
 
 # --- signs ----------------------------------------------------------------------------------------
 

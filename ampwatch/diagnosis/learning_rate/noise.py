@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampwatch.diagnosis.column_arrays import Floats
+from ampwatch.diagnosis.column_arrays import Floats, median
 from ampwatch.diagnosis.learning_rate.constants import BAND_FACTOR, MEDIAN_STEPS, ROBUST_DEVIATIONS
-from ampwatch.diagnosis.medians import median
 
 
 def robust_deviation(values: Floats) -> float:

@@ -19,10 +19,16 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.column_arrays import Flags, Floats, Integers, Mask
-from ampwatch.diagnosis.doubling_windows import DoublingWindows
+from ampwatch.diagnosis.column_arrays import (
+    DoublingWindows,
+    Flags,
+    Floats,
+    Integers,
+    Mask,
+    known_of,
+    median,
+)
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.medians import known_of, median
 
 # Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` marks a loss that was
 # recorded and was not finite.
@@ -170,6 +176,17 @@ class RateCells:
         return RateCells(replace(self.sums, values=sums), replace(self.known, values=known))
 
 
+@dataclass(frozen=True, slots=True)
+class RatePoints:
+    """The whole run in few points: the history's cells, then ten-step medians of the last rows.
+
+    Skips and bad losses are shares of a point.
+    """
+
+    rows: RateRows
+    start: Integers  # the row's position in the run at which a point begins
+
+
 @dataclass(frozen=True)  # no slots: cached_property keeps its value in __dict__
 class RateState:
     """All that the advice on the rate reads of a run; `fold` makes a new one of fixed size."""
@@ -184,8 +201,15 @@ class RateState:
 
     @cached_property
     def points(self) -> RatePoints:
-        """The whole run in few points."""
-        return _points(self)
+        """The whole run in few points; less than a cell of rows before the last is left out."""
+        width, size = self.cells.cell_rows, constants.POINT_STEPS
+        tail, begin = self.tail.values, self.rows - len(self.tail)
+        whole, count = begin // width, len(tail) // size
+        late = len(tail) - count * size  # the points end with the record
+        recent = _medians(tail[late:].reshape(count, size, len(COLUMNS)))
+        starts = [np.arange(whole) * width, begin + late + np.arange(count) * size]
+        values = np.concatenate([self.cells.first(whole).values, recent])
+        return RatePoints(RateRows(values), np.concatenate(starts))
 
     @property
     def is_whole(self) -> bool:
@@ -258,21 +282,17 @@ class RateState:
 def fold(state: RateState, rows: RateRows, setup: Setup | None = None) -> RateState:
     """Fold more rows into the state of the rate; `setup` replaces the earlier setup."""
     room = constants.HEAD_ROWS - len(state.head)
-    left = max(0, len(state.tail) + len(rows) - constants.TAIL_ROWS)
-    kept, begin = state.tail.part(left), max(0, left - len(state.tail))
-    gone = (
-        _joined(state.tail.part(0, left), rows.part(0, begin))
-        if begin
-        else state.tail.part(0, left)
-    )
-    pending = _joined(state.pending, gone).values
+    latest = _joined(state.tail, rows)
+    left = max(0, len(latest) - constants.TAIL_ROWS)
+    pending = _joined(state.pending, latest.part(0, left)).values
     whole = len(pending) // constants.CELL_ROWS * constants.CELL_ROWS
     return RateState(
         setup=state.setup if setup is None else setup,
         rows=state.rows + len(rows),
         accepted=state.accepted + int(rows.accepted.sum()),
         head=_joined(state.head, rows.part(0, room)) if room else state.head,
-        tail=_joined(kept, rows.part(begin)),  # copies: a view would keep the whole batch alive
+        # Copies: a view would keep the whole batch alive.
+        tail=RateRows(latest.values[left:].copy()),
         cells=state.cells.with_rows(pending[:whole]) if whole else state.cells,
         pending=RateRows(pending[whole:].copy()),
     )
@@ -300,31 +320,6 @@ def _medians(parts: Floats) -> Floats:
     return np.asarray(result)
 
 
-@dataclass(frozen=True, slots=True)
-class RatePoints:
-    """The whole run in few points: the history's cells, then ten-step medians of the last rows.
-
-    Skips and bad losses are shares of a point.
-    """
-
-    rows: RateRows
-    start: Integers  # the row's position in the run at which a point begins
-
-
-def _points(state: RateState) -> RatePoints:
-    """The rate's history as points; less than one cell of rows before the last rows is left out."""
-    width, size = state.cells.cell_rows, constants.POINT_STEPS
-    tail = state.tail.values
-    begin = state.rows - len(tail)
-    whole, count = begin // width, len(tail) // size
-    late = len(tail) - count * size  # the points end with the record
-    recent = _medians(tail[late : late + count * size].reshape(count, size, len(COLUMNS)))
-    starts = [np.arange(whole) * width, begin + late + np.arange(count) * size]
-    return RatePoints(
-        RateRows(np.concatenate([state.cells.first(whole).values, recent])), np.concatenate(starts)
-    )
-
-
 def rows_of_block(block: Block, forward: Flags) -> RateRows:
     """The rows of a block as the learning rate's history keeps them.
 
@@ -345,11 +340,10 @@ def rows_of_block(block: Block, forward: Flags) -> RateRows:
 def _largest_activations(block: Block) -> Floats:
     """The largest activation of each step of a block; -inf where it was not sampled."""
     layers = block.layers
-    at, there = block.layer_entries
-    amax = layers.numbers["act_amax"]
-    keep = there & np.isfinite(amax)
+    amax = layers.numbers("act_amax")
+    keep = layers.has_entry & np.isfinite(amax)
     result = np.full(len(block), -np.inf)
-    np.maximum.at(result, at[keep], amax[keep])
+    np.maximum.at(result, layers.entry[keep], amax[keep])
     return result
 
 

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
-from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask, known_of, median
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.estimate import Estimate, EstimateBounds, estimate
 from ampwatch.diagnosis.learning_rate.noise import (
@@ -30,7 +30,6 @@ from ampwatch.diagnosis.learning_rate.noise import (
     upper_edge,
 )
 from ampwatch.diagnosis.learning_rate.rate_history import RatePoints, RateRows, RateState
-from ampwatch.diagnosis.medians import known_of, median
 from ampwatch.rows import LR_LEAP
 
 # --- the onset ------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.device_history import MEMORY_LIMIT, OneDeviceHistory
-from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.findings import Severity
 from ampwatch.diagnosis.precision_history import LayerPrecision
 from ampwatch.diagnosis.rule import RuleHit, rule
-from ampwatch.diagnosis.value_text import bytes_text, count_text, list_text, percent_text
+from ampwatch.diagnosis.value_text import Evidence, bytes_text, count_text, list_text, percent_text
 
 # The 95th percentile below 70 %: SageMaker Debugger's LowGPUUtilization rule. Seconds in which
 # nothing ran at all (an evaluation on the host, a notebook at rest) are left out.

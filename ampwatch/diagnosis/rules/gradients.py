@@ -13,14 +13,13 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Integers
+from ampwatch.diagnosis.column_arrays import Integers, median_of_known
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
-from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.findings import Severity
 from ampwatch.diagnosis.learning_rate import RateRows
-from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.rules.scale import raise_scale_text
-from ampwatch.diagnosis.value_text import count_text, scale_text
+from ampwatch.diagnosis.value_text import Evidence, count_text, scale_text
 
 # --- no gradients ---------------------------------------------------------------------------------
 

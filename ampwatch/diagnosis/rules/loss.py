@@ -8,21 +8,15 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats
-from ampwatch.diagnosis.event import Event
-from ampwatch.diagnosis.findings import Evidence, Severity, State
+from ampwatch.diagnosis.column_arrays import Floats, known_of, median
+from ampwatch.diagnosis.findings import Severity, State
 from ampwatch.diagnosis.learning_rate import constants
-from ampwatch.diagnosis.loss_rise import (
-    TELLING,
-    LossRise,
-    RiseKind,
-)
-from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, SpikeOctave
-from ampwatch.diagnosis.medians import known_of, median
+from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, TELLING, LossRise, RiseKind, SpikeOctave
 from ampwatch.diagnosis.outcome import APART, REMEDIES, outcome_of
+from ampwatch.diagnosis.record import Event
 from ampwatch.diagnosis.rule import Rule, RuleHit, rule
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
-from ampwatch.diagnosis.value_text import count_text, share_text
+from ampwatch.diagnosis.value_text import Evidence, count_text, share_text
 from ampwatch.rows import EventKind
 
 # Jumps of one step: three are more than chance; two are, if the updates jumped with them.

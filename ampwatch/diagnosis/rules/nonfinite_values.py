@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
+from ampwatch.diagnosis.findings import FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.rules.scale import no_scale_helps, startup_has_failed
 from ampwatch.diagnosis.rules.training_loop import left_out_ending
-from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.value_text import alone_text, count_text, list_text, steps_text
+from ampwatch.diagnosis.value_text import Evidence, alone_text, count_text, list_text, steps_text
 
 _LEAST_EVALUATIONS = 2  # a single one may be of an empty batch
 

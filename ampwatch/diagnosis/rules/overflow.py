@@ -9,8 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.column_arrays import median, median_of_known
+from ampwatch.diagnosis.event_history import CulpritOverflows
+from ampwatch.diagnosis.findings import Severity
 from ampwatch.diagnosis.layer_history import (
     LOW_HEADROOM_OCTAVES,
     ROOT,
@@ -20,13 +23,11 @@ from ampwatch.diagnosis.layer_history import (
     LayerHistory,
 )
 from ampwatch.diagnosis.learning_rate.noise import rounding_unit
-from ampwatch.diagnosis.medians import median, median_of_known
-from ampwatch.diagnosis.overflow_culprits import LayerOverflows
 from ampwatch.diagnosis.rule import RuleHit, counted, rule
 from ampwatch.diagnosis.rules.scale import DEFAULT_SCALE, raise_scale_text
 from ampwatch.diagnosis.rules.training_loop import left_out_ending
-from ampwatch.diagnosis.times import Times
 from ampwatch.diagnosis.value_text import (
+    Evidence,
     alone_text,
     count_text,
     list_text,
@@ -210,7 +211,7 @@ def _somewhere(case: Case, times: Times) -> RuleHit:
     )
 
 
-def _forward_action(case: Case, first: LayerOverflows) -> str:
+def _forward_action(case: Case, first: CulpritOverflows) -> str:
     """What to do about a forward overflow, depending on whether the run had worked before."""
     start, layer = case.scale.first_accepted_step, first.layer
     if first.layer == ROOT and first.own_code is not None:
@@ -249,7 +250,7 @@ def _healed(case: Case) -> str:
     )
 
 
-def _who(first: LayerOverflows) -> str:
+def _who(first: CulpritOverflows) -> str:
     """The layer that overflowed; for a container the place in its own code, if known."""
     if first.own_code is None:
         return f"Layer {first.layer}"
@@ -267,7 +268,7 @@ def _grown(case: Case) -> str:
     return "the learning rate, and what was loaded or changed before,"
 
 
-def _is_first(named: LayerOverflows) -> str:
+def _is_first(named: CulpritOverflows) -> str:
     """How a finding says that a layer is the first to overflow: surely, or as far as recorded."""
     return "is, as far as the record shows, the first" if named.is_bound else "is the first"
 

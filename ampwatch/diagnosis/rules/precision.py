@@ -10,7 +10,7 @@ from typing import Any
 
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.event_history import FLOAT16_PARAMETERS
-from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.findings import Severity
 from ampwatch.diagnosis.precision_history import (
     ROLES,
     CastSamples,
@@ -20,7 +20,7 @@ from ampwatch.diagnosis.precision_history import (
     RoundingSample,
 )
 from ampwatch.diagnosis.rule import RuleHit, rule
-from ampwatch.diagnosis.value_text import count_text, list_text
+from ampwatch.diagnosis.value_text import Evidence, count_text, list_text
 
 # --- half precision -------------------------------------------------------------------------------
 

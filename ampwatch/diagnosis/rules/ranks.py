@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampwatch.diagnosis import thresholds
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
+from ampwatch.diagnosis.findings import FindingStatus, Severity
 from ampwatch.diagnosis.rule import RuleHit, counted, rule
-from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
+from ampwatch.diagnosis.value_text import Evidence, count_text, list_text, scale_text
 
 # One step may be logged in the middle of an update; if two steps differ, the weights do.
 RANKS_DIFFER = 2
@@ -85,14 +85,14 @@ def one_rank_overflows(case: Case) -> Iterator[RuleHit]:
             continue
         standing = _standing(case, times)
         count = f"{times.count} of {count_text(joint.judged, 'overflow')}"
-        where = f", {'in or beside' if overflows.is_bound else 'first in'} layer {overflows.layer}"
+        where = f", {'in or beside' if overflows.bounds else 'first in'} layer {overflows.layer}"
         # The first overflow is often seen from afar, so most of them decide.
         own = "activations" if 2 * overflows.before_scale > times.count else "gradients"
         yield RuleHit(
             severity=None if certain or often else Severity.INFO,
             standing=standing,
             at=times,
-            layer=overflows.layer,
+            layer=overflows.layer or None,
             ranks=(rank,),
             summary=f"Rank {rank} alone overflows, in {count}{where if overflows.layer else ''}"
             f"{standing.ending}.",

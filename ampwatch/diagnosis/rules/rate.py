@@ -8,15 +8,14 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats
-from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.column_arrays import Floats, median_of_known
+from ampwatch.diagnosis.findings import Severity
 from ampwatch.diagnosis.finiteness_history import DEAD_RATE
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.trouble import Onset
-from ampwatch.diagnosis.medians import median_of_known
 from ampwatch.diagnosis.rule import RuleHit, rule
-from ampwatch.diagnosis.value_text import count_text, go_back_text
+from ampwatch.diagnosis.value_text import Evidence, count_text, go_back_text
 
 
 @rule("AMP301", "learning-rate-too-high", Severity.ERROR)

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.event import Event, positive_number
-from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.findings import Severity
+from ampwatch.diagnosis.record import Event, positive_number
 from ampwatch.diagnosis.rule import RuleHit, counted, rule
-from ampwatch.diagnosis.value_text import bytes_text, count_text, list_text
+from ampwatch.diagnosis.value_text import Evidence, bytes_text, count_text, list_text
 from ampwatch.rows import EventKind
 
 

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.episodes import ScaleFall, SkipEpisode
-from ampwatch.diagnosis.established_levels import RecordEnding, SlowFall
+from ampwatch.diagnosis.column_arrays import median
 from ampwatch.diagnosis.event_history import AT_FLOOR
-from ampwatch.diagnosis.findings import Evidence, FindingStatus, Severity
-from ampwatch.diagnosis.medians import median
+from ampwatch.diagnosis.findings import FindingStatus, Severity
 from ampwatch.diagnosis.rule import RuleHit, counted, rule
-from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.value_text import count_text, scale_text, share_text
+from ampwatch.diagnosis.scale_history import ScaleFall, SkipEpisode
+from ampwatch.diagnosis.scale_segments import RecordEnding, SlowFall
+from ampwatch.diagnosis.value_text import Evidence, count_text, scale_text, share_text
 from ampwatch.rows import EventKind
 
 # --- search, growth, resets -----------------------------------------------------------------------

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from ampwatch.diagnosis import thresholds
+from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.event import Event
 from ampwatch.diagnosis.event_history import GuardHistory
-from ampwatch.diagnosis.findings import Evidence, Severity
+from ampwatch.diagnosis.findings import Severity
+from ampwatch.diagnosis.gradient_history import STARVED
 from ampwatch.diagnosis.layer_history import innermost_layers
-from ampwatch.diagnosis.loop_history import STARVED
+from ampwatch.diagnosis.record import Event
 from ampwatch.diagnosis.rule import RuleHit, counted, rule
 from ampwatch.diagnosis.rules.gradients import is_without_gradients
 from ampwatch.diagnosis.rules.run_endings import is_about_dtypes
-from ampwatch.diagnosis.times import Times
-from ampwatch.diagnosis.value_text import count_text, list_text, scale_text, share_text
+from ampwatch.diagnosis.value_text import Evidence, count_text, list_text, scale_text, share_text
 
 # --- mistakes in the loop, and in who scales the loss ---------------------------------------------
 
@@ -422,11 +422,11 @@ def silent_skip(case: Case) -> Iterator[RuleHit]:
 
 def _without_optimizer(case: Case) -> RuleHit | None:
     """Layers that have gradients, and whose weights no optimizer was given."""
-    names = case.without_optimizer.names
+    names = case.layers.without_optimizer
     if not names:
         return None
     # Who trains a head alone may well leave the gradients of all other layers on.
-    few = len(names) <= len(case.without_optimizer.trained)
+    few = len(names) <= len(case.layers.trained)
     is_single = len(names) == 1
     return RuleHit(
         severity=Severity.WARNING if few else Severity.INFO,
@@ -444,8 +444,8 @@ def _without_optimizer(case: Case) -> RuleHit | None:
 
 def _most_without_gradient(case: Case) -> RuleHit | None:
     """More layers that no gradient reaches than layers that learn: a part of it is cut off."""
-    names, learning = case.without_optimizer.without_gradient, case.without_optimizer.trained
-    if len(names) <= len(innermost_layers(list(learning))):  # a few may be for another task
+    names, learning = case.layers.without_gradient, case.layers.trained
+    if len(names) <= len(innermost_layers(learning)):  # a few may be for another task
         return None
     return RuleHit(
         severity=Severity.WARNING,
