@@ -45,7 +45,9 @@ _WORD, _MOST_WORDS = re.compile(r"(?!(?i:nan|inf)\b)[^\W\d_]{2,}"), 3
 _FIELD = re.compile(rf"\w['\"]? ?[:=\uff1a] ?\[?{NUMBER}")
 _LEAST_FIELDS = 2  # of a single line that a program wrote
 _LEAST_PLACES = 2  # places that make a series
-_MOST_SHAPES = 8
+_MOST_TEMPLATES = 8
+_NUMBER_ABOVE_ZERO = re.compile(rb"\d*[1-9]\d*")  # a rounded zero may say nothing
+_MOST_REMEMBERED = 4096
 _MOST_TRIALS = 64  # in a row without success: the log has no repeated lines
 
 
@@ -74,7 +76,7 @@ class LineReader:
     builder: RunBuilder
     tallies: dict[str, Tally] = field(default_factory=dict)
     unknown: Unknown = field(default_factory=Unknown)
-    _shapes: list[tuple[LineTemplate, Format]] = field(default_factory=list)
+    _templates: list[tuple[LineTemplate, Format]] = field(default_factory=list)
     _held: list[Statement] = field(
         default_factory=list
     )  # from no known format, and not yet a series
@@ -84,6 +86,12 @@ class LineReader:
     _is_series: bool = False
     _has_record: bool = False  # among those
     _has_told_loss: bool = False  # in a line of a known framework
+    # Lines but for their numbers: such as say nothing, and such as name a place and nothing else,
+    # of which the last of several is the one that counts.
+    _silent: set[bytes] = field(default_factory=set)
+    _place_shapes: dict[bytes, Format] = field(default_factory=dict)
+    _replaceable: tuple[int, bytes] | None = None
+    _active: LineTemplate | None = None
     _known_anchor: re.Pattern[str] = field(init=False)
     _used: int = -1
     _trials: int = 0
@@ -95,7 +103,7 @@ class LineReader:
     def feed(self, lines: Lines) -> None:
         """Read those of a log's lines that contain an anchor of any format."""
         self._used = before = -1
-        active: LineTemplate | None = None
+        self._active = self._replaceable = None
         for at in lines.candidates:
             if at <= self._used:
                 continue
@@ -103,22 +111,48 @@ class LineReader:
                 self.builder.passed(lines.count_filled(before + 1, at))
             before = at
             line = lines.line(at)
-            if active is not None and active.takes(line):
-                continue
-            shape = next((one for one, _ in self._shapes if one.takes(line)), None)
-            if shape is not None:
-                if active is not shape and active is not None:
-                    self._flush_template(active)
-                active = shape
-                continue
-            if active is not None:
-                self._flush_template(active)
-                active = None
-            self._read_line(lines, at, line)
-        if active is not None:
-            self._flush_template(active)
+            if self._active is not None and self._active.takes(line):
+                self._drop_replaceable()
+            else:
+                self._read_unlike(lines, at, line)
+        self._use_template(None)
+        self._read_replaceable(lines)
         if self.builder.is_waiting:
             self.builder.passed(lines.count_filled(before + 1, len(lines)))
+
+    def _read_unlike(self, lines: Lines, at: int, line: bytes) -> None:
+        """Read a line that does not fit the template in use."""
+        shape = _NUMBER_ABOVE_ZERO.sub(b"1", line)
+        if shape in self._silent:  # talk that goes on, a million lines of it in some logs
+            self.builder.passed(1)
+        elif shape in self._place_shapes and self._knows_training:
+            self._drop_replaceable()
+            self._replaceable = at, shape
+        elif template := next((known for known, _ in self._templates if known.takes(line)), None):
+            self._drop_replaceable()
+            self._use_template(template)
+        else:
+            self._use_template(None)
+            self._read_replaceable(lines)
+            self._read_line(lines, at, line, shape)
+
+    def _drop_replaceable(self) -> None:
+        """Count a line that named a place: one with a place of its own has followed it."""
+        if self._replaceable is not None:
+            self.builder.passed(1)
+            self._tally(self._place_shapes[self._replaceable[1]]).lines += 1
+            self._replaceable = None
+
+    def _read_replaceable(self, lines: Lines) -> None:
+        """Read the last line that named a place, and nothing else."""
+        replaceable, self._replaceable = self._replaceable, None
+        if replaceable is not None:
+            at, shape = replaceable
+            self._read_line(lines, at, lines.line(at), shape)
+
+    @property
+    def _knows_training(self) -> bool:
+        return not self._held and (self._is_series or self.builder.state.attempts > 0)
 
     @property
     def anchors(self) -> list[str]:
@@ -143,10 +177,13 @@ class LineReader:
 
     # --- the quick way ---------------------------------------------------------------------------
 
-    def _flush_template(self, shape: LineTemplate) -> None:
-        """Pass on the lines that a template read."""
-        form = next(form for one, form in self._shapes if one is shape)
-        rows = shape.rows()
+    def _use_template(self, template: LineTemplate | None) -> None:
+        """Read on by another template, or by none; pass on what the one in use has read."""
+        read, self._active = self._active, template
+        if read is None or read is template:
+            return
+        form = next(form for known, form in self._templates if known is read)
+        rows = read.rows()
         tally = self._tally(form)
         tally.lines += len(rows)
         if rows.values.keys() & {"scale_after", "scale"}:
@@ -162,7 +199,7 @@ class LineReader:
 
     # --- the slow way ----------------------------------------------------------------------------
 
-    def _read_line(self, lines: Lines, at: int, line: bytes) -> None:
+    def _read_line(self, lines: Lines, at: int, line: bytes, shape: bytes) -> None:
         text = line.decode("utf-8", "replace")
         box = box_around(lines, at, self._used) if "|" in text else None
         if box is None:
@@ -174,9 +211,13 @@ class LineReader:
         if form is None:
             self.builder.passed(1)
             self._note_unknown(text)
+            if "|" not in text and not self._known_anchor.search(text):
+                self._remember(shape, None)
             return
         if all(isinstance(statement, Place) for statement in said):
             self.builder.passed(1)
+            if (len(said), used, box, form.is_last_resort) == (1, at, None, True):
+                self._remember(shape, form)
         self._used = max(self._used, used)
         bar = None if form.is_last_resort or form.counts_epochs else self._bar(text)
         if bar is not None:
@@ -190,13 +231,25 @@ class LineReader:
         said = [_timed(statement, at_ns) for statement in said]
         for statement in self._released(form, said, text):
             self.builder.take(statement)
-        may_learn = len(self._shapes) < _MOST_SHAPES and self._trials < _MOST_TRIALS
-        if used == at and may_learn and not self._held:
-            shape = line_templates.learn(line, form.read)
+        if used == at and not self._held:
+            self._learn_template(line, form)
+
+    def _learn_template(self, line: bytes, form: Format) -> None:
+        if len(self._templates) < _MOST_TEMPLATES and self._trials < _MOST_TRIALS:
+            template = line_templates.learn(line, form.read)
             self._trials += 1
-            if shape is not None:
+            if template is not None:
                 self._trials = 0
-                self._shapes.append((shape, form))
+                self._templates.append((template, form))
+
+    def _remember(self, shape: bytes, form: Format | None) -> None:
+        """Remember of lines like this that they say nothing, or name a place and nothing else."""
+        if len(self._silent) + len(self._place_shapes) >= _MOST_REMEMBERED:
+            return
+        if form is None:
+            self._silent.add(shape)
+        else:
+            self._place_shapes[shape] = form
 
     def _released(self, form: Format, said: list[Statement], text: str) -> list[Statement]:
         """The statements of a line, unless they wait for what says that it is a training's."""

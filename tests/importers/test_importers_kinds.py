@@ -13,6 +13,7 @@ import pytest
 from ampwatch import diagnose, open_run
 from ampwatch.errors import LogError
 from ampwatch.importers import ImportOptions, TextImport, import_log
+from ampwatch.importers.formats.plain import PlainLines
 from ampwatch.importers.import_options import fresh_info
 from ampwatch.report.letter import letter_of
 from ampwatch.rows import Table
@@ -372,3 +373,36 @@ def test_a_result_file_of_yolov5_has_the_sum_of_its_losses(tmp_path):
     found = steps_of(imported(lines_of(row), tmp_path, "results.txt"))
     assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
     assert found["step"] == list(range(12))
+
+
+def test_talk_between_the_lines_of_a_training_is_read_once_a_wording(tmp_path, monkeypatch):
+    """Each of a million lines of talk took a third of a millisecond."""
+
+    def log(name, talk):
+        lines = []
+        for step in range(1, 4001):
+            if talk:
+                lines.append(f"[data.py:12:load] batch {step} loaded in 12 ms, 8 left")
+                lines.append(
+                    f"batch of {step % 7} files closed, nothing else to do for step reader"
+                )
+            if step % 100 == 0:
+                lines.append(f"[Rank 0] step={step}, skipped={step // 1000}, lr=[0.0{step}]")
+        path = tmp_path / name
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+    calls = 0
+    read = PlainLines.read
+
+    def counted(self, text):
+        nonlocal calls
+        calls += 1
+        return read(self, text)
+
+    monkeypatch.setattr(PlainLines, "read", counted)
+    with_talk = open_run(import_log(log("talk.log", talk=True), tmp_path / "a"))
+    assert calls < 2500  # what the text teaches is read too
+    alone = open_run(import_log(log("alone.log", talk=False), tmp_path / "b"))
+    columns = ["step", "lr", "skipped"]
+    assert with_talk.read("steps", columns).to_pylist() == alone.read("steps", columns).to_pylist()
