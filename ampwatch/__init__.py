@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ampwatch.store import Run as Run
     from ampwatch.store import list_runs as list_runs
     from ampwatch.store import open_run as open_run
+    from ampwatch.testing import assert_healthy as assert_healthy
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,8 @@ _HOMES = {
     "guard": "ampwatch.guarding",
     "set_learning_rate": "ampwatch.probe.learning_rates",
     "run_in_float32": "ampwatch.probe.float32_layers",
+    "assert_healthy": "ampwatch.testing",
+    "load_ipython_extension": "ampwatch.notebook",
     "AmpwatchError": "ampwatch.errors",
 }
 
@@ -51,6 +54,7 @@ __all__ = [
     "AmpwatchError",
     "Run",
     "Watch",
+    "assert_healthy",
     "attach",
     "diagnose",
     "fleet",

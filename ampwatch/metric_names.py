@@ -46,12 +46,14 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _VALIDATION = _listed("val valid validation eval evaluation evaluate test testing dev heldout")
 _LOSSES = _listed(
     "loss losses err error errors nll bce ce mse rmse mae mape smape ppl perplexity wer cer xent "
-    "crossentropy objective cost elbo bpc bpb bpd fid l1 l2 crps brier logloss mpjpe"
+    "crossentropy objective cost elbo bpc bpb bpd fid l1 l2 crps brier logloss mpjpe perceptual "
+    "recon reconstruction"
 )
 _GOALS = _listed(
     "acc accuracy reward rewards rew return returns score auc auroc auprc f1 map miou iou dice "
     "bleu rouge meteor psnr ssim success sdr recall precision r2 ndcg mrr winrate top1 top5 acc1 "
-    "acc5 prec1"
+    "acc5 prec1 ap ap50 ap75 hit hits rank1 knn pck kappa mcc pearson spearman nmi ari cider pesq "
+    "stoi exactmatch solverate passrate hitrate elo"
 )
 # Names that a loss has alone, and that say something else within a longer one.
 _WHOLE_NAMES = {
@@ -107,7 +109,7 @@ _ROWS = (
     ("(?:ppo|approx|policy)_?kl", "KL divergence of an update", "nats", Metric.POLICY_STEP),
     # TRL and OpenRLHF call the distance from the reference so, which grows as a policy learns.
     ("kl", "KL divergence", "nats"),
-    ("(?:policy|pg|actor|act)_loss|loss_policy", "policy loss", "", Metric.LOSS),
+    ("(?:policy|policy_gradient|pg|actor|act)_loss|loss_policy", "policy loss", "", Metric.LOSS),
     # Rewards.
     ("frac_reward_zero_std|group_zero_std_frac|flat_group_fraction",
      "share of prompts whose responses have the same reward", "%"),
@@ -178,7 +180,13 @@ def is_score(name: str) -> bool:
     return not words & {"reward", "rewards", "rew", "return", "returns", "score", "success"}
 
 
-_NO_LOSSES = frozenset(["scale", "kl", "entropy", "norm", "grad", "gradient"])
+def is_roc_area(name: str) -> bool:
+    """Whether a metric is the area under a ROC curve."""
+    words = {word.lower() for word in _WORDS.findall(name)}
+    return bool(words & {"auc", "auroc"}) and not words & {"pr", "prc", "precision"}
+
+
+_NO_LOSSES = frozenset(["reader", "scale", "kl", "entropy", "norm", "grad", "gradient"])
 # As CycleGAN, pix2pix and their descendants print their losses.
 _OF_GENERATOR = re.compile(
     r"(?i)g_(?!norm|grad|lr|step|iter)\w+|(?:cycle|idt)_[ab]|l_(?!d_|r_|rate)[a-z]\w+"

@@ -69,6 +69,7 @@ class Mark(str, enum.Enum):
     IMPLIED = "implied"  # derived from a counter or from later lines
     ASSUMED = "assumed"  # a setting: the framework's default, which the log does not state
     PLACED = "placed"  # unnumbered steps keep the log's order
+    EPOCHS = "epochs"  # nothing finer is counted: each step is an epoch
 
 
 # `lr-changed` is a group's rate that became this many times higher at once, or more: a schedule's
@@ -136,9 +137,9 @@ COLUMNS: Mapping[Table, tuple[Column, ...]] = {
         Column("stepped", _bool, "whether the optimizer's step ran"),
         Column("loss", _f64, "unscaled loss, summed over micro-batches", "loss"),
         Column("lr", _f64, "learning rate of the first group", "learning rate"),
-        Column("lr_base", _f64, "base rate of the first group", "base rate"),
+        Column("lr_base", _f64, "base learning rate of the first group", "base learning rate"),
         Column("lrs", pa.list_(_f64), "learning rates of all groups"),
-        Column("lr_bases", pa.list_(_f64), "base rates of all groups"),
+        Column("lr_bases", pa.list_(_f64), "base learning rates of all groups"),
         Column("grad_norm", _f64, "gradient norm, unscaled, before clipping", "gradient norm"),
         Column(
             "grad_norm_applied", _f64, "gradient norm as the optimizer saw it", "after clipping"

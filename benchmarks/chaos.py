@@ -27,11 +27,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # what the table names is wh
 import argparse
 import gc
 import itertools
+import re
 import signal
 import tempfile
 import time
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import chaos_faults  # noqa: F401 - each puts its trials on the list
@@ -40,13 +42,71 @@ import chaos_inputs  # noqa: F401
 import chaos_kills  # noqa: F401
 import chaos_material
 import chaos_recorder  # noqa: F401
-from chaos_children import Batch, end_descendants, inherit_orphans, own_environment, total_bytes
-from chaos_table import Totals, markdown
-from chaos_trials import KINDS, Kind, Outcome
+from chaos_trials import (
+    KINDS,
+    MOST_BYTES,
+    Batch,
+    Kind,
+    Outcome,
+    Record,
+    end_descendants,
+    inherit_orphans,
+    own_environment,
+    total_bytes,
+)
+from parts.machine import commit, machine
+from parts.options import command_line
+from parts.tables import table
 
 _LOOK_S = 0.02
 _WEIGH_S = 3.0
 _SAY_S = 20.0
+_SEEDS_SAID = 6
+_COLUMNS = (
+    "trials", "kills", "hostile inputs", "lost", "raised", "hung", "weights changed", "too large",
+    "left behind", "peak MB",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Totals:
+    """The counts by kind, and every failure."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    peak_bytes: Counter[str] = field(default_factory=Counter)
+    failures: list[Record] = field(default_factory=list)
+    total_bytes: int = 0  # of all processes together, shared pages counted once
+    seconds: float = 0.0
+    commit: str = field(default_factory=commit)  # a run is long
+
+    def add(self, batch: Batch) -> None:
+        """Count what a child has done."""
+        name = batch.kind.name
+        self.peak_bytes[name] = max(self.peak_bytes[name], batch.peak_bytes)
+        for record in batch.records:
+            counts = self.counts[name]
+            counts["trials"] += 1
+            counts["kills"] += record.kills
+            counts["inputs"] += record.inputs
+            counts["left"] += record.left_behind
+            counts[record.outcome.value] += 1
+            if record.outcome is not Outcome.OK:
+                self.failures.append(record)
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.total_bytes > MOST_BYTES
+
+    def sum(self, name: str) -> int:
+        return sum(counts[name] for counts in self.counts.values())
+
+    def sentence(self) -> str:
+        failed = len(self.failures)
+        return (
+            f"{self.sum('trials'):,} trials, {self.sum('kills'):,} kills, "
+            f"{self.sum('inputs'):,} hostile inputs, {failed:,} failures, "
+            f"{self.total_bytes / 1e6:.0f} MB"
+        )
 
 
 @dataclass(slots=True)
@@ -118,6 +178,65 @@ class Driver:
             end_descendants(frozenset(batch.pid for batch in self._running))
 
 
+# --- the page -------------------------------------------------------------------------------------
+
+
+def markdown(totals: Totals, kinds: Sequence[Kind], seed: int, workers: int) -> str:
+    """The whole page."""
+    rows = [_row(k.name, totals.counts[k.name], totals.peak_bytes[k.name]) for k in kinds]
+    everything = sum(totals.counts.values(), Counter[str]())
+    rows.append(_row("**all**", everything, max(totals.peak_bytes.values(), default=0)))
+    how = (
+        f"`python benchmarks/chaos.py --minutes {totals.seconds / 60:.0f} --seed {seed} "
+        f"--workers {workers}` at commit {totals.commit}. {machine('torch', 'pyarrow', 'pyzmq')}"
+    )
+    what = (
+        f"All processes together took at most {totals.total_bytes / 1e6:.0f} MB, shared pages "
+        "counted once. *Peak MB* is the largest single process of a kind: torch alone takes about "
+        "250. *Left behind*: unnamed folders of killed programs that the next would never sweep."
+    )
+    figures = table(f"kind | {' | '.join(_COLUMNS)}", rows)
+    return "\n".join(["# Chaos", "", how, "", what, "", figures, "", *_failures(totals)])
+
+
+def _row(name: str, counts: Counter[str], peak_bytes: int) -> list[str]:
+    outcomes = [Outcome.LOST, Outcome.RAISED, Outcome.HUNG, Outcome.CHANGED, Outcome.TOO_LARGE]
+    figures = [counts["trials"], counts["kills"], counts["inputs"]]
+    figures += [counts[outcome.value] for outcome in outcomes]
+    figures += [counts["left"], round(peak_bytes / 1e6)]
+    return [name, *(f"{figure:,}" for figure in figures)]
+
+
+def _failures(totals: Totals) -> list[str]:
+    """A line for each way to fail, with the seeds of those that failed so."""
+    alike: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
+    for record in totals.failures:
+        key = (
+            record.kind,
+            record.outcome.value,
+            re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "N", record.detail)[:90],
+        )
+        alike[key].append(record)
+    if not alike:
+        return ["Nothing was lost, raised, hung, changed or too large.", ""]
+    lines = ["`--only KIND --seed N --trials 1` repeats one:", ""]
+    for (kind, outcome, _), records in sorted(alike.items()):
+        first, *others = records
+        seeds = ", ".join(str(other.seed) for other in others[: _SEEDS_SAID - 1])
+        more = f" ({len(records)} times; also {seeds})" if others else ""
+        lines.append(
+            f"- `--only {kind} --seed {first.seed}`{more}: **{outcome}**, {_plain(first.tried)}: "
+            f"{_plain(first.detail)}"
+        )
+    return [*lines, ""]
+
+
+def _plain(text: str) -> str:
+    """Text that keeps to its line and names no folder of this machine."""
+    text = re.sub(r"/\S*/ampwatch-chaos-\w+/(trials/\d+/(trial/?)?|material/?)?", "", text)
+    return " ".join(text.replace("|", "\\|").replace("`", "'").split())[:400]
+
+
 def main() -> int:
     options = read_options()
     if options.list:
@@ -146,7 +265,7 @@ def main() -> int:
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--only", action="append", choices=sorted(KINDS), metavar="KIND")
     parser.add_argument("--seed", type=int, default=0, help="of each kind's first trial")

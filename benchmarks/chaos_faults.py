@@ -22,10 +22,10 @@ import chaos_training as training
 import psutil
 from chaos_recorder import (
     Recording,
-    Trainer,
     finish,
     recording,
     train,
+    trainer,
     until_all_acknowledged,
 )
 from chaos_trials import Changed, Hung, Lost, Trial, kind
@@ -38,8 +38,12 @@ _MS_READ_ONLY = 1
 _MOVED = "moved"  # whoever moves a log away has its rows still: none of them is lost
 
 
-def _train(trial: Trial, plan: training.Plan) -> tuple[training.Child, dict[str, Any]]:
-    """Train under the fault; its end, which is as without us."""
+def _train(trial: Trial, plan: training.Plan, made: int | None = None) -> None:
+    """Train under the fault: it ends as without us, and what can be read is true.
+
+    With what is counted as lost it is all of the steps that were made: by default those that the
+    watch had a log for.
+    """
     child = training.start(plan, trial.folder / "said.txt")
     child.wait()
     said = (trial.folder / "said.txt").read_text(errors="replace")
@@ -48,14 +52,9 @@ def _train(trial: Trial, plan: training.Plan) -> tuple[training.Child, dict[str,
     end = child.said_at_end
     if end["digest"] != training.truth_of(trial.material, plan.seed)["digest"]:
         raise Changed("weights, scaler or random state differ from those without us")
-    return child, end
-
-
-def _check(trial: Trial, plan: training.Plan, end: dict[str, Any], made: int) -> None:
-    """What can be read is true, and with what is counted as lost it is all."""
-    there = 0
-    for path in [*plan.log_dir.glob("[!.]*"), *trial.folder.glob(_MOVED)]:
-        there += _rows_in(trial, path, plan.seed)
+    made = _made(plan) if made is None else made
+    paths = [*plan.log_dir.glob("[!.]*"), *trial.folder.glob(_MOVED)]
+    there = sum(_rows_in(trial, path, plan.seed) for path in paths)
     if there + end["lost_rows"] < made:
         raise Lost(
             f"of {made} steps {there} can be read and lost_rows is {end['lost_rows']}; said: "
@@ -118,8 +117,7 @@ def fault_file_limit(trial: Trial) -> None:
     most = trial.chance.randrange(500, 60_000)
     trial.say(f"files of at most {most} bytes")
     plan = _plan(trial, before=lambda: _limit(resource.RLIMIT_FSIZE, most))
-    _, end = _train(trial, plan)
-    _check(trial, plan, end, made=_made(plan))
+    _train(trial, plan)
 
 
 @kind("fault-disk-full", share=0.6)
@@ -138,8 +136,7 @@ def fault_disk_full(trial: Trial) -> None:
 
     trial.say(f"a disk that is full at step {at}{', and has room later' if frees else ''}")
     plan = training.Plan(place, trial.chance.randrange(training.SEEDS), at=at, happens=fill)
-    _, end = _train(trial, plan)
-    _check(trial, plan, end, made=_made(plan))
+    _train(trial, plan)
 
 
 @kind("fault-read-only", share=0.4)
@@ -150,7 +147,7 @@ def fault_read_only(trial: Trial) -> None:
     remount = _MS_READ_ONLY | 32
     assert not ctypes.CDLL(None).mount(b"none", os.fsencode(place), b"tmpfs", remount, None)
     plan = training.Plan(place / "runs", trial.chance.randrange(training.SEEDS))
-    _train(trial, plan)
+    _train(trial, plan, made=0)
     if not _said(trial):
         raise Lost("nothing is recorded, and nothing is said of it")
 
@@ -163,8 +160,7 @@ def fault_folder_removed(trial: Trial) -> None:
     plan = _plan(trial, at=at)
     runs = plan.log_dir
     plan = training.Plan(runs, plan.seed, at=at, happens=lambda *_: harm(runs))
-    _, end = _train(trial, plan)
-    _check(trial, plan, end, made=training.STEPS - at)
+    _train(trial, plan, made=training.STEPS - at)
 
 
 def _remove(runs: Path) -> None:
@@ -204,8 +200,7 @@ def fault_descriptors(trial: Trial) -> None:
 
     trial.say(f"{room} descriptors are left, from {'the start' if from_start else f'step {at}'} on")
     plan = _plan(trial, at=at, happens=use_up, before=use_up if from_start else lambda: None)
-    _, end = _train(trial, plan)
-    _check(trial, plan, end, made=_made(plan))
+    _train(trial, plan)
 
 
 @kind("fault-forks", share=0.6)
@@ -228,8 +223,7 @@ def fault_forks(trial: Trial) -> None:
 
     trial.say(f"forks at step {at}; the child leaves {leaves}")
     plan = _plan(trial, at=at, happens=fork)
-    _, end = _train(trial, plan)
-    _check(trial, plan, end, made=training.STEPS)
+    _train(trial, plan, made=training.STEPS)
     run = open_run(plan.log_dir / "run")
     if run.notes or not run.clean_end:
         raise Lost(f"after a fork: notes {run.notes}, clean end {run.clean_end}")
@@ -252,8 +246,7 @@ def fault_clock(trial: Trial) -> None:
 
     trial.say(f"the clock jumps by {jump_s} s at step {at}")
     plan = _plan(trial, at=at, happens=jump)
-    _, end = _train(trial, plan)
-    _check(trial, plan, end, made=training.STEPS)
+    _train(trial, plan, made=training.STEPS)
     if open_run(plan.log_dir / "run").notes:
         raise Lost("after a jump of the clock the run has notes")
 
@@ -276,11 +269,10 @@ def fault_recorder_stopped(trial: Trial) -> None:
         endpoint = {"endpoint": recorder.endpoint}
         plan = _plan(trial, at=at, happens=stop, attach=endpoint)
         began = time.monotonic()
-        _, end = _train(trial, plan)
+        _train(trial, plan, made=training.STEPS)
         recorder.go_on()
         if time.monotonic() - began > _PATIENCE_S:
             raise Hung(f"the training took over {_PATIENCE_S:g} s beside a stopped recorder")
-        _check(trial, plan, end, made=training.STEPS)
 
 
 @kind("fault-recorder", limit_s=300.0)
@@ -291,11 +283,11 @@ def fault_recorder(trial: Trial) -> None:
     copies = _mounted(trial, kilobytes=4000, name="copies")
     with recording(trial.folder) as recorder:
         log_dir, endpoint = trial.folder / "runs", recorder.endpoint
-        trainers = [Trainer(log_dir, endpoint, 0, run_id)]
+        trainers = [trainer(log_dir, endpoint, 0, run_id)]
         train(trainers, chance.uniform(0.0, 1.0))
         trial.say(f"{harm.__doc__}")
         relieve = harm(recorder, copies)
-        trainers += [Trainer(log_dir, endpoint, rank, run_id) for rank in (1, 2)]
+        trainers += [trainer(log_dir, endpoint, rank, run_id) for rank in (1, 2)]
         train(trainers, chance.uniform(0.5, 2.0))
         relieve()
         until_all_acknowledged(trainers, recorder, "after the fault")

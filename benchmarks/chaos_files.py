@@ -124,14 +124,14 @@ def _use(run: Run, chance: random.Random) -> None:
         diagnosis = conclude(case)
         to_json(diagnosis)
         if chance.random() < 0.1:
-            html_report(run, diagnosis, case.scale.level)
+            html_report(run, diagnosis, case.scale.established)
 
 
 def _list(run: Path, chance: random.Random) -> None:
     """One bad run is one bad line."""
     list_runs(run.parent)
-    if chance.random() < 0.05 and (code := cli.run(["runs", str(run.parent)])) not in (0, 2):
-        raise Lost(f"`ampwatch runs` ended with {code}")
+    if chance.random() < 0.05 and (code := cli.run(["list", str(run.parent)])) not in (0, 2):
+        raise Lost(f"`ampwatch list` ended with {code}")
 
 
 def _rewrite(run: Path, chance: random.Random) -> None:
@@ -312,11 +312,11 @@ def _vouch_for(entry: dict[str, Any], data: bytes) -> None:
 @kind("foreign-logs", a_child=100, limit_s=_LIMIT_S, share=4.0, capped=True)
 def foreign_logs(trial: Trial) -> None:
     """A damaged log of any of the formats: read or refused with a sentence."""
-    path = trial.chance.choice(_samples())
+    path = trial.chance.choice(samples())
     trial.say(path.name)
     trial.inputs += 1
     log = trial.folder / f"metrics{trial.chance.choice(['.csv', '.txt', path.suffix])}"
-    log.write_bytes(damaged(_content(path)[:60_000], trial.chance, most=12))
+    log.write_bytes(damaged(content_of(path)[:60_000], trial.chance, most=12))
     with contextlib.suppress(AmpwatchError):
         run = open_run(import_log(log, trial.folder / "runs"))
         if trial.chance.random() < 0.5:
@@ -326,11 +326,11 @@ def foreign_logs(trial: Trial) -> None:
 @kind("foreign-bits", a_child=60, limit_s=_LIMIT_S, share=2.0, capped=True)
 def foreign_bits(trial: Trial) -> None:
     """One bit of a TensorBoard or W&B file, which bear checksums: no altered, no invented value."""
-    path = trial.chance.choice([p for p in _samples() if p.suffix in (".tfevents", ".wandb")])
+    path = trial.chance.choice([p for p in samples() if p.suffix in (".tfevents", ".wandb")])
     trial.say(path.name)
     trial.inputs += 1
     log = trial.folder / path.name
-    log.write_bytes(flipped(_content(path), trial.chance))
+    log.write_bytes(flipped(content_of(path), trial.chance))
     with contextlib.suppress(AmpwatchError):
         run = open_run(import_log(log, trial.folder / "runs"))
         _refuse_invented(_values_of(run), _true_values(path))
@@ -373,16 +373,6 @@ def _refuse_invented(values: Values, truth: Values) -> None:
             raise Lost(f"{len(invented)} values of {name!r} that nobody logged: {value} at {step}")
 
 
-@functools.cache
-def _samples() -> tuple[Path, ...]:
-    return tuple(samples())
-
-
-@functools.cache
-def _content(path: Path) -> bytes:
-    return content_of(path)
-
-
 # --- small files of the user's -------------------------------------------------------------------
 
 
@@ -407,8 +397,8 @@ def small_files(trial: Trial) -> None:
         for look in (feed.own_keys, feed.allowed_keys, lambda: feed.resolve_endpoint(None)):
             with contextlib.suppress(AmpwatchError):
                 look()
-        if (code := cli.run(["runs", str(run.parent)])) != 0:
-            raise Lost(f"`ampwatch runs` ended with {code} though the runs are whole")
+        if (code := cli.run(["list", str(run.parent)])) != 0:
+            raise Lost(f"`ampwatch list` ended with {code} though the runs are whole")
 
 
 def _make_small_files(folder: Path, run: Path) -> None:
@@ -418,7 +408,7 @@ def _make_small_files(folder: Path, run: Path) -> None:
     feed.allow_key("ab" * 32, "somebody")
     feed.announce("tcp://127.0.0.1:5999")
     register_run(run)
-    cli.run(["runs", str(run.parent)])  # keeps verdicts
+    cli.run(["list", str(run.parent)])  # keeps verdicts
 
 
 @contextlib.contextmanager

@@ -14,18 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zmq
-from chaos_children import forget_peak
 from chaos_damage import damaged, hostile_json
 from chaos_files import _base_of, _seal_base, _use, _vouch_for
 from chaos_material import a_run
-from chaos_peers import hostile_parts
-from chaos_trials import Lost, Trial, kind
+from chaos_peers import Peer, hostile_parts
+from chaos_trials import Trial, forget_peak, kind
 
 from ampwatch import feed, list_runs, open_run
 from ampwatch.codec import check, encode
 from ampwatch.errors import AmpwatchError, CodecError, FrameError
-from ampwatch.feed.frames import Hello, unpack
+from ampwatch.feed.frames import Hello
 from ampwatch.importers import import_log
 from ampwatch.rows import FORMAT, SCHEMAS, TABLES, Table
 from ampwatch.store import RunInfo
@@ -87,50 +85,29 @@ def _good_payload(trial: Trial, table: Table) -> bytes:
 def frames(trial: Trial) -> None:
     """Malformed and hostile frames over a real socket, from a peer that is known or not."""
     receiver = feed.Receiver("tcp://127.0.0.1:*", keys=feed.Security(own=None))
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    peers = [Peer(receiver.endpoint, run_id * 16, insecure=True) for run_id in ("ab", "cd")]
+
+    def answer_to(peer: Peer) -> None:
+        key = feed.PeerKey(peer.run_id, 0)
+        _take(receiver)
+        if key in receiver.peers:
+            receiver.resume(key, 0)
+
     try:
-        peer = _Peer(context, receiver.endpoint)
+        hostile, honest = peers
         if trial.chance.random() < 0.8:
-            peer.meet(receiver)
+            hostile.meet(lambda: answer_to(hostile))
         for _ in range(_A_TRIAL):
             trial.inputs += 1
-            peer.socket.send_multipart(hostile_parts(trial, peer))
+            hostile.send_parts(hostile_parts(trial, hostile))
             if trial.chance.random() < 0.3:
                 _take(receiver)
         _take(receiver)
-        honest = _Peer(context, receiver.endpoint)
-        honest.run_id = "cd" * 16
-        honest.meet(receiver)
+        honest.meet(lambda: answer_to(honest))
     finally:
         receiver.close()
-        context.destroy(0)
-
-
-class _Peer:
-    """A trainer's socket without a trainer."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.linger = 0
-        self.socket.connect(endpoint)
-        self.run_id, self.token = "ab" * 16, 0
-
-    def meet(self, receiver: feed.Receiver) -> None:
-        """Say hello until the receiver knows us, and learn the token."""
-        info = RunInfo(id=self.run_id, name="x").to_json()
-        payload = Hello(self.run_id, 0, info, FORMAT, "0").to_bytes()
-        from ampwatch.feed.frames import Frame, Kind, pack
-
-        key = feed.PeerKey(self.run_id, 0)
-        for _ in range(200):
-            self.socket.send_multipart(pack(Frame(Kind.HELLO, self.run_id, 0, payload=payload)))
-            _take(receiver)
-            if key in receiver.peers:
-                receiver.resume(key, 0)
-                if self.socket.poll(500):
-                    self.token = unpack(self.socket.recv_multipart()).token
-                    return
-        raise Lost("an honest peer is not met any more")
+        for peer in peers:
+            peer.socket.context.destroy(0)
 
 
 def _take(receiver: feed.Receiver) -> None:
@@ -182,9 +159,8 @@ def _bomb_rows(trial: Trial) -> None:
     """a Parquet file of some kB with a hundred million rows"""
     run = a_run(trial.material, "compacted", trial.folder / "run")
     facts = _base_of(run)
-    entry = facts["tables"][Table.EXTRAS.value] if "extras" in facts["tables"] else None
-    entry = entry or facts["tables"][Table.DEVICES.value]
     table = Table.EXTRAS if "extras" in facts["tables"] else Table.DEVICES
+    entry = facts["tables"][table.value]
     path = run / "rank-0" / entry["file"]
     count, schema = 2_000_000, SCHEMAS[table]
     columns = [pa.nulls(count, field.type) for field in schema]

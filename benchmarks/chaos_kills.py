@@ -14,9 +14,8 @@ from pathlib import Path
 import chaos_training as training
 import pyarrow as pa
 import pyarrow.parquet as pq
-from chaos_children import die_with_parent
 from chaos_material import a_run, ended, samples
-from chaos_trials import Hung, Lost, Trial, kind, lost_if_raised
+from chaos_trials import Hung, Lost, Trial, die_with_parent, kind, lost_if_raised
 
 from ampwatch import cli, list_runs, open_run
 from ampwatch.codec import encode
@@ -117,14 +116,15 @@ def _refuse_problems(log_dir: Path) -> None:
 def kill_compact(trial: Trial) -> None:
     """`ampwatch compact` killed again and again: the same rows each time, and it can be resumed."""
     run = a_run(trial.material, "long", trial.folder / "run")
-    whole, takes_s = _rows(run), _takes("compact", trial)
-    for _ in range(_KILLS_A_TRIAL):
-        if _killed(trial, ["compact", str(run)], takes_s):
-            trial.kills += 1
+    whole = _rows(run)
+
+    def look() -> None:
+        nonlocal whole
         _refuse_other(run, whole)
         if trial.chance.random() < 0.3:
             whole = _grow(run)
-    _refuse_failure(trial, ["compact", str(run)])
+
+    _kill_again(trial, ["compact", str(run)], look)
     _refuse_other(run, whole)
 
 
@@ -132,35 +132,33 @@ def kill_compact(trial: Trial) -> None:
 def kill_export(trial: Trial) -> None:
     """`ampwatch export` to Parquet, CSV or TensorBoard: files are whole or not there."""
     run = a_run(trial.material, "long", trial.folder / "run")
-    whole = _rows(run)
+    whole, out = _rows(run), trial.folder / "out"
     to = trial.chance.choice(["parquet", "csv", "tensorboard"])
-    out = trial.folder / "out"
-    words = ["export", str(run), str(out), "--to", to]
-    takes_s = _takes(to, trial)
-    for _ in range(_KILLS_A_TRIAL):
-        shutil.rmtree(out, ignore_errors=True)
-        trial.kills += _killed(trial, words, takes_s)
+
+    def look() -> None:
         _refuse_halves(out, whole)
+        if trial.chance.random() < 0.7:
+            shutil.rmtree(out, ignore_errors=True)
+
+    _kill_again(trial, ["export", str(run), "-o", str(out), "--format", to], look)
     _refuse_other(run, whole)
-    _refuse_failure(trial, words)
     _refuse_halves(out, whole)
 
 
 @kind("kill-report", share=1.5)
 def kill_report(trial: Trial) -> None:
-    """`ampwatch report --html`: the page is whole or not there, and the run is as it was."""
+    """`ampwatch report -o`: the page is whole or not there, and the run is as it was."""
     run = a_run(trial.material, "long", trial.folder / "run")
-    whole = _rows(run)
-    page = trial.folder / "page.html"
-    words = ["report", str(run), "--html", str(page)]
-    takes_s = _takes("report", trial)
-    for _ in range(_KILLS_A_TRIAL):
-        page.unlink(missing_ok=True)
-        trial.kills += _killed(trial, words, takes_s)
+    whole, page = _rows(run), trial.folder / "page.html"
+
+    def look() -> None:
         if page.exists() and not page.read_text().rstrip().endswith("</html>"):
             raise Lost("half a page stands under the page's name")
+        if trial.chance.random() < 0.7:
+            page.unlink(missing_ok=True)
+
+    _kill_again(trial, ["report", str(run), "-o", str(page)], look)
     _refuse_other(run, whole)
-    _refuse_failure(trial, words)
 
 
 @kind("kill-import", share=1.5)
@@ -168,16 +166,23 @@ def kill_import(trial: Trial) -> None:
     """`ampwatch import` of a foreign log: what it leaves is a run or nothing."""
     log = trial.chance.choice([path for path in samples() if path.suffix == ".wandb"])
     out = trial.folder / "runs"
-    words = ["import", str(log), "--out", str(out)]
-    takes_s = _takes("import", trial)
+
+    def look() -> None:
+        _refuse_problems(out)
+        for line in list_runs(out):
+            open_run(line.path).steps  # noqa: B018 - it is read
+
+    _kill_again(trial, ["import", str(log), "-o", str(out)], look)
+    trial.left_behind += _left_behind(out)
+
+
+def _kill_again(trial: Trial, words: Sequence[str], look: Callable[[], None]) -> None:
+    """Kill a command again and again, and look at what is left; then it does its work."""
+    takes_s = _takes(trial, words)
     for _ in range(_KILLS_A_TRIAL):
         trial.kills += _killed(trial, words, takes_s)
-        for line in list_runs(out):
-            if line.problem:
-                raise Lost(f"a run that cannot be listed: {line.problem}")
-            open_run(line.path).steps  # noqa: B018 - it is read
+        look()
     _refuse_failure(trial, words)
-    trial.left_behind += _left_behind(out)
 
 
 def _command(words: Sequence[str]) -> int:
@@ -223,27 +228,23 @@ def _refuse_failure(trial: Trial, words: Sequence[str]) -> None:
         raise Lost(f"`{words[0]}` ended with {code} after kills")
 
 
-def _takes(name: str, trial: Trial) -> float:
-    """How long a command takes here, once for all trials: the driver's children share a file."""
-    note = trial.material / f"takes-{name}"
+def _takes(trial: Trial, words: Sequence[str]) -> float:
+    """How long such a command takes here, once for all trials: the driver's children share a file.
+
+    It is measured on copies: what it leaves must not be there before the first kill.
+    """
+    note = trial.material / f"takes-{words[0]}-{words[-1] if words[0] == 'export' else ''}"
     if note.exists():
         return float(note.read_text())
-    run = a_run(trial.material, "long", trial.folder / "measured")
-    out = trial.folder / "measured-out"
-    words = {
-        "compact": ["compact", str(run)],
-        "report": ["report", str(run), "--html", str(out)],
-        "import": ["import", str(samples_of_wandb()), "--out", str(out)],
-    }.get(name, ["export", str(run), str(out), "--to", name])
+    measured = trial.folder / "measured"
+    if words[0] != "import":
+        a_run(trial.material, "long", measured / "run")
+    own = [word.replace(f"{trial.folder}/", f"{measured}/") for word in words]
     began = time.monotonic()
-    _refuse_failure(trial, words)
+    _refuse_failure(trial, own)
     takes_s = time.monotonic() - began
     note.write_text(str(takes_s))
     return takes_s
-
-
-def samples_of_wandb() -> Path:
-    return next(path for path in samples() if path.suffix == ".wandb")
 
 
 Rows = dict[Table, pa.Table]

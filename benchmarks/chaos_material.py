@@ -6,16 +6,19 @@ run that was resumed, `copy` a recorder's; `long` takes a while to compact, expo
 
 from __future__ import annotations
 
+import functools
+import gzip
 import os
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import chaos_training as training
 import numpy as np
 import pyarrow as pa
-from chaos_children import die_with_parent, end_descendants
+from chaos_trials import die_with_parent, end_descendants
 
 import ampwatch.cli
 import ampwatch.diagnosis
@@ -79,17 +82,17 @@ def a_run(material: Path, name: str, place: Path) -> Path:
     return Path(shutil.copytree(material / "runs" / name, place))
 
 
+@functools.cache
 def content_of(path: Path) -> bytes:
     """A sample's bytes, unpacked."""
-    import gzip
-
     data = path.read_bytes()
     return gzip.decompress(data) if path.suffix == ".gz" else data
 
 
-def samples() -> list[Path]:
+@functools.cache
+def samples() -> tuple[Path, ...]:
     """Foreign logs of every format, as they were printed."""
-    return sorted(p for p in SAMPLES.rglob("*") if p.is_file() and p.suffix != ".json")
+    return tuple(sorted(p for p in SAMPLES.rglob("*") if p.is_file() and p.suffix != ".json"))
 
 
 def _make_runs(material: Path) -> None:
@@ -144,8 +147,6 @@ def _steps(numbers: np.ndarray, chance: np.random.Generator | None = None) -> ob
 
 def ended(pid: int, seconds: float) -> int | None:
     """The exit code of a child of ours, once it has ended; None if it does not within the time."""
-    import time
-
     deadline = time.monotonic() + seconds
     while (found := os.waitpid(pid, os.WNOHANG))[0] == 0:
         if time.monotonic() > deadline:

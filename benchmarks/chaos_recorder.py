@@ -15,20 +15,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import zmq
-from chaos_children import die_with_parent
 from chaos_peers import FLOODS, Peer, hostile_parts
-from chaos_trials import Hung, Lost, Trial, kind, lost_if_raised
+from chaos_trials import Hung, Lost, Trial, die_with_parent, kind, lost_if_raised
+from parts.ranks import Rank
 
-from ampwatch import feed, open_run
+from ampwatch import open_run
 from ampwatch.codec import encode
 from ampwatch.errors import AmpwatchError
-from ampwatch.rows import FORMAT, Table
-from ampwatch.store import RankWriter, RunInfo, create_run, list_runs
+from ampwatch.rows import Table
+from ampwatch.store import list_runs
 
 _START_S, _PATIENCE_S, _ORPHANS_S = 40.0, 40.0, 15.0
 _RANKS = 3
@@ -44,11 +44,10 @@ class Recording:
     errors: Path
     insecure: bool = False
     process: subprocess.Popen[bytes] | None = None
-    codes: list[int] = field(default_factory=list)
 
     def start(self) -> None:
         """Start it, and wait until it says that it records."""
-        words = ["record", "--bind", self.endpoint, "--dir", str(self.copies)]
+        words = ["record", "--bind", self.endpoint, "-o", str(self.copies)]
         path = os.pathsep.join([str(_HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         said_before = self.said
         with self.errors.open("ab") as errors:
@@ -151,33 +150,27 @@ def wait(condition: Callable[[], object], seconds: float, words: str = "it took 
         time.sleep(0.01)
 
 
-class Trainer:
-    """A rank with a log of its own and the sender that the courier drives; a row a batch."""
-
-    def __init__(self, folder: Path, endpoint: str, rank: int, run_id: str) -> None:
-        info = RunInfo(id=run_id, name="run", world_size=_RANKS)
-        self.folder = create_run(folder, info)
-        self.rank, self.log = rank, RankWriter(self.folder, rank)
-        hello = feed.Hello(run_id, rank, info.to_json(), FORMAT, "0")
-        self.sender = feed.Sender(endpoint, hello, self.log)
-
-    def step(self) -> None:
-        number = self.log.next_sequence
-        columns = {"step": [number], "time_ns": [number], "loss": [number / 8]}
-        batch = encode(Table.STEPS, columns)
-        self.sender.send(self.log.append(batch), batch)
-        self.sender.poll()
-
-    @property
-    def acknowledged(self) -> int:
-        return self.sender.stats.acknowledged
+def trainer(folder: Path, endpoint: str, rank: int, run_id: str) -> Rank:
+    """A rank with a log of its own and the sender that a training drives."""
+    return Rank(folder, endpoint, run_id, rank, world_size=_RANKS)
 
 
-def train(trainers: list[Trainer], seconds: float) -> None:
+def _step(trainer: Rank) -> None:
+    """A row a batch."""
+    number = trainer.log.next_sequence
+    columns = {"step": [number], "time_ns": [number], "loss": [number / 8]}
+    trainer.send(encode(Table.STEPS, columns))
+
+
+def _acknowledged(trainer: Rank) -> int:
+    return trainer.sender.stats.acknowledged
+
+
+def train(trainers: list[Rank], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for trainer in trainers:
-            trainer.step()
+            _step(trainer)
         time.sleep(0.004)
 
 
@@ -205,16 +198,14 @@ def _refuse_unfiled(copies: Path, run_id: str, acknowledged: dict[int, int]) -> 
                 raise Lost(f"rank {rank}: a row that was never sent")
 
 
-def until_all_acknowledged(trainers: list[Trainer], recorder: Recording, words: str) -> None:
+def until_all_acknowledged(trainers: list[Rank], recorder: Recording, words: str) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while any(trainer.acknowledged < trainer.log.next_sequence for trainer in trainers):
-        for trainer in trainers:
-            trainer.sender.poll()
+    while sum(trainer.unfiled for trainer in trainers):  # each is polled
         if recorder.died:
-            code = recorder.recorder_process and recorder.recorder_process.returncode
+            code = recorder.process and recorder.process.returncode
             raise Lost(f"the recorder died with {code} {words}: {_last(recorder.said)}")
         if time.monotonic() > deadline:
-            held = [(t.acknowledged, t.log.next_sequence) for t in trainers]
+            held = [(_acknowledged(t), t.log.next_sequence) for t in trainers]
             raise Hung(f"not all acknowledged in {_PATIENCE_S:g} s {words}: {held}")
         time.sleep(0.005)
 
@@ -223,7 +214,7 @@ def _last(said: str) -> str:
     return said.strip().splitlines()[-1][:200] if said.strip() else ""
 
 
-def finish(trainers: list[Trainer], recorder: Recording, run_id: str) -> None:
+def finish(trainers: list[Rank], recorder: Recording, run_id: str) -> None:
     """All ends filed, and the copies equal the logs."""
     heads = {trainer.rank: trainer.log.next_sequence for trainer in trainers}
     for trainer in trainers:
@@ -247,14 +238,14 @@ def kill_recorder(trial: Trial) -> None:
     run_id = secrets.token_hex(16)
     with recording(trial.folder) as recorder:
         log_dir = trial.folder / "runs"
-        trainers = [Trainer(log_dir, recorder.endpoint, r, run_id) for r in range(_RANKS)]
+        trainers = [trainer(log_dir, recorder.endpoint, r, run_id) for r in range(_RANKS)]
         for number in range(8):
             # The first kill comes while the ranks introduce themselves, and their folders are made.
             train(trainers, trial.chance.uniform(0.0, 1.0 if number else 0.3))
             what = recorder.kill(trial.chance.randrange(3))
             trial.kills += 1
             trial.say(f"killed {what}, kill {number + 1}")
-            acknowledged = {t.rank: t.acknowledged for t in trainers}
+            acknowledged = {t.rank: _acknowledged(t) for t in trainers}
             _refuse_unfiled(recorder.copies, run_id, acknowledged)
             train(trainers, trial.chance.uniform(0.0, 0.3))
             if recorder.died:
@@ -281,7 +272,7 @@ def flood_insecure(trial: Trial) -> None:
 def _flood(trial: Trial, *, insecure: bool) -> None:
     run_id = secrets.token_hex(16)
     with recording(trial.folder, insecure=insecure) as recorder:
-        trainers = [Trainer(trial.folder / "runs", recorder.endpoint, 0, run_id)]
+        trainers = [trainer(trial.folder / "runs", recorder.endpoint, 0, run_id)]
         for number in range(4):
             flood = trial.chance.choice(FLOODS)
             seconds = trial.chance.uniform(0.2, 1.2)
@@ -318,7 +309,7 @@ def hostile_peer(trial: Trial) -> None:
     """A known peer sends damaged hellos, rows, losses and ends beside an honest trainer."""
     run_id = secrets.token_hex(16)
     with recording(trial.folder) as recorder:
-        trainers = [Trainer(trial.folder / "runs", recorder.endpoint, 0, run_id)]
+        trainers = [trainer(trial.folder / "runs", recorder.endpoint, 0, run_id)]
         for _ in range(3):
             peer = Peer(recorder.endpoint, secrets.token_hex(16))
             peer.meet()

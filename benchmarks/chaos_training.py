@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from chaos_children import die_with_parent
-from chaos_trials import Hung, Lost, lost_if_raised
+from chaos_trials import Hung, Lost, die_with_parent, lost_if_raised
 from torch import nn
 
 import ampwatch

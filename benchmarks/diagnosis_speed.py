@@ -1,66 +1,33 @@
-"""What a diagnosis costs: of a finished run, and live for each row. Prints a table.
+"""What does a diagnosis cost: of a finished run, and live for each row?
 
-    python benchmarks/diagnosis_speed.py [--steps 1000000] [--layers 300]
+    python benchmarks/diagnosis_speed.py [--steps 1000000] [--layers 300] [--quick]
 
 The rows are made up and held in memory, so this is the diagnosis alone, without reading a log. All
 figures are processor time, medians of rounds in which the works take turns.
+Results: results/diagnosis_speed.md.
 """
 
 from __future__ import annotations
 
-import argparse
-import pickle
-import resource
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from statistics import median
 
 import numpy as np
 import pyarrow as pa
+from parts.memory_run import Info, MemoryRun
+from parts.options import command_line
+from parts.tables import table
+from parts.timing import in_turns, peak_mb
 
 from ampwatch.diagnosis import Engine, diagnose
-from ampwatch.rows import SCHEMAS, Table
+from ampwatch.rows import Table
 
 INTERVAL = 2000
+INFO = Info({"init_scale": 65536.0, "growth_interval": INTERVAL})
 
 
-@dataclass(frozen=True)
-class Info:
-    id: str = "0" * 32
-    source: str = "ampwatch"
-    started_ns: int = 1
-    scaler: dict[str, Any] = field(
-        default_factory=lambda: {"init_scale": 65536.0, "growth_interval": INTERVAL}
-    )
-    marks: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class MadeUpRun:
-    tables: dict[Table, pa.Table]
-    info: Info = field(default_factory=Info)
-    ranks: tuple[int, ...] = (0,)
-    notes: tuple[str, ...] = ()
-    clean_end: bool = True
-    last_time_ns: int = 2
-
-    def read(
-        self, table: Table, columns: Sequence[str] | None = None, rank: int | None = None
-    ) -> pa.Table:
-        rows = self.tables[table]
-        there = rows.column_names
-        return rows.select([name for name in columns or there if name in there])
-
-    def up_to(self, step: int) -> MadeUpRun:
-        def cut(rows: pa.Table) -> pa.Table:
-            return rows.slice(0, int(np.searchsorted(rows.column("step").to_numpy(), step)))
-
-        return MadeUpRun({table: cut(rows) for table, rows in self.tables.items()})
-
-
-def made_up(steps: int, layers: int, layer_every: int = 50) -> MadeUpRun:
+def made_up(steps: int, layers: int, layer_every: int = 50) -> MemoryRun:
     """A healthy run: one overflow a growth interval, a falling loss, noisy norms."""
     rng = np.random.default_rng(0)
     step = np.arange(steps)
@@ -90,36 +57,27 @@ def made_up(steps: int, layers: int, layer_every: int = 50) -> MadeUpRun:
         "param_group": np.zeros(count, np.int32), "rows": np.full(count, 64),
         "weight_shape": pa.array([[64, 64]] * count, pa.list_(pa.int32())),
     })  # fmt: skip
+    overflows = int(skipped.sum())
     events = pa.table({
-        "step": step[skipped], "rank": np.zeros(int(skipped.sum()), np.int32),
-        "kind": ["overflow"] * int(skipped.sum()),
-        "detail": ['{"direction": "backward", "layer": "blocks.0.linear"}'] * int(skipped.sum()),
+        "step": step[skipped], "rank": np.zeros(overflows, np.int32),
+        "kind": ["overflow"] * overflows,
+        "detail": ['{"direction": "backward", "layer": "blocks.0.linear"}'] * overflows,
     })  # fmt: skip
-    return MadeUpRun({Table.STEPS: table, Table.LAYERS: layer, Table.EVENTS: events,
-                      Table.EXTRAS: SCHEMAS[Table.EXTRAS].empty_table(),
-                      Table.DEVICES: pa.table({"time_ns": pa.array([], pa.int64()),
-                                               "step": pa.array([], pa.int64())})})  # fmt: skip
+    return MemoryRun({Table.STEPS: table, Table.LAYERS: layer, Table.EVENTS: events}, INFO)
 
 
-def cost(work: Callable[[], Any]) -> float:
-    """The processor time of this work: neighbours on the machine must not count."""
-    began = time.process_time()
-    work()
-    return time.process_time() - began
+def beginning(run: MemoryRun, step: int) -> MemoryRun:
+    """All tables up to a step."""
+    cut = {
+        name: rows.slice(0, int(np.searchsorted(rows.column("step").to_numpy(), step)))
+        for name, rows in run.tables.items()
+    }
+    return MemoryRun(cut, run.info)
 
 
-def medians(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """What each work costs, in the middle of some rounds in which all take turns."""
-    seen: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(rounds):
-        for name, work in works.items():
-            seen[name].append(cost(work))
-    return {name: float(np.median(costs)) for name, costs in seen.items()}
-
-
-def live(run: MadeUpRun, steps: int, every: int) -> Callable[[], None]:
+def live(run: MemoryRun, steps: int, every: int) -> Callable[[], None]:
     """Feeding and looking, again and again while the run grows."""
-    parts = [run.up_to(end) for end in range(every, steps + 1, every)]
+    parts = [beginning(run, end) for end in range(every, steps + 1, every)]
 
     def work() -> None:
         engine = Engine()
@@ -129,51 +87,49 @@ def live(run: MadeUpRun, steps: int, every: int) -> Callable[[], None]:
     return work
 
 
-def finished_table(steps: int, layers: int, rounds: int) -> None:
+def finished_rows(steps: int, layers: int, rounds: int) -> Iterator[tuple[str, str]]:
     alone, bare, full = made_up(steps, 0), made_up(steps // 10, 0), made_up(steps // 10, layers)
     rows = full.tables[Table.LAYERS].num_rows
-    runs = {"alone": alone, "bare": bare, "full": full}
-    seen = medians({name: partial(diagnose, run) for name, run in runs.items()}, rounds)
-    print(f"| finished run of {steps:,} steps | {seen['alone']:.2f} s |")
-    print(f"| a step row of it | {seen['alone'] / steps * 1e6:.2f} µs |")
-    print(f"| a layer row, finished | {(seen['full'] - seen['bare']) / rows * 1e6:.2f} µs |")
-    held = len(pickle.dumps(Engine().feed(alone)._settled.case))
-    print(f"| what is remembered of {steps:,} steps, without layers | {held / 1e3:.0f} kB |")
+    works = {"alone": alone, "bare": bare, "full": full}
+    turns = in_turns({name: partial(diagnose, run) for name, run in works.items()}, rounds)
+    cost = {name: median(times) for name, times in turns.items()}
+    yield f"finished run of {steps:,} steps", f"{cost['alone']:.2f} s"
+    yield "a step row of it", f"{cost['alone'] / steps * 1e6:.2f} µs"
+    yield "a layer row, finished", f"{(cost['full'] - cost['bare']) / rows * 1e6:.2f} µs"
 
 
-def live_table(steps: int, layers: int, rounds: int) -> None:
+def live_rows(steps: int, layers: int, rounds: int) -> Iterator[tuple[str, ...]]:
     run, full = made_up(steps, 0), made_up(steps, layers)
     rows = full.tables[Table.LAYERS].num_rows
-    print(
-        f"\n| live, {steps:,} steps | a look | a step row | with {layers} layers, every row "
-        "| a layer row by itself |"
-    )
-    print("|---|---:|---:|---:|---:|")
     for every in (10, 100, 1000):
         some = max(20, steps * every // 1000) if every < 1000 else steps
-        works = {"bare": live(run, some, every), "full": live(full, some, every)}
-        seen = medians(works, rounds)
-        look, row = seen["bare"] / (some // every), seen["bare"] / some
-        every_row = seen["full"] / (some + rows * some / steps)
-        layer_row = (seen["full"] - seen["bare"]) / (rows * some / steps)
-        print(
-            f"| a look every {every} steps | {look * 1e3:.2f} ms | {row * 1e6:.1f} µs "
-            f"| {every_row * 1e6:.1f} µs | {layer_row * 1e6:.2f} µs |"
-        )
+        turns = in_turns({"bare": live(run, some, every), "full": live(full, some, every)}, rounds)
+        bare_s, full_s = median(turns["bare"]), median(turns["full"])
+        yield (
+            f"a look every {every} steps", f"{bare_s / (some // every) * 1e3:.2f} ms",
+            f"{bare_s / some * 1e6:.1f} µs",
+            f"{full_s / (some + rows * some / steps) * 1e6:.1f} µs",
+            f"{(full_s - bare_s) / (rows * some / steps) * 1e6:.2f} µs",
+        )  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--layers", type=int, default=300)
     parser.add_argument("--live-steps", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    print("| finished | |\n|---|---:|")
-    finished_table(asked.steps, asked.layers, asked.rounds)
-    live_table(asked.live_steps, asked.layers, asked.rounds)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(f"\nPeak memory of this process, its made-up rows included: {peak:.1f} GB.")
+    parser.add_argument("--quick", action="store_true", help="a hundredth of the steps, one round")
+    options = parser.parse_args()
+    share, rounds = (100, 1) if options.quick else (1, options.rounds)
+    steps, live_steps = options.steps // share, max(2000, options.live_steps // share)
+    print(table("finished | ", finished_rows(steps, options.layers, rounds)))
+    head = (
+        f"live, {live_steps:,} steps | a look | a step row | with {options.layers} layers, every "
+        "row | a layer row by itself"
+    )
+    print(f"\n{table(head, live_rows(live_steps, options.layers, rounds))}")
+    print(f"\nPeak memory of this process, its made-up rows included: {peak_mb() / 1e3:.1f} GB.")
 
 
 if __name__ == "__main__":

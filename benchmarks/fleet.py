@@ -1,37 +1,40 @@
-"""Many runs published to a place: runs a second, bytes, and requests to list and to open.
+"""What do many runs published to a place cost: runs a second, bytes, requests to list and open?
 
-    python benchmarks/fleet.py [--runs 1000] [--steps 2000] [--out benchmarks/results/fleet.md]
+    python benchmarks/fleet.py [--quick] [--runs 1000] [--out benchmarks/results/fleet.md]
 
 The runs are real trainings of 2,000 steps, six that differ; the others are copies of those with ids
 and times of their own, spread over a week. The S3 server is moto's, in a process of its own, which
 writes down each request; it answers slower than a bucket, so times are of a folder and requests are
 of the server.
+
+Results: results/fleet.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from parts.machine import ROOT, folder_bytes, machine
+from parts.options import command_line
+from parts.tables import page
+from parts.timing import cpu_s, seconds
+
 sys.path.insert(0, str(ROOT / "tests"))
 
-import s3_server  # noqa: E402
+import s3_server
 
-import ampwatch  # noqa: E402
-from ampwatch.fleet import list_published, publish  # noqa: E402
-from ampwatch.report import to_json  # noqa: E402
+import ampwatch
+from ampwatch.fleet import list_published, publish
+from ampwatch.report import to_json
 
 WEEK_S = 7 * 86400
 BUCKET = "team-runs"
@@ -54,33 +57,49 @@ class Result:
 # --- the runs -------------------------------------------------------------------------------------
 
 
-def train(folder: Path, number: int, steps: int) -> None:
-    """A training of a small network; the higher the number, the higher the rate."""
-    import torch
+@dataclass(frozen=True)
+class Training:
+    """A small network's training, told apart by its learning rate and sizes."""
 
-    torch.manual_seed(number)
-    torch.set_num_threads(1)
-    width = 16 + 8 * number
-    layers = [part for _ in range(3) for part in (torch.nn.Linear(width, width), torch.nn.ReLU())]
-    model = torch.nn.Sequential(*layers, torch.nn.Linear(width, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4 * 6**number)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=200)
-    with ampwatch.attach(scaler, model, run=f"trained-{number}", log_dir=folder, endpoint="off"):
-        for _ in range(steps):
-            x = torch.randn(16, width)
-            with torch.autocast("cpu", torch.float16):
-                output = model(x)
-            loss = ((output.float() - x.sum(1, keepdim=True)) ** 2).mean()
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
+    name: str
+    seed: int
+    width: int
+    rate: float
+    steps: int
+    batch: int = 16
+    layers: int = 3
+    scale: float = 2.0**16
+    config: dict[str, str] = field(default_factory=dict)
+
+    def run(self, folder: Path) -> None:
+        import torch
+
+        torch.manual_seed(self.seed)
+        torch.set_num_threads(1)
+        hidden = [torch.nn.Linear(self.width, self.width) for _ in range(self.layers)]
+        parts = [part for layer in hidden for part in (layer, torch.nn.ReLU())]
+        model = torch.nn.Sequential(*parts, torch.nn.Linear(self.width, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.rate)
+        scaler = torch.amp.GradScaler("cpu", init_scale=self.scale, growth_interval=200)
+        with ampwatch.attach(
+            scaler, model, run=self.name, log_dir=folder, endpoint="off", config=self.config
+        ):
+            for _ in range(self.steps):
+                x = torch.randn(self.batch, self.width)
+                with torch.autocast("cpu", torch.float16):
+                    output = model(x)
+                loss = ((output.float() - x.sum(1, keepdim=True)) ** 2).mean()
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
 
 
 def make_runs(folder: Path, count: int, steps: int) -> Path:
     """So many runs, in a folder."""
     for number in range(6):
-        train(folder / "trained", number, steps)
+        of = Training(f"trained-{number}", number, 16 + 8 * number, 1e-4 * 6**number, steps)
+        of.run(folder / "trained")
     trained = sorted((folder / "trained").iterdir())
     for number in range(count):
         run = folder / "runs" / f"run-{number:05d}"
@@ -93,19 +112,15 @@ def make_runs(folder: Path, count: int, steps: int) -> Path:
     return folder / "runs"
 
 
-def bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 # --- a folder -------------------------------------------------------------------------------------
 
 
 def measure_folder(runs: Path, place: Path, result: Result) -> None:
     count = len(list(runs.iterdir()))
-    logs = bytes_in(runs)
+    logs = folder_bytes(runs)
     before = cpu_s()
     took = seconds(lambda: publish(runs, str(place), workers=os.cpu_count() or 1))
-    written = bytes_in(place)
+    written = folder_bytes(place)
     result.tell("runs", f"{count:,} of {logs / count / 1e6:.2f} MB of log each")
     result.tell("published", f"{count / took:.1f} runs a second, {took:.1f} s in all")
     result.tell("CPU to publish", f"{(cpu_s() - before) / count * 1e3:.0f} ms a run")
@@ -116,9 +131,9 @@ def measure_folder(runs: Path, place: Path, result: Result) -> None:
     took = seconds(lambda: publish(runs, str(place)))
     result.tell("published again, nothing new", f"{took:.1f} s")
     result.tell("listed", f"{seconds(lambda: list_published(str(place))):.2f} s")
-    command = [sys.executable, "-m", "ampwatch", "runs", str(place)]
+    command = [sys.executable, "-m", "ampwatch", "list", str(place)]
     took = seconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
-    result.tell("`ampwatch runs PLACE`", f"{took:.2f} s, Python's start included")
+    result.tell("`ampwatch list PLACE`", f"{took:.2f} s, Python's start included")
     result.tell("findings the same to the byte", same_findings(runs, str(place)))
 
 
@@ -130,17 +145,6 @@ def same_findings(runs: Path, place: str) -> str:
         local = to_json(ampwatch.diagnose(ampwatch.open_run(path)))
         same += to_json(ampwatch.diagnose(ampwatch.open_run(f"{place}#{path.name}"))) == local
     return f"{same} of {len(chosen)} runs"
-
-
-def cpu_s() -> float:
-    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def seconds(act) -> float:
-    start = time.perf_counter()
-    act()
-    return time.perf_counter() - start
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -183,44 +187,29 @@ def tell_opening(log: Path, place: str, name: str, when: str, result: Result) ->
     result.tell(f"requests to open and judge it, {when}", f"{requests(log, judge)}")
 
 
-def requests(log: Path, act) -> int:
+def requests(log: Path, act: Callable[[], Any]) -> int:
     before = len(log.read_text().splitlines())
     act()
     return len(log.read_text().splitlines()) - before
 
 
-# --- the page -------------------------------------------------------------------------------------
-
-
-def page(result: Result) -> str:
-    packages = ", ".join(f"{name} {version(name)}" for name in ("deltalake", "obstore", "pyarrow"))
-    machine = (
-        f"{os.cpu_count()} cores ({platform.machine()}), {platform.system()}, Python "
-        f"{platform.python_version()}, {packages}. Load {os.getloadavg()[0]:.1f} at the end: "
-        "above the number of cores others were at work, and times are longer by as much."
-    )
-    rows = [f"| {name} | {value} |" for name, value in result.facts.items()]
-    about = " ".join((__doc__ or "").split("\n\n")[2].split())
-    return "\n".join(
-        ["# Many runs, published", "", machine, "", about, "", "| what | measured |", "|---|---|",
-         *rows, ""]
-    )  # fmt: skip
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--quick", action="store_true", help="twenty runs of a hundred steps")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
+    runs, steps = (20, 100) if options.quick else (options.runs, options.steps)
     result = Result()
     with tempfile.TemporaryDirectory(prefix="ampwatch-fleet-") as name:
         folder = Path(name)
-        runs = make_runs(folder, given.runs, given.steps)
-        measure_folder(runs, folder / "place", result)
-        measure_requests(runs, folder / "requests", result)
-    if given.out:
-        given.out.write_text(page(result))
+        made = make_runs(folder, runs, steps)
+        measure_folder(made, folder / "place", result)
+        measure_requests(made, folder / "requests", result)
+    what = " ".join((__doc__ or "").split("\n\n")[2].split())
+    about = f"{machine('deltalake', 'obstore', 'pyarrow')} {what}"
+    page("Many runs, published", about, "what | measured", result.facts.items(), options.out)
 
 
 if __name__ == "__main__":

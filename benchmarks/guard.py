@@ -19,6 +19,7 @@ keeps what each training came to.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import math
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,20 @@ for _arithmetic in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INS
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from parts.first_looks import (  # noqa: E402
+    FIRST_LOOKS,
+    add_options,
+    looked_at,
+    share,
+    started,
+    tell,
+)
+from parts.machine import ROOT  # noqa: E402
+from parts.options import command_line  # noqa: E402
+from parts.tables import table as markdown  # noqa: E402
+from parts.timing import in_turns  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-import variety  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 import ampwatch  # noqa: E402
 from examples.gallery.variety.training.limits import final  # noqa: E402
@@ -248,59 +258,47 @@ def trained_under_guard(loop: Spiking) -> tuple[Spiking, list[tuple[int, dict[st
 
 # --- what it costs --------------------------------------------------------------------------------
 
+WAYS = ("without a watch", "watch", "another watch", "watch and dry run", "watch and guard")
+BLOCK_STEPS = 10
 
-def cost(blocks: int = 120, steps: int = 10) -> str:
+
+def cost(blocks: int = 120) -> str:
     """CPU time of the training thread, in turns of a block of steps each.
 
-    Others on the machine only ever add to a block, so its lowest tenth is what the code costs.
+    Others on the machine only ever add to a block, so its lowest tenth is what the code costs. The
+    first blocks are sampled closely, and warm up.
     """
-    ways = (
-        "without a watch", "watch", "another watch", "watch and dry run",
-        "watch and guard that acts",
-    )  # fmt: skip
-    loops = [_plain_loop() for _ in ways]
-    spent: dict[str, list[float]] = {way: [] for way in ways}
-    with tempfile.TemporaryDirectory() as folder:
-        watches = [_put_on(loop, way, folder) for loop, way in zip(loops, ways, strict=True)]
-        for block in range(blocks + 8):
-            for way, (model, optimizer) in zip(ways, loops, strict=True):
-                began = time.thread_time()
-                for _ in range(steps):
-                    _plain_step(model, optimizer)
-                if block >= 8:  # the first are sampled closely, and warm up
-                    spent[way].append((time.thread_time() - began) / steps * 1e6)
-        for watch in watches:
-            watch.close()
-    low = {way: float(np.quantile(times, 0.1)) for way, times in spent.items()}
-    lines = []
-    for way in ways:
-        pairs = float(np.median(np.array(spent[way]) / np.array(spent["watch"])))
-        lines.append(f"| {way} | {low[way]:.0f} | {low[way] / low['watch']:.3f} | {pairs:.3f} |")
-    head = "| | µs a step, lowest tenth | of the watch | median of the pairs |\n|---|---|---|---|"
-    return "\n".join([head, *lines, f"load {os.getloadavg()[0]:.1f}"])
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as watches:
+        works = {way: plain_block(way, folder, watches) for way in WAYS}
+        spent = in_turns(works, blocks, clock=time.thread_time, warm_up=8)
+    low = {way: float(np.quantile(spent[way], 0.1)) for way in WAYS}
+    rows = [
+        (way, f"{low[way] / BLOCK_STEPS * 1e6:.0f}", f"{low[way] / low['watch']:.3f}",
+         f"{np.median(np.array(spent[way]) / np.array(spent['watch'])):.3f}")
+        for way in WAYS
+    ]  # fmt: skip
+    costs = markdown(" | µs a step, lowest tenth | of the watch | median of the pairs", rows)
+    return f"{costs}\nload {os.getloadavg()[0]:.1f}"
 
 
-def _plain_loop() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def plain_block(way: str, folder: str, watches: contextlib.ExitStack) -> Callable[[], None]:
+    """Some steps of a plain loop, watched and guarded in this way."""
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(64, 64) for _ in range(12)]
-    model = torch.nn.Sequential(*layers)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(12)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    if way != "without a watch":
+        watch = ampwatch.attach(None, model, optimizer=optimizer, log_dir=folder, endpoint="off")
+        watches.callback(watch.close)
+        if way in WAYS[3:]:
+            ampwatch.guard(watch, dry_run="dry" in way)
 
+    def block() -> None:
+        for _ in range(BLOCK_STEPS):
+            optimizer.zero_grad()
+            model(torch.ones(16, 64)).square().mean().backward()
+            optimizer.step()
 
-def _put_on(loop: tuple[torch.nn.Module, torch.optim.Optimizer], way: str, folder: str) -> Any:
-    model, optimizer = loop
-    if way == "without a watch":
-        return tempfile.TemporaryFile()
-    watch = ampwatch.attach(None, model, optimizer=optimizer, log_dir=folder, endpoint="off")
-    if "guard" in way or "dry run" in way:
-        ampwatch.guard(watch, dry_run="dry" in way)
-    return watch
-
-
-def _plain_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    model(torch.ones(16, 64)).square().mean().backward()
-    optimizer.step()
+    return block
 
 
 # --- telling --------------------------------------------------------------------------------------
@@ -308,43 +306,37 @@ def _plain_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Non
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """The figures, in all and by what was wrong."""
-    head = (
-        "| | runs | harmed without a guard | within 2 % of the twin: guarded | unguarded | "
-        "worse than unguarded | and not near the twin | steps left out of the bad | "
-        "good steps left out |\n"
-        "|---|---|---|---|---|---|---|---|---|"
-    )
-    groups = [("all", outcomes)]
-    groups += [(kind, [o for o in outcomes if o.case.kind == kind]) for kind in KINDS]
-    groups += [
-        (f"{count} bad steps", [o for o in outcomes if len(o.case.bad) == count])
+    groups = {"all": list(outcomes)}
+    groups |= {kind: [o for o in outcomes if o.case.kind == kind] for kind in KINDS}
+    groups |= {
+        f"{count} bad steps": [o for o in outcomes if len(o.case.bad) == count]
         for count in range(1, 6)
-    ]
-    rows = [_row(name, several) for name, several in groups if several]
+    }
+    head = (
+        " | runs | harmed without a guard | within 2 % of the twin: guarded | unguarded | "
+        "worse than unguarded | and not near the twin | steps left out of the bad | "
+        "good steps left out"
+    )
     healthy = [o for o in outcomes if o.is_same_when_healthy is not None]
     same = sum(bool(o.is_same_when_healthy) for o in healthy)
     acts = sum(o.healthy_actions > 0 for o in healthy)
-    below = (
+    return (
+        f"{markdown(head, (_row(name, of) for name, of in groups.items() if of))}\n\n"
         f"Healthy ones under a guard that acts: {len(healthy)}, weights bit-identical with those "
         f"without a watch in {same}, acted on: {acts}."
     )
-    return "\n".join([head, *rows, "", below])
 
 
-def _row(name: str, outcomes: Sequence[Outcome]) -> str:
-    def share(chosen: Sequence[bool]) -> str:
-        return f"{sum(chosen) / len(chosen):.3f} ({sum(chosen)}/{len(chosen)})" if chosen else ""
-
+def _row(name: str, outcomes: Sequence[Outcome]) -> tuple[object, ...]:
     bad = sum(len(o.case.bad) for o in outcomes)
     left = sum(len(set(o.left_out) & set(o.case.bad)) for o in outcomes)
     good = sum(len(set(o.left_out) - set(o.case.bad)) for o in outcomes)
-    cells = [
-        name, str(len(outcomes)), share([o.mattered for o in outcomes]),
-        share([o.is_near_twin for o in outcomes]), share([not o.mattered for o in outcomes]),
-        share([o.is_worse for o in outcomes]), share([o.is_harmed for o in outcomes]),
-        f"{left}/{bad}", str(good),
-    ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
+    return (
+        name, len(outcomes), share(o.mattered for o in outcomes),
+        share(o.is_near_twin for o in outcomes), share(not o.mattered for o in outcomes),
+        share(o.is_worse for o in outcomes), share(o.is_harmed for o in outcomes),
+        f"{left}/{bad}", good,
+    )  # fmt: skip
 
 
 def _miss(o: Outcome) -> str:
@@ -357,57 +349,49 @@ def _miss(o: Outcome) -> str:
     )
 
 
-def _add_row(file: Path, made: Outcome) -> None:
-    with file.open("a") as rows:
-        rows.write(json.dumps(asdict(made)) + "\n")
+def _is_missed(o: Outcome) -> bool:
+    is_bad = o.is_worse or not o.is_near_twin or o.is_same_when_healthy is False
+    return bool(is_bad or o.healthy_actions or set(o.left_out) - set(o.case.bad))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Train, tell, and write a first look down."""
-    options = read_options(arguments)
+    options = read_options()
     torch.set_num_threads(1)
     if options.cost:
         print(cost())
         return 0
     seed = secrets.randbelow(10**8) if options.draw else options.seed
     name = f"{seed}, from case {options.first}" if options.first else str(seed)
-    if options.first_look and (known := variety.looked_at(variety.FIRST_LOOKS, name)):
-        print(known)
+    if options.first_look and (when := looked_at(FIRST_LOOKS, name)):
+        print(when)
         return 2
     warnings.filterwarnings("ignore")
     logging.getLogger("ampwatch.guard").setLevel(logging.ERROR)
-    began, outcomes, next_one = variety.began(), [], options.first
+    begun, outcomes, number = started(), [], options.first
     until = time.monotonic() + 60 * options.minutes
-    while next_one < options.runs and time.monotonic() < until:
-        made = perform(drawn(seed, next_one))
-        if made is not None:
-            outcomes.append(made)
+    while number < options.runs and time.monotonic() < until:
+        outcome = perform(drawn(seed, number))
+        if outcome is not None:
+            outcomes.append(outcome)
             if options.rows is not None:
-                _add_row(options.rows, made)
-        next_one += 1
-        print(f"{next_one} of {options.runs}", file=sys.stderr, flush=True)
-    done = next_one - options.first
-    about = f"{began}: {done} spiking bf16 trainings under `ampwatch.guard` "
-    about += f"(`benchmarks/guard.py`); {done - len(outcomes)} of them learnt at no rate; "
-    about += f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}. "
-    about += options.note
-    text = f"## Number {name}\n\n{about.strip()}\n\n{table(outcomes)}\n"
-    print(text)
-    if options.first_look:
-        variety.write_down(variety.FIRST_LOOKS, text)
-    if options.misses is not None:
-        missed = [
-            o for o in outcomes
-            if o.is_worse or not o.is_near_twin or o.is_same_when_healthy is False
-            or o.healthy_actions or set(o.left_out) - set(o.case.bad)
-        ]  # fmt: skip
-        options.misses.write_text("\n".join(map(_miss, missed)) + "\n", encoding="utf-8")
+                with options.rows.open("a") as rows:
+                    rows.write(json.dumps(asdict(outcome)) + "\n")
+        number += 1
+        print(f"{number} of {options.runs}", file=sys.stderr, flush=True)
+    done = number - options.first
+    about = (
+        f"{begun}: {done} spiking bf16 trainings under `ampwatch.guard` (`benchmarks/guard.py`); "
+        f"{done - len(outcomes)} of them learnt at no rate; torch {torch.__version__}, "
+        f"{torch.backends.cpu.get_cpu_capability()}."
+    )
+    wrong = [_miss(outcome) for outcome in outcomes if _is_missed(outcome)]
+    tell(options, FIRST_LOOKS, f"Number {name}", about, table(outcomes), wrong)
     return 0
 
 
-def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def read_options() -> argparse.Namespace:
+    parser = command_line(__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int)
     which.add_argument("--draw", action="store_true", help="a number nobody has seen")
@@ -415,11 +399,9 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=200, help="as many, from case 0 on")
     parser.add_argument("--from", type=int, default=0, dest="first", help="leave out those before")
     parser.add_argument("--minutes", type=float, default=math.inf, help="at most so long")
-    parser.add_argument("--first-look", action="store_true", help="write it down")
-    parser.add_argument("--misses", type=Path)
     parser.add_argument("--rows", type=Path, help="add a line of JSON to it for each training")
-    parser.add_argument("--note", default="", help="a sentence that stands with the first look")
-    return parser.parse_args(arguments)
+    add_options(parser)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

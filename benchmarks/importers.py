@@ -1,26 +1,32 @@
-"""How long a large foreign log takes to import, and how much memory.
+"""How long does a large foreign log take to import, and how much memory?
 
-    python benchmarks/importers.py [--megabytes 1000]
-    python benchmarks/importers.py --tables [--rows 1000000]
+    python benchmarks/importers.py [--megabytes 1000] [--kind KIND ...] [--quick]
+    python benchmarks/importers.py --odd [--megabytes 2000]
 
 Writes a log of each kind, imports it in a process of its own, and prints processor seconds, seconds
-for 1 GB at that speed, and the peak of resident memory. Tables are imported and judged.
+for 1 GB at that speed, and the peak of resident memory. `--odd` takes the largest and the oddest
+text logs, and says what reading their bytes alone takes.
+Results: results/importers.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 
-from importers_tables import TABLES
+from parts.children import told_by
+from parts.options import command_line
+from parts.tables import table
+from parts.timing import peak_mb, seconds
+
+BLOCK_LINES = 10_000
+MEGABYTE = 1 << 20
 
 
 def megatron(step: int) -> str:
@@ -59,88 +65,127 @@ def deepspeed(step: int) -> str:
     )
 
 
-KINDS: dict[str, Callable[[int], str]] = {
-    "megatron": megatron, "fairseq": fairseq, "deepspeed": deepspeed,
+def plain(step: int) -> str:
+    return f"step {step} | loss {2 + 1 / (1 + step / 1e5):.4f} | lr 1.00e-04 | 12.3 ms\n"
+
+
+def chatter(line: int) -> str:
+    return f"loading shard {line % 977} of the data, {line} rows so far, {line % 13} workers\n"
+
+
+# --- logs of a size -------------------------------------------------------------------------------
+
+
+def blocks(line: Callable[[int], str], begin: int = 1) -> Iterator[bytes]:
+    for first in count(begin, BLOCK_LINES):
+        yield "".join(map(line, range(first, first + BLOCK_LINES))).encode()
+
+
+def of_size(parts: Iterator[bytes], size: int) -> Iterator[bytes]:
+    written = 0
+    while written < size:
+        part = next(parts)
+        written += len(part)
+        yield part
+
+
+def lines(line: Callable[[int], str], size: int) -> Iterator[bytes]:
+    return of_size(blocks(line), size)
+
+
+def long_line(size: int) -> Iterator[bytes]:
+    """A training with a line of a quarter of the size within it, without any digit."""
+    yield from of_size(blocks(plain), MEGABYTE)
+    yield from of_size((b"x" * MEGABYTE for _ in count()), size // 4)
+    yield b"\n"
+    yield from of_size(blocks(plain, 30_001), MEGABYTE)
+
+
+def no_line_end(size: int) -> Iterator[bytes]:
+    """Numbers and names without any line end."""
+    for part in of_size(blocks(plain), size // 4):
+        yield part.replace(b"\n", b" ")
+
+
+def late(size: int) -> Iterator[bytes]:
+    """A twentieth of something else, and then the training."""
+    yield from of_size(blocks(chatter), size // 20)
+    yield from of_size(blocks(plain), size // 20)
+
+
+def nothing(size: int) -> Iterator[bytes]:
+    return of_size(blocks(chatter), size // 20)
+
+
+Kinds = dict[str, Callable[[int], Iterator[bytes]]]
+USUAL: Kinds = {line.__name__: partial(lines, line) for line in (megatron, fairseq, deepspeed)}
+ODD: Kinds = {
+    "plain": partial(lines, plain), "megatron": USUAL["megatron"], "a long line": long_line,
+    "no line end": no_line_end, "begins late": late, "no training": nothing,
 }  # fmt: skip
 
 
-def lines(kind: str, size: int) -> Iterator[str]:
-    written = step = 0
-    while written < size:
-        step += 1
-        line = KINDS[kind](step)
-        written += len(line)
-        yield line
+# --- measuring ------------------------------------------------------------------------------------
 
 
-def one(path: str, *, judged: bool) -> None:
-    """In a process of its own: import, judge if asked, and say what it took."""
+def import_one(path: str) -> dict[str, float | int | None]:
+    """In a process of its own: import and judge; what it took, and how many steps there were."""
     from ampwatch import diagnose, open_run
+    from ampwatch.errors import LogError
     from ampwatch.importers import import_log
+    from ampwatch.rows import Table
 
-    with tempfile.TemporaryDirectory() as out:
-        began_s = time.process_time()
-        folder = import_log(path, Path(out))
-        seconds = time.process_time() - began_s
-        peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        if judged:
-            diagnose(open_run(folder))
-        in_all = time.process_time() - began_s
-    told = {"seconds": seconds, "peak_mb": peak_kb / 1024, "judging": in_all - seconds}
-    print(json.dumps(told))
-
-
-def taken(path: Path, *more: str) -> dict[str, float]:
-    """What that process says."""
-    command = [sys.executable, __file__, "--one", str(path), *more]
-    found: dict[str, float]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return found
+    with tempfile.TemporaryDirectory(dir=Path(path).parent) as out:
+        began_s, steps = time.process_time(), None
+        try:
+            folder = import_log(path, Path(out))
+        except LogError:
+            folder = None
+        imported_s, peak = time.process_time() - began_s, peak_mb()
+        judged_s = 0.0
+        if folder is not None:
+            run = open_run(folder)
+            steps = run.rows_logged(Table.STEPS, 0)
+            judged_s = seconds(lambda: diagnose(run), time.process_time)
+    return {"seconds": imported_s, "peak_mb": peak, "judging": judged_s, "steps": steps}
 
 
-def tables(rows: int) -> None:
-    for kind, (name, write) in TABLES.items():
+def read_bytes(path: Path) -> None:
+    with path.open("rb") as file:
+        while data := file.read(4 * MEGABYTE):
+            data.count(b"\n")
+
+
+def text_rows(kinds: Kinds, size: int) -> Iterator[tuple[str, ...]]:
+    for kind, make in kinds.items():
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / name
-            # In a process of its own: a child's peak begins at its parent's.
-            writer = multiprocessing.Process(target=write, args=(path, rows))
-            writer.start()
-            writer.join()
-            found = taken(path, "--judged")
-            print(
-                f"{kind:16} {rows:,} rows, {path.stat().st_size / 1e6:5.0f} MB  imported in "
-                f"{found['seconds']:5.2f} s, judged in {found['judging']:5.2f} s of processor "
-                f"time, peak {found['peak_mb']:.0f} MB",
-                flush=True,
-            )
+            path = Path(folder) / "train.log"
+            with path.open("wb") as file:
+                file.writelines(make(size))
+            held, read_s = path.stat().st_size, seconds(partial(read_bytes, path))
+            told = told_by(__file__, "--one", path)
+        steps = "no training" if told["steps"] is None else f"{told['steps']:,} steps"
+        yield (
+            kind, f"{held / 1e6:,.0f} MB", f"{read_s:.2f} s", f"{told['seconds']:.1f} s",
+            f"{told['seconds'] / held * 1e9:.1f} s", f"{told['peak_mb']:.0f} MB", steps,
+        )  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = command_line(__doc__)
     parser.add_argument("--megabytes", type=int, default=1000)
-    parser.add_argument("--kind", choices=KINDS, action="append")
-    parser.add_argument("--tables", action="store_true")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--one")
-    parser.add_argument("--judged", action="store_true")
-    chosen = parser.parse_args()
-    if chosen.one:
-        one(chosen.one, judged=chosen.judged)
-        return
-    if chosen.tables:
-        tables(chosen.rows)
-        return
-    for kind in chosen.kind or KINDS:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{kind}.log"
-            with path.open("w") as file:
-                file.writelines(lines(kind, chosen.megabytes * 1_000_000))
-            found = taken(path)
-            per_gb = found["seconds"] / path.stat().st_size * 1e9
-            print(
-                f"{kind:10} {path.stat().st_size / 1e6:7.0f} MB  {found['seconds']:6.1f} s of "
-                f"processor time, {per_gb:5.1f} s for 1 GB, peak {found['peak_mb']:.0f} MB"
-            )
+    parser.add_argument("--kind", choices=[*USUAL, *ODD], action="append")
+    parser.add_argument("--odd", action="store_true", help="the largest and the oddest text logs")
+    parser.add_argument("--quick", action="store_true", help="a megabyte")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        return print(json.dumps(import_one(options.one)))
+    size = 1 if options.quick else options.megabytes
+    kinds = ODD if options.odd else USUAL
+    kinds = {kind: make for kind, make in kinds.items() if kind in (options.kind or kinds)}
+    head = "log | size | read | imported | for 1 GB | peak memory | found"
+    return print(table(head, text_rows(kinds, size * MEGABYTE)))
 
 
 if __name__ == "__main__":

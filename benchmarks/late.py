@@ -1,75 +1,39 @@
-"""Faults that begin late or come on slowly, and long healthy records: what is found, what is not.
+"""Are faults found that begin late or come on slowly, and what is said of long healthy records?
 
     python benchmarks/late.py [--only PATTERN] [--steps N] [--seeds COUNT] [--healthy]
 
 Records are built as arrays and held in memory. Each fault stands at several places of records of
 10,000 to a million steps; with `--healthy` the same lengths without a fault, looked at while they
-grow, tell of false alarms.
+grow, tell of false alarms. Results: results/late.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from parts.machine import ROOT
+from parts.memory_run import Info, MemoryRun
+from parts.options import command_line
+from parts.tables import table
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ampwatch.diagnosis import Diagnosis, Engine, diagnose  # noqa: E402
-from ampwatch.rows import SCHEMAS, Table  # noqa: E402
-from examples.gallery.courses import Course, Stream, columns_of  # noqa: E402
-from examples.gallery.late import LateFault, healthy_records, late_faults  # noqa: E402
-from examples.gallery.vocabulary import Label  # noqa: E402
+from ampwatch.diagnosis import Diagnosis, Engine, diagnose
+from ampwatch.rows import Table
+from examples.gallery.courses import Course, Stream, columns_of
+from examples.gallery.late import LateFault, healthy_records, late_faults
+from examples.gallery.vocabulary import Label
 
 LOOKS = 40
-_EMPTY = {
-    Table.LAYERS: pa.table({"step": pa.array([], pa.int64()), "weight_shape": pa.array([])}),
-    Table.DEVICES: pa.table({"time_ns": pa.array([], pa.int64())}),
-    Table.EXTRAS: SCHEMAS[Table.EXTRAS].empty_table(),
-}
 
 
-@dataclass(frozen=True)
-class Info:
-    scaler: dict[str, Any]
-    id: str = "0" * 32
-    source: str = "ampwatch"
-    started_ns: int = 1
-    marks: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Record:
-    """A run in memory; `rows` of it, while it grows."""
-
-    tables: dict[Table, pa.Table]
-    info: Info
-    rows: int
-    clean_end: bool = True
-    ranks: tuple[int, ...] = (0,)
-    notes: tuple[str, ...] = ()
-    last_time_ns: int = 2
-
-    def read(
-        self, table: Table, columns: Sequence[str] | None = None, rank: int | None = None
-    ) -> pa.Table:
-        rows = self.tables[table]
-        if table is Table.STEPS:
-            rows = rows.slice(0, self.rows)
-        return rows.select([c for c in columns or rows.column_names if c in rows.column_names])
-
-
-def record_of(fault: LateFault, seed: int) -> Record:
+def record_of(fault: LateFault, seed: int) -> MemoryRun:
     """The fault's record."""
     course = fault.make(np.random.default_rng(seed))
     columns = columns_of(course, Stream(fault.name, "", Label(), _never, fault.interval))
@@ -77,15 +41,15 @@ def record_of(fault: LateFault, seed: int) -> Record:
     for at, back in fault.seams:
         step[at:] -= back
     events = [(0, "started", {}), *course.events]
-    table = pa.table({
+    events_table = pa.table({
         "step": [int(step[at]) for at, _, _ in events],
         "rank": pa.array([0] * len(events), pa.int32()),
         "kind": [kind for _, kind, _ in events],
         "detail": [json.dumps(detail) for _, _, detail in events],
     })  # fmt: skip
     scaler = {"init_scale": course.resets.get(0, 2.0**16), "growth_interval": fault.interval}
-    tables = {Table.STEPS: pa.table(columns), Table.EVENTS: table, **_EMPTY}
-    return Record(tables, Info(scaler), len(step))
+    tables = {Table.STEPS: pa.table(columns), Table.EVENTS: events_table}
+    return MemoryRun(tables, Info(scaler), len(step))
 
 
 def _never(random: np.random.Generator) -> Sequence[Course]:
@@ -111,12 +75,12 @@ def faults(only: str, lengths: tuple[int, ...], seeds: range) -> None:
             tally[kind].append((not missed, len(wrong)))
             if missed or wrong:
                 print(f"{fault.name} seed {seed}: missed {sorted(missed)}, told {told}", flush=True)
-    print("\n| fault | found | of | beside it, wrong |\n|---|---:|---:|---:|")
-    for kind, seen in tally.items():
-        found, wrong = (sum(column) for column in zip(*seen, strict=True))
-        print(f"| {kind} | {found} | {len(seen)} | {wrong} |")
-    every = [one for seen in tally.values() for one in seen]
-    print(f"| all | {sum(one for one, _ in every)} | {len(every)} | {sum(w for _, w in every)} |")
+    every = [one for found in tally.values() for one in found]
+    rows = [
+        (kind, sum(found for found, _ in of), len(of), sum(wrong for _, wrong in of))
+        for kind, of in [*tally.items(), ("all", every)]
+    ]
+    print(f"\n{table('fault | found | of | beside it, wrong', rows)}")
 
 
 def healthy(only: str, lengths: tuple[int, ...], seeds: range) -> None:
@@ -144,7 +108,7 @@ def healthy(only: str, lengths: tuple[int, ...], seeds: range) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--only", default="*", metavar="PATTERN")
     parser.add_argument("--steps", type=int, action="append", default=[])
     parser.add_argument("--seed", type=int, default=0)

@@ -1,260 +1,339 @@
-"""Does the advised learning rate train? Asked by training again at it.
+"""Is the learning-rate advice right on families that nothing was fitted on?
 
-python benchmarks/learning_rate.py                  do what is missing, then print the table
-python benchmarks/learning_rate.py --only mlp-sgd   these configurations only; may be repeated
-python benchmarks/learning_rate.py --minutes 3      stop after about three minutes; go on next time
-python benchmarks/learning_rate.py --report         only the table of what has been done
+    python benchmarks/learning_rate.py --runs FOLDER [--quick] [--group GROUP] [--out FILE]
 
-Truth first: every configuration is trained at 13 rates with 2 seeds. A rate is stable when it and
-all lower ones train with every seed; the limit lies between the highest stable one and the next.
-Then each unstable run of the first seed, 1.5 to 64 times over the limit, is advised on, and trained
-again at the advised rate with a fresh seed, beside a quarter, a tenth and a thirty-second; and the
-unstable run itself goes on from its checkpoint of the advised step, at the advised rate.
-
-Each finished training is a line in `data/learning_rate/NAME.jsonl`, so a run that is cut short goes
-on where it stopped. Lines that depend on the adviser carry its fingerprint and are made anew when
-it changes.
+Each family is trained at rates an octave apart with two seeds, then once half an octave above the
+highest stable rate; that gives its limit. The runs at 3, 6, 12 and 24 times the highest stable rate
+that do fail are diagnosed, and a fresh seed trains at what is advised. FOLDER keeps every run, so
+that a new adviser needs only the reruns. Results: results/learning_rate_unfitted.md.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 import math
-import sys
-import time
+import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from learning_rate_report import report
-from learning_rate_trainings import CONFIGURATIONS, Configuration, restart, train
-from learning_rate_truth import SEEDS, Outcome, Truth, outcome_of, truth_of
-from rich.progress import Progress
+from learning_rate_families import FAMILIES, HELD_OUT, LOOKED_AT, Family, begin
+from parts.options import command_line
+from parts.tables import table
 
-import ampwatch.diagnosis.learning_rate as adviser
-from ampwatch.diagnosis.learning_rate import RateRows, RateState, Setup, advise, fold, rows_of
-from ampwatch.diagnosis.learning_rate.advice import Advice
-from ampwatch.diagnosis.learning_rate.rate_history import COLUMNS, Group
+import ampwatch
+from ampwatch.diagnosis import Advice, Diagnosis, Engine
+from ampwatch.diagnosis.earlier_runs import (
+    EarlierRun,
+    Signature,
+    lesson_of,
+    steps_held,
+    with_lesson,
+)
+from ampwatch.diagnosis.earlier_runs import outcome_of as earlier_outcome
+from ampwatch.diagnosis.learning_rate import RateRows
 
-DATA = Path(__file__).parent / "data" / "learning_rate"
-RESULT = Path(__file__).parent / "results" / "learning_rate.md"
-RERUN_SEED = 100
-FOLKLORE = (4.0, 10.0, 32.0)
+GRID = tuple(2.0**k for k in range(-3, 7))
+TIMES_OVER = (3.0, 6.0, 12.0, 24.0)
+SEEDS, RERUN_SEED = (0, 1), 100
+FINAL = 20  # steps whose median is the final loss
+LEARNT = 0.5  # of the best decrease: less, at a rate above the best one, is no training
+RELAPSED = 0.5  # of its own progress lost at the end ...
+PROGRESS = 0.1  # ... where that was more than noise
+HARDLY = 0.75  # of the first loss left at the best rate: the task was hardly learnt
+EARLIER_COUNTS = (0, 1, 2, 4)
+NEAR_OCTAVES = 5.0
+SAME = Signature("k", "f", 6.0, 2.0, 5.0)
 
 
 @dataclass(frozen=True)
-class Job:
-    """One training that the benchmark wants."""
+class Outcome:
+    """One training's course in a few numbers."""
 
-    kind: str  # sweep, look, first, second, restart, or a divisor
-    rate: float
-    seed: int
-    origin: float | None = None  # the rate of the unstable run that it is the cure of
+    first: float
+    final: float | None  # none where it is not finite
+    best: float
+    end_skips: int  # of the last FINAL steps
+
+
+def outcome_of(rows: RateRows) -> Outcome:
+    loss, bad = rows.of("loss"), rows.of("loss_bad") > 0
+    finite = loss[np.isfinite(loss)]
+    smooth = [float(np.median(finite[max(0, at - 9) : at + 1])) for at in range(len(finite))]
+    end = loss[-FINAL:][np.isfinite(loss[-FINAL:])]
+    lost = bad[-FINAL:].sum() > FINAL // 2 or not len(end)
+    first = float(finite[0]) if len(finite) else math.inf
+    return Outcome(
+        first=_short(first),
+        final=None if lost else _short(float(np.median(end))),
+        best=_short(min(smooth, default=first)),
+        end_skips=int(rows.of("skipped")[-FINAL:].sum()),
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A family's stable range, out of its sweep."""
+
+    best: float  # the lowest final loss of the sweep
+    best_rate: float
+    first: float
+    highest_stable: float | None = None
+    lowest_unstable: float | None = None
 
     @property
-    def key(self) -> tuple[str, float, int, float | None]:
-        origin = None if self.origin is None else round(math.log2(self.origin), 6)
-        return (self.kind, round(math.log2(self.rate), 6), self.seed, origin)
+    def is_learnt(self) -> bool:
+        """Whether the task was learnt at all: else "stable" and "gap" stand on noise."""
+        return self.best < HARDLY * self.first
+
+    @property
+    def limit(self) -> float | None:
+        """The middle, in octaves, between the highest stable rate and the next one."""
+        if self.highest_stable is None or self.lowest_unstable is None:
+            return None
+        return math.sqrt(self.highest_stable * self.lowest_unstable)
+
+    def gap(self, outcome: Outcome) -> float:
+        """The share of the possible decrease that was missed; at most 1."""
+        if outcome.final is None:
+            return 1.0
+        return float(np.clip((outcome.final - self.best) / (self.first - self.best), 0.0, 1.0))
+
+    def is_stable(self, outcome: Outcome, rate: float) -> bool:
+        """Whether it trained: finite to the end, no relapse, and not worse for being too high."""
+        if outcome.final is None or outcome.end_skips > FINAL // 4:
+            return False
+        progress = outcome.first - outcome.best
+        learnt = progress > PROGRESS * outcome.first
+        if learnt and outcome.final > outcome.best + RELAPSED * progress:
+            return False
+        return rate <= self.best_rate or self.gap(outcome) < LEARNT
+
+
+def truth_of(rates: Sequence[float], sweep: Mapping[tuple[float, int], Outcome]) -> Truth:
+    finals = {rate: np.mean([_final(sweep[rate, seed]) for seed in SEEDS]) for rate in rates}
+    best_rate = min(rates, key=lambda rate: finals[rate])
+    first = float(np.mean([outcome.first for outcome in sweep.values()]))
+    truth = Truth(float(finals[best_rate]), best_rate, first)
+    stable = [all(truth.is_stable(sweep[r, s], r) for s in SEEDS) for r in rates]
+    count = stable.index(False) if False in stable else len(rates)
+    return Truth(
+        truth.best,
+        best_rate,
+        first,
+        rates[count - 1] if count else None,
+        rates[count] if count < len(rates) else None,
+    )
+
+
+def _final(outcome: Outcome) -> float:
+    return math.inf if outcome.final is None else outcome.final
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A family's runs in a folder; what is missing is trained."""
+
+    family: Family
+    folder: Path
+
+    def trained(self, rate: float, seed: int) -> Path:
+        name = f"{self.family.name.replace(' ', '-')}_{math.log2(rate):.3f}_{seed}"
+        outcome = self.folder / f"{name}.json"
+        if not outcome.exists():
+            training = begin(self.family, rate, seed)
+            with ampwatch.attach(
+                training.scaler, training.task.model, optimizer=training.optimizer, run=name,
+                log_dir=str(self.folder), endpoint="off", start_step=self.family.resumed_after,
+            ) as watch:  # fmt: skip
+                training.run(watch.log)
+            rows = Engine().feed(ampwatch.open_run(self.folder / name)).case().rate.head
+            outcome.write_text(json.dumps(asdict(outcome_of(rows))))
+        return self.folder / name
+
+    def outcome(self, rate: float, seed: int) -> Outcome:
+        return Outcome(**json.loads(Path(f"{self.trained(rate, seed)}.json").read_text()))
+
+    def diagnosis(self, rate: float) -> Diagnosis:
+        return _diagnosis(self.trained(rate, SEEDS[0]))
+
+    def advice(self, rate: float) -> Advice:
+        return self.diagnosis(rate).learning_rate
+
+    def rates(self) -> list[float]:
+        return [self.family.nominal * factor for factor in GRID]
+
+    def truth(self) -> Truth:
+        """Its sweep's; the limit is found within half an octave, or there is none."""
+        truth = self._truth(self.rates())
+        return truth if truth.limit is None else self._truth(sorted([*self.rates(), truth.limit]))
+
+    def _truth(self, rates: list[float]) -> Truth:
+        return truth_of(rates, {(r, s): self.outcome(r, s) for r in rates for s in SEEDS})
+
+    def failing(self, truth: Truth) -> Iterator[float]:
+        for times in TIMES_OVER:
+            rate = truth.highest_stable * times
+            if not truth.is_stable(self.outcome(rate, SEEDS[0]), rate):
+                yield rate
+
+
+@cache
+def _diagnosis(path: Path) -> Diagnosis:
+    return ampwatch.diagnose(ampwatch.open_run(path))
+
+
+@dataclass(frozen=True)
+class Score:
+    """The advice on one failing run."""
+
+    family: Family
+    times_over: float  # the limit
+    action: str
+    factor: float
+    is_inside: bool | None  # the limit in the printed interval
+    width: float | None
+    is_stable: bool  # a rerun at what is advised
+    gap: float
+
+
+def scores(runs: Runs, truth: Truth) -> Iterator[Score]:
+    for rate in runs.failing(truth):
+        advice = runs.advice(rate)
+        inside = width = None
+        if advice.has_interval:
+            inside = advice.low <= truth.limit * advice.current / rate <= advice.high
+            width = math.log2(advice.high / advice.low)
+        factor = advice.factor if advice.action.value == "lower" and advice.factor else 1.0
+        advised = rate * factor
+        outcome = runs.outcome(advised, RERUN_SEED if factor != 1.0 else SEEDS[0])
+        yield Score(
+            runs.family, rate / truth.limit, advice.action.value, factor, inside, width,
+            truth.is_stable(outcome, advised), truth.gap(outcome),
+        )  # fmt: skip
+
+
+def lowered_stable_runs(runs: Runs, truth: Truth) -> tuple[int, int]:
+    """Of the stable runs of the sweep up to the highest stable rate: told to lower, and all."""
+    lowest, highest = truth.highest_stable / 20, truth.highest_stable * 1.01
+    actions = [runs.advice(r).action.value for r in runs.rates() if lowest < r <= highest]
+    return actions.count("lower"), len(actions)
+
+
+def beside_earlier(runs: Runs, truth: Truth) -> Iterator[tuple[int, bool, float]]:
+    """How many earlier runs, whether the limit lies inside, and the width; by chance ten times."""
+    near = [r for r in runs.rates() if abs(math.log2(r / truth.limit)) < NEAR_OCTAVES]
+    others = {rate: _earlier(rate, runs.diagnosis(rate)) for rate in near}
+    for rate in runs.failing(truth):
+        alone = runs.diagnosis(rate)
+        for count in EARLIER_COUNTS:
+            for draw in range(10 if count else 1):
+                chosen = random.Random(f"{rate} {draw}").sample(near, min(count, len(near)))
+                lesson = lesson_of(
+                    SAME, [others[r] for r in chosen], run_id="this", started_ns=len(near) + 9
+                )
+                advice = with_lesson(alone, lesson).learning_rate
+                if advice.has_interval:
+                    limit = truth.limit * advice.current / rate
+                    width = math.log2(advice.high / advice.low)
+                    yield count, advice.low <= limit <= advice.high, width
+
+
+def _earlier(rate: float, diagnosis: Diagnosis) -> EarlierRun:
+    advice = diagnosis.learning_rate
+    outcome = earlier_outcome(diagnosis.verdict.value, advice.action.value)
+    held = advice.current or rate
+    return EarlierRun(f"{rate}", f"{rate}", 1, SAME, outcome, held, steps_held(diagnosis))
 
 
 @dataclass
-class Book:
-    """What has been done of one configuration; a line a training."""
+class Results:
+    """What was scored of the families of one group."""
 
-    configuration: Configuration
-    fingerprint: str
-    rows_folder: Path | None = None
-    lines: dict[tuple, dict] = field(default_factory=dict)
+    families: int
+    scores: list[Score]
+    stable_runs: list[tuple[int, int]]
+    intervals: list[tuple[int, bool, float]]  # beside earlier runs
 
-    @property
-    def path(self) -> Path:
-        return DATA / f"{self.configuration.name}.jsonl"
-
-    def load(self) -> Book:
-        if self.path.exists():
-            for text in self.path.read_text().splitlines():
-                line = json.loads(text)
-                if line.get("adviser") in {None, self.fingerprint}:
-                    job = Job(line["kind"], line["rate"], line["seed"], line.get("origin"))
-                    self.lines[job.key] = line
-        return self
-
-    def forget_stale(self) -> None:
-        """Take out of the file what another adviser said."""
-        if self.path.exists():
-            self.path.write_text("".join(json.dumps(x) + "\n" for x in self.lines.values()))
-
-    def do(self, job: Job) -> dict:
-        """The job's line, from the file or made now."""
-        if job.key not in self.lines:
-            line = self.restarted(job) if job.kind == "restart" else self.trained(job)
-            self.lines[job.key] = line
-            with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        return self.lines[job.key]
-
-    def trained(self, job: Job) -> dict:
-        """The line of a training from random weights."""
-        state = self.state(job)
-        line = {**asdict(job), **asdict(outcome_of(state.head))}
-        if job.kind in {"look", "first", "second"}:
-            line |= {"adviser": self.fingerprint, "advice": _plain(advise(state))}
-        return line
-
-    def restarted(self, job: Job) -> dict:
-        """The line of a failed training that went on from the advised step."""
-        assert job.origin is not None
-        at = self.advice(job.origin)["restart_from_step"]
-        line = {**asdict(job), "adviser": self.fingerprint, "at": at}
-        return line | asdict(outcome_of(self.restarted_rows(job, at)))
-
-    def advice(self, rate: float) -> dict:
-        """What was said of the first seed's training at this rate."""
-        return self.lines[Job("look", rate, SEEDS[0]).key]["advice"]
-
-    def state(self, job: Job) -> RateState:
-        """The training's course; kept ones are read, so that a new adviser needs no training."""
-        kept = self.kept(job.rate, job.seed)
-        if kept is not None and Path(f"{kept}.npy").exists():
-            return _read_state(kept)
-        state = train(self.configuration, job.rate, job.seed)
-        if kept is not None:
-            _write_state(kept, state)
-        return state
-
-    def restarted_rows(self, job: Job, at: int) -> RateRows:
-        """The same of a training that went on from a checkpoint."""
-        assert job.origin is not None
-        kept = self.kept(job.rate, job.seed, job.origin, at)
-        if kept is not None and Path(f"{kept}.npy").exists():
-            return RateRows(np.load(f"{kept}.npy"))
-        rows = restart(self.configuration, job.origin, job.seed, at, job.rate)
-        if kept is not None:
-            np.save(f"{kept}.npy", rows.values)
-        return rows
-
-    def kept(self, rate: float, seed: int, origin: float | None = None, at: int = 0) -> Path | None:
-        """Where a training's rows are kept, if they are."""
-        if self.rows_folder is None:
-            return None
-        self.rows_folder.mkdir(parents=True, exist_ok=True)
-        again = "" if origin is None else f"-{math.log2(origin):.4f}-at-{at}"
-        return self.rows_folder / f"{self.configuration.name}-{math.log2(rate):.4f}-{seed}{again}"
-
-    def outcome(self, job: Job) -> Outcome | None:
-        line = self.lines.get(job.key)
-        return None if line is None else Outcome(**{k: line[k] for k in Outcome.__annotations__})
-
-    def sweep(self, rate: float, seed: int) -> Outcome | None:
-        return self.outcome(Job("sweep", rate, seed))
-
-    def truth(self) -> Truth | None:
-        """The limit, once the whole sweep is done."""
-        sweep = {(r, s): self.sweep(r, s) for r in self.configuration.rates for s in SEEDS}
-        return None if None in sweep.values() else truth_of(self.configuration.rates, sweep)
+    def text(self, group: str) -> str:
+        told = [score for score in self.scores if score.width is not None]
+        row = (
+            len(self.scores), _share([s.action == "lower" for s in self.scores]),
+            _share([s.is_stable for s in self.scores]), _share([s.gap for s in self.scores], 3),
+            _share([s.is_inside for s in told]), _octaves([s.width for s in told]),
+        )  # fmt: skip
+        lowered, stable = (sum(counts) for counts in zip(*self.stable_runs, strict=True))
+        earlier = []
+        for count in EARLIER_COUNTS:
+            of = [(inside, width) for number, inside, width in self.intervals if number == count]
+            earlier.append(
+                (count, f"{len(of):,}", _share([i for i, _ in of]), _octaves([w for _, w in of]))
+            )
+        misses = [
+            f"- {s.family.name}, {s.times_over:.0f} times over: {s.action}, factor {s.factor:.3g}"
+            for s in self.scores
+            if not s.is_stable
+        ]
+        head = "failing runs | told to lower | stable at the first try | mean gap | limit inside"
+        return "\n".join(
+            [
+                f"### Kinds {group}: {self.families}\n",
+                table(f"{head} | median width, octaves", [row]),
+                f"\nStable runs told to lower: {lowered} of {stable}.\n",
+                table("earlier runs alike | intervals | limit inside | median width, octaves",
+                      earlier), "", *misses, "",
+            ]
+        )  # fmt: skip
 
 
-def jobs(book: Book) -> Iterator[Job]:
-    """What is to be done, in order; later jobs depend on earlier ones' lines."""
-    rates = book.configuration.rates
-    for seed in SEEDS:
-        yield from (Job("sweep", rate, seed) for rate in rates)
-    yield from (Job("look", rate, SEEDS[0]) for rate in rates)
-    truth = book.truth()
-    assert truth is not None
-    for origin in truth.unstable(rates):
-        for divisor in FOLKLORE:
-            yield Job(f"/{divisor:g}", origin / divisor, RERUN_SEED, origin)
-        advised = book.advice(origin)
-        if advised["factor"] is None:
+def _share(values: Sequence[float], digits: int = 2) -> str:
+    return f"{np.mean(values):.{digits}f}" if values else "-"
+
+
+def _octaves(values: Sequence[float]) -> str:
+    return f"{np.median(values):.1f}" if values else "-"
+
+
+def results_of(families: Sequence[Family], folder: Path) -> Results:
+    results = Results(0, [], [], [])
+    for family in families:
+        runs = Runs(family, folder)
+        truth = runs.truth()
+        if truth.limit is None or not (truth.is_learnt or family.resumed_after):
             continue
-        # The factor, which holds for every group: the recommended rate is the leading group's.
-        first = Job("first", origin * advised["factor"], RERUN_SEED, origin)
-        yield first
-        if advised["restart_from_step"] is not None:
-            yield Job("restart", first.rate, SEEDS[0], origin)
-        again = book.lines[first.key]["advice"]
-        outcome = book.outcome(first)
-        if not truth.is_stable(outcome, first.rate) and again["factor"]:
-            yield Job("second", first.rate * again["factor"], RERUN_SEED, origin)
+        results.families += 1
+        results.scores += scores(runs, truth)
+        results.stable_runs.append(lowered_stable_runs(runs, truth))
+        results.intervals += beside_earlier(runs, truth)
+    return results
 
 
-def fingerprint() -> str:
-    """Stands for the adviser's code and constants."""
-    digest = hashlib.sha256()
-    room = Path(adviser.__file__).parent
-    for path in sorted([*room.glob("*.py"), *room.parent.glob("rate_*.py")]):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = read_options(arguments)
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--runs", type=Path, required=True, help="where the trainings are kept")
+    parser.add_argument("--group", choices=(LOOKED_AT, HELD_OUT))
+    parser.add_argument("--quick", action="store_true", help="the first family of each group only")
+    parser.add_argument("--out", type=Path, help="add the results to this page")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
-    chosen = [c for c in CONFIGURATIONS if not options.only or c.name in options.only]
-    books = [Book(c, fingerprint(), options.rows).load() for c in chosen]
-    DATA.mkdir(parents=True, exist_ok=True)
-    if not options.report:
-        for book in books:
-            book.forget_stale()
-        end = time.monotonic() + 60 * options.minutes
-        work(books, lambda: time.monotonic() > end, truth_only=options.truth)
-    text = report(books, FOLKLORE)
-    print(text)
-    if not options.only:
-        RESULT.write_text(text + "\n")
-
-
-def work(books: Sequence[Book], is_over: Callable[[], bool], *, truth_only: bool) -> None:
-    """Do what is missing, a training at a time, until it is done or over."""
-    with Progress(disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task("trainings", total=None)
-        for book in books:
-            for job in jobs(book):
-                if is_over():
-                    return
-                if truth_only and job.kind != "sweep":
-                    break
-                progress.update(bar, description=f"{book.configuration.name} {job.kind}", advance=1)
-                book.do(job)
-
-
-def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", action="append", default=[], help="a configuration's name")
-    parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--truth", action="store_true", help="only the sweeps")
-    parser.add_argument("--report", action="store_true")
-    parser.add_argument("--rows", type=Path, help="keep each training's rows in this folder")
-    return parser.parse_args(arguments)
-
-
-def _plain(advice: Advice) -> dict:
-    """An advice as JSON knows it, numbers to six digits."""
-    shown = {k: v for k, v in asdict(advice).items() if k != "because"}
-    shown["action"] = advice.action.value
-    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in shown.items()}
-
-
-def _write_state(path: Path, state: RateState) -> None:
-    np.save(f"{path}.npy", state.head.values.astype(np.float64))
-    Path(f"{path}.json").write_text(json.dumps(asdict(state.setup)))
-
-
-def _read_state(path: Path) -> RateState:
-    values = np.load(f"{path}.npy")
-    known = json.loads(Path(f"{path}.json").read_text())
-    known["groups"] = tuple(Group(**group) for group in known["groups"])
-    known["saved_steps"] = tuple(known["saved_steps"])
-    columns = {name: values[:, at] for at, name in enumerate(COLUMNS)}
-    rows: RateRows = rows_of(**columns)
-    return fold(RateState(), rows, Setup(**known))
+    for group in (HELD_OUT, LOOKED_AT):
+        families = [family for family in FAMILIES if family.group == group]
+        if options.group in (None, group):
+            results = results_of(families[: 1 if options.quick else None], options.runs)
+            text = results.text(group) if results.families else f"No limit in kinds {group}."
+            print(text)
+            if options.out:
+                with options.out.open("a") as file:
+                    file.write(f"\n{text}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What the run log costs: bytes and CPU a step to write, milliseconds to open.
+"""What does the run log cost: bytes and CPU a step to write, milliseconds to open?
 
     python benchmarks/log.py [--quick] [--out benchmarks/results/log.md]
 
 Every logger gets the same ready-made numbers, 20 scalars a step and 300 layer values every tenth
 step, in a process of its own, and is charged all the CPU time (its threads and children too) from
-the first call until it is closed. ampwatch's courier writes in batches, so it is shown by batch.
+the first call until it is closed. ampwatch's row thread writes in batches, so it is shown by batch.
+Results: results/log.md.
 """
 
 from __future__ import annotations
@@ -12,16 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import resource
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from importlib.metadata import version
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from log_rows import (
@@ -30,32 +26,27 @@ from log_rows import (
     LAYERS,
     SCALARS,
     as_lists,
-    full_layer_columns,
     layer_columns,
     step_columns,
 )
+from parts.children import told_by
+from parts.loggers import LOGGERS, PACKAGES
+from parts.machine import folder_bytes, machine
+from parts.options import command_line
+from parts.tables import table
+from parts.timing import cpu_s, seconds
 
-from ampwatch.codec import Batch, encode
+from ampwatch.codec import encode
 from ampwatch.rows import Table
 from ampwatch.store import RankWriter, RunInfo, compact, create_run, open_run
 
 # --- the loggers, each in a child ----------------------------------------------------------------
 
 
-def cpu_s() -> float:
-    """CPU seconds of this process, its threads and its ended children."""
-    return sum(
-        usage.ru_utime + usage.ru_stime
-        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
-
-
-def log_with_ampwatch(folder: Path, steps: int, rows: int) -> dict[str, float]:
+def log_with_ampwatch(folder: str, steps: int, rows: int) -> dict[str, float]:
     """Encode and append in batches of `rows` steps; then compact, which is not charged."""
-    chance = np.random.default_rng(0)
-    run = create_run(folder, RunInfo(id="0" * 32, name="run"))
-    writer = RankWriter(run, 0)
-    charged = 0.0
+    chance, charged = np.random.default_rng(0), 0.0
+    run, writer = new_run(Path(folder), "run")
     for first in range(0, steps, rows):
         columns = as_lists(step_columns(first, rows, chance))
         sampled = np.arange(first, first + rows)
@@ -68,14 +59,21 @@ def log_with_ampwatch(folder: Path, steps: int, rows: int) -> dict[str, float]:
         charged += cpu_s() - start
     writer.close()
     live = folder_bytes(run)
-    start = cpu_s()
     compact(run)
-    return {
-        "cpu_us": charged / steps * 1e6,
-        "bytes": live / steps,
-        "compacted": folder_bytes(run) / steps,
-        "compact_us": (cpu_s() - start) / steps * 1e6,
-    }
+    found = {"cpu_us": charged * 1e6, "bytes": live, "compacted": folder_bytes(run)}
+    return {name: total / steps for name, total in found.items()}
+
+
+def log_with(name: str, folder: str, steps: int) -> dict[str, float]:
+    """Log step by step with another logger."""
+    logger, chance = LOGGERS[name](Path(folder)), np.random.default_rng(0)
+    ready = [values_of(step, chance) for step in range(steps)]
+    start = cpu_s()
+    for step, values in enumerate(ready):
+        logger.log(values, step)
+    logger.close()
+    spent = cpu_s() - start
+    return {"cpu_us": spent / steps * 1e6, "bytes": folder_bytes(Path(folder)) / steps}
 
 
 def values_of(step: int, chance: np.random.Generator) -> dict[str, float]:
@@ -89,67 +87,70 @@ def values_of(step: int, chance: np.random.Generator) -> dict[str, float]:
     return values
 
 
-def log_with(name: str, folder: Path, steps: int) -> dict[str, float]:
-    """Log step by step with another logger."""
-    log, close = LOGGERS[name](folder)
+def time_open(run: str) -> dict[str, float]:
+    """Milliseconds, after the imports, to open a run and hold a column; and every column."""
+    path = Path(run)
+    column = seconds(lambda: open_run(path).read("steps", ["loss"]).column("loss"))
+    whole = seconds(lambda: open_run(path).steps)
+    return {"column_ms": column * 1e3, "all_ms": whole * 1e3}
+
+
+TASKS: dict[str, Callable[..., dict[str, float]]] = {
+    "ampwatch": log_with_ampwatch, "other": log_with, "open": time_open,
+}  # fmt: skip
+
+
+def child(task: str, *arguments: object) -> Any:
+    """Do one measurement in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
+    words = json.dumps([task, *arguments], default=str)
+    return told_by(__file__, "--child", words, environment=environment)
+
+
+# --- the tables ----------------------------------------------------------------------------------
+
+
+def new_run(folder: Path, name: str) -> tuple[Path, RankWriter]:
+    run = create_run(folder, RunInfo(id=name.encode().hex().ljust(32, "0")[:32], name=name))
+    return run, RankWriter(run, 0)
+
+
+def writing(folder: Path, steps: int) -> str:
+    """What writing costs."""
+    others = {
+        name: child("other", name, folder / package, steps // 40)
+        for name, package in PACKAGES.items()
+        if find_spec(package)
+    }
+    trackio_us = others.get("trackio", {}).get("cpu_us", float("nan"))
+    rows: list[tuple[str, ...]] = []
+    for batch in (1, 10, 70, 170, 1000):
+        count = steps // (10 if batch == 1 else 1)
+        used = child("ampwatch", folder / f"ours-{batch}", count, batch)
+        rows.append(
+            (f"ampwatch, {batch} steps a batch", f"{used['bytes']:.0f}",
+             f"{used['compacted']:.0f}", f"{used['cpu_us']:.2f}",
+             f"1/{trackio_us / used['cpu_us']:.0f}")
+        )  # fmt: skip
+    for name, used in others.items():
+        ratio = used["cpu_us"] / trackio_us
+        rows.append((name, f"{used['bytes']:.0f}", "", f"{used['cpu_us']:.0f}", f"{ratio:.2f}"))
+    return table("logger | bytes a step | finished | CPU µs a step | CPU against trackio", rows)
+
+
+def opening(folder: Path, lengths: tuple[int, ...]) -> Iterator[tuple[str, ...]]:
+    """What opening costs: the best of five fresh processes."""
+    for steps in lengths:
+        run = finished_run(folder, steps)
+        tries = [child("open", run) for _ in range(5)]
+        column, whole = (min(each[name] for each in tries) for name in ("column_ms", "all_ms"))
+        yield f"{steps:,} steps", f"{column:.0f} ms", f"{whole:.0f} ms"
+
+
+def finished_run(folder: Path, steps: int, rows: int = 170) -> Path:
+    """A finished run of so many steps, in batches as the row thread makes them."""
     chance = np.random.default_rng(0)
-    ready = [values_of(step, chance) for step in range(steps)]
-    start = cpu_s()
-    for step, values in enumerate(ready):
-        log(values, step)
-    close()
-    return {"cpu_us": (cpu_s() - start) / steps * 1e6, "bytes": folder_bytes(folder) / steps}
-
-
-def tensorboard(folder: Path):
-    """TensorBoard's writer: an add_scalar a value."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(str(folder))
-
-    def log(values: dict[str, float], step: int) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-
-    return log, writer.close
-
-
-def wandb_offline(folder: Path):
-    """W&B offline: a log call a step."""
-    import wandb
-
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True)
-    run = wandb.init(project="log", mode="offline", dir=str(folder), settings=settings)
-    return (lambda values, step: run.log(values, step=step)), run.finish
-
-
-def trackio(folder: Path):
-    """trackio: a log call a step."""
-    os.environ["TRACKIO_DIR"] = str(folder)
-    import trackio as library
-
-    library.init(project="log", embed=False, auto_log_gpu=False)
-    return (lambda values, step: library.log(values, step=step)), library.finish
-
-
-LOGGERS = {"TensorBoard": tensorboard, "W&B offline": wandb_offline, "trackio": trackio}
-PACKAGES = {"TensorBoard": "tensorboard", "W&B offline": "wandb", "trackio": "trackio"}
-
-
-def folder_bytes(folder: Path) -> int:
-    """What a folder's files hold."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-# --- opening -------------------------------------------------------------------------------------
-
-
-def write_long(folder: Path, steps: int, rows: int) -> Path:
-    """A finished run of so many steps, in batches as the courier makes them."""
-    chance = np.random.default_rng(0)
-    run = create_run(folder, RunInfo(id="1" * 32, name=f"long-{steps}"))
-    writer = RankWriter(run, 0)
+    run, writer = new_run(folder, f"long-{steps}")
     writer.append(encode(Table.EVENTS, {"step": [0], "time_ns": [1], "kind": ["started"]}))
     for first in range(0, steps, rows):
         count = min(rows, steps - first)
@@ -160,135 +161,39 @@ def write_long(folder: Path, steps: int, rows: int) -> Path:
     return run
 
 
-def time_open(run: Path) -> dict[str, float]:
-    """Milliseconds, after the imports, to open a run and hold a column; and every column."""
-    start = time.perf_counter()
-    found = open_run(run)
-    column = found.read("steps", ["loss"]).column("loss")
-    one = time.perf_counter() - start
-    assert len(column) > 0
-    start = time.perf_counter()
-    rows = open_run(run).steps
-    assert rows.num_rows == len(column)
-    return {"column_ms": one * 1e3, "all_ms": (time.perf_counter() - start) * 1e3}
-
-
-# --- the report ----------------------------------------------------------------------------------
-
-
-def child(task: str, *arguments: object) -> dict[str, float]:
-    """Do one measurement in a process of its own."""
-    command = [sys.executable, __file__, "--child", task, *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def run_child(task: str, arguments: list[str]) -> None:
-    """The child's side of `child`."""
-    if task == "ampwatch":
-        found = log_with_ampwatch(Path(arguments[0]), int(arguments[1]), int(arguments[2]))
-    elif task == "open":
-        found = time_open(Path(arguments[0]))
-    else:
-        found = log_with(task, Path(arguments[0]), int(arguments[1]))
-    print(json.dumps(found))
-
-
-def writing(folder: Path, steps: int) -> Iterator[str]:
-    """The table of what writing costs."""
-    yield "| logger | bytes a step | finished | CPU µs a step | CPU against trackio |"
-    yield "|---|---|---|---|---|"
-    others = {
-        name: child(name, folder / PACKAGES[name], steps // 40)
-        for name in LOGGERS
-        if find_spec(PACKAGES[name])
-    }
-    trackio_us = others.get("trackio", {}).get("cpu_us", float("nan"))
-    for rows in (1, 10, 70, 170, 1000):
-        used = child("ampwatch", folder / f"ours-{rows}", steps // (10 if rows == 1 else 1), rows)
-        yield (
-            f"| ampwatch, {rows} steps a batch | {used['bytes']:.0f} | {used['compacted']:.0f} "
-            f"| {used['cpu_us']:.2f} | 1/{trackio_us / used['cpu_us']:.0f} |"
-        )
-    for name, used in others.items():
-        yield (
-            f"| {name} | {used['bytes']:.0f} | | {used['cpu_us']:.0f} "
-            f"| {used['cpu_us'] / trackio_us:.2f} |"
-        )
-
-
-def layer_table(folder: Path, samples: int) -> str:
-    """What a sampled step of every layer, every column, costs."""
-    chance = np.random.default_rng(0)
-    run = create_run(folder, RunInfo(id="2" * 32, name="layers"))
-    writer = RankWriter(run, 0)
-    batches: list[Batch] = []
-    for sample in range(samples):
-        batches.append(encode(Table.LAYERS, full_layer_columns(sample * 50, chance)))
-        writer.append(batches[-1])
-    writer.close()
-    live = folder_bytes(run) / samples
-    compact(run)
-    kept = folder_bytes(run) / samples
-    return (
-        f"A full sample of {LAYERS} layers (every column, the exponent histogram too): "
-        f"{live / 1000:.1f} kB live, {kept / 1000:.1f} kB compacted; at one sample in 50 steps "
-        f"{live / 50:.0f} and {kept / 50:.0f} bytes a step."
-    )
-
-
-def opening(folder: Path, lengths: tuple[int, ...]) -> Iterator[str]:
-    """The table of what opening costs: the best of five fresh processes."""
-    yield "| finished run | open_run and one column | open_run and every column |"
-    yield "|---|---|---|"
-    for steps in lengths:
-        run = write_long(folder, steps, 170)
-        tries = [child("open", run) for _ in range(5)]
-        one, every = (min(t[name] for t in tries) for name in ("column_ms", "all_ms"))
-        yield f"| {steps:,} steps | {one:.0f} ms | {every:.0f} ms |"
-
-
-def machine() -> str:
-    """What it ran on, without saying where."""
-    packages = ("pyarrow", "numpy", "tensorboard", "wandb", "trackio")
-    versions = ", ".join(f"{name} {version(name)}" for name in packages if find_spec(name))
-    load = os.getloadavg()[0]
-    busy = "" if load < 1 else f" Others were at work (load {load:.1f}): times are noisy."
-    return (
-        f"{os.cpu_count()} cores ({platform.machine()}), {platform.system()}, "
-        f"Python {platform.python_version()}, {versions}.{busy}"
-    )
-
-
 def report(*, quick: bool) -> str:
     """The whole of it, in Markdown."""
-    lines = ["# What the run log costs", "", machine(), ""]
-    lines += [f"Each step: {len(SCALARS)} scalars, and every {LAYER_EVERY}th step 3 values of each"]
-    lines += [f"of {LAYERS} layers. CPU: encoding and appending, until closed.", ""]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lines += [*writing(folder, 2_000 if quick else 20_000), ""]
-        lines += [layer_table(folder, 20 if quick else 400), ""]
-        lines += opening(folder, (10_000,) if quick else (1_000_000, 10_000_000))
-    return "\n".join(lines) + "\n"
+        about = (
+            f"Each step: {len(SCALARS)} scalars, and every {LAYER_EVERY}th step 3 values of each "
+            f"of {LAYERS} layers. CPU: encoding and appending, until closed."
+        )
+        head = "finished run | open_run and one column | open_run and every column"
+        parts = [
+            "# What the run log costs",
+            machine("pyarrow", "numpy", *PACKAGES.values()),
+            about,
+            writing(folder, 2_000 if quick else 20_000),
+            table(head, opening(folder, (10_000,) if quick else (1_000_000, 10_000_000))),
+        ]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
-    """Measure and print; with --out also write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        run_child(arguments.child[0], arguments.child[1:])
-        return
-    text = report(quick=arguments.quick)
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        task, *arguments = options.child
+        return print(json.dumps(TASKS[task](*arguments)))
+    text = report(quick=options.quick)
     print(text)
-    if arguments.out:
-        arguments.out.write_text(text, encoding="utf-8")
+    if options.out:
+        options.out.write_text(text, encoding="utf-8")
+    return None
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampwatch.rows import EXPONENT_BINS
-
 LAYERS = 100
 LAYER_EVERY = 10
 SCALARS = (
@@ -49,22 +47,6 @@ def layer_columns(steps: np.ndarray, chance: np.random.Generator) -> dict[str, n
         "grad_finite": np.ones(count, bool),
         "update_ratio": chance.lognormal(-7, 1, count).astype(np.float32),
     }
-
-
-def full_layer_columns(step: int, chance: np.random.Generator) -> dict[str, np.ndarray]:
-    """A sampled step: every column of every layer."""
-    columns = layer_columns(np.array([step]), chance)
-    for name in ("grad_amax", "input_amax", "act_amax", "out_grad_amax", "in_grad_amax",
-                 "weight_norm", "log2_headroom", "scale_low", "scale_high"):  # fmt: skip
-        columns[name] = chance.lognormal(0, 2, LAYERS).astype(np.float32)
-    for name in ("input_finite", "act_finite", "out_grad_finite", "in_grad_finite",
-                 "weight_finite"):  # fmt: skip
-        columns[name] = np.ones(LAYERS, bool)
-    columns["underflow_share"] = chance.random(LAYERS).astype(np.float32)
-    bins = np.arange(EXPONENT_BINS)
-    bell = np.exp(-((bins - 25) ** 2) / 60) * 2000
-    columns["exponents"] = chance.poisson(np.tile(bell, (LAYERS, 1)))
-    return columns
 
 
 def as_lists(columns: dict[str, np.ndarray]) -> dict[str, list]:

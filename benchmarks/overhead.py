@@ -1,37 +1,42 @@
 """What watching costs a training step, beside the bare loop and other loggers.
 
 python benchmarks/overhead.py                 both small models on the CPU
-python benchmarks/overhead.py --device cuda   a transformer of 100 M parameters on a GPU
+python benchmarks/overhead.py --model mlp --quick     a look
+On a GPU: benchmarks/gpu.py.
 
 One process trains twins, two equal trainings, the one bare, the other with a contender. They take
 turns of ten steps, so that whatever else the machine does befalls both. Blocks of such turns come
 in shuffled order over the contenders, the twins change roles with each round, and a contender's
 cost is the median over rounds of the difference a step. Main-thread CPU time is what our calls burn
 there; wall time adds what background threads take from it. Baselines get ready-made numbers.
+Results: results/overhead.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import os
-import platform
 import random
-import statistics
 import tempfile
 import time
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import median, quantiles
 
 import torch
-from overhead_contenders import Bare, all_contenders, left_out, watched
-from overhead_training import Training, large_transformer, mlp, transformer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from overhead_training import Training, mlp, transformer
+from parts.loggers import LOGGERS, PACKAGES
+from parts.machine import keep_state_in, machine
+from parts.options import command_line
+from parts.tables import table
+from rich.progress import track
 
-NO_GPU = "No CUDA device here: the GPU part was not run. It is ready to run where there is one.\n"
+import ampwatch
+
 TURN = 10  # steps; shorter turns let a logger's thread work in the bare twin's
 
 SCALARS = "ampwatch, the scaler alone"
@@ -44,7 +49,6 @@ TARGETS = (  # what, against what, at most
     (NORMS, "naive monitor", 0.25),
     (DEFAULT, "TensorBoard", 1.00),
 )
-PROTOTYPE_US = {SCALARS: 16, NORMS: 110, DEFAULT: 221}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +68,110 @@ class Block:
     bare: Cost
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One contender's median added cost, and the quartiles of the main thread's."""
+# --- what is compared -----------------------------------------------------------------------------
 
-    name: str
-    logs: str
-    added: Cost
-    low_us: float
-    high_us: float
+EIGHT = ("loss", "scale", "growth_tracker", "skipped", "lr", "grad_norm", "param_norm", "update")
+
+
+class Bare:
+    """The loop by itself; what the others are measured against."""
+
+    name = "bare loop again"  # as a contender it shows what the method itself cannot tell apart
+    logs = "nothing"
+
+    def begin(self, training: Training) -> None:
+        """Get ready for a block."""
+
+    def after_step(self, training: Training) -> None:
+        """Do what a loop with this contender does once a step."""
+
+    def end(self) -> None:
+        """Leave the training as it was."""
+
+    def close(self) -> None:
+        """Give everything back at the end of the benchmark."""
+
+
+class Watched(Bare):
+    """ampwatch, attached for each block and detached after it."""
+
+    def __init__(self, key: str, folder: Path) -> None:
+        self.name, self.logs, self._layer_every = WATCHED[key]
+        self._folder = folder / "ampwatch"
+
+    def begin(self, training: Training) -> None:
+        of_layers = {} if self._layer_every is None else {"layer_every": self._layer_every}
+        model = training.model if of_layers else None
+        watch = ampwatch.attach(training.scaler, model, log_dir=self._folder, **of_layers)
+        self.end = watch.close
+
+
+class Logged(Bare):
+    """Another logger."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.logs = "eight scalars by one call each" if name == "TensorBoard" else "eight scalars"
+        self._logger = LOGGERS[name](folder)
+        self._steps = itertools.count()
+        self.close = self._logger.close
+
+    def after_step(self, training: Training) -> None:
+        step = next(self._steps)
+        self._logger.log(dict.fromkeys(EIGHT, 0.5 * step), step)
+
+
+class Naive(Logged):
+    """The monitor people write first."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("TensorBoard", folder)
+        self.name = "naive monitor"
+        self.logs = "p.grad.norm().item() for each parameter and the eight scalars, by add_scalar"
+
+    def after_step(self, training: Training) -> None:
+        super().after_step(training)
+        for name, parameter in training.model.named_parameters():
+            self._logger.log({name: parameter.grad.norm().item()}, training.steps_done)
+
+
+WATCHED = {
+    "scalars": ("ampwatch, the scaler alone", "scalars and skips", None),
+    "norms": ("ampwatch, layer_every=10**9", "and global, per-layer and update norms", 10**9),
+    "default": ("ampwatch, default settings", "and layer statistics every 50 steps", 50),
+}
+
+
+def all_contenders(folder: Path) -> Iterator[Bare]:
+    """The bare loop, the three watched settings, and every baseline that is installed."""
+    yield Bare()
+    yield from (Watched(key, folder) for key in WATCHED)
+    yield from (Logged(name, folder / name) for name in LOGGERS if name not in left_out())
+    if "TensorBoard" not in left_out():
+        yield Naive(folder / "naive")
+
+
+def left_out() -> list[str]:
+    """Loggers that are not installed."""
+    return [name for name, package in PACKAGES.items() if not find_spec(package)]
+
+
+# --- measuring ------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = read_options(arguments)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if options.device == "cuda":
-        report = measure_gpu(options) if torch.cuda.is_available() else NO_GPU
-    else:
-        makers = {"mlp": [mlp], "transformer": [transformer], "both": [mlp, transformer]}
-        sections = [measure([make(), make()], options.rounds) for make in makers[options.model]]
-        report = "\n\n".join([machine(), *sections]) + "\n"
+    rounds = 2 if options.quick else options.rounds
+    makers = {"mlp": [mlp], "transformer": [transformer], "both": [mlp, transformer]}
+    sections = []
+    for make in makers[options.model]:
+        twins = [make(), make()]
+        for twin in twins:
+            twin.block_steps //= 10 if options.quick else 1
+        sections.append(measure(twins, rounds))
+    report = "\n\n".join([head(), *sections]) + "\n"
     print(report)
     if options.out:
         options.out.write_text(report, encoding="utf-8")
@@ -93,19 +180,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(twins: list[Training], rounds: int) -> str:
     """One model's section of the report."""
     with tempfile.TemporaryDirectory() as name:
-        keep_to(name)
+        prepare(name)
         contenders = list(all_contenders(Path(name)))
         blocks = run_rounds(twins, contenders, rounds)
         for contender in contenders:
             contender.close()
-    results = [summarise(contender, blocks[contender.name]) for contender in contenders]
-    bare_us = statistics.median(block.bare.main_us for each in blocks.values() for block in each)
-    return section(twins[0], bare_us, results, rounds)
+    bare_us = median(block.bare.main_us for each in blocks.values() for block in each)
+    return section(twins[0], bare_us, contenders, blocks, rounds)
 
 
-def keep_to(folder: str) -> None:
+def prepare(folder: str) -> None:
     """The benchmark's runs are listed nowhere else, and a watch that fails is not measured."""
-    os.environ["XDG_STATE_HOME"] = folder
+    keep_state_in(folder)
     os.environ["AMPWATCH_STRICT"] = "1"
 
 
@@ -115,13 +201,10 @@ def run_rounds(
     """Every contender once a round, each round in an order of its own, the twins in turn."""
     shuffled = random.Random(0)
     blocks: dict[str, list[Block]] = {contender.name: [] for contender in contenders}
-    with progress() as bar:
-        task = bar.add_task(twins[0].name, total=rounds * len(contenders))
-        for _ in range(rounds):
-            twins.reverse()
-            for contender in shuffled.sample(contenders, len(contenders)):
-                blocks[contender.name].append(run_block(*twins, contender))
-                bar.advance(task)
+    for _ in track(range(rounds), twins[0].name):
+        twins.reverse()
+        for contender in shuffled.sample(contenders, len(contenders)):
+            blocks[contender.name].append(run_block(*twins, contender))
     return blocks
 
 
@@ -162,160 +245,56 @@ def clocks() -> tuple[float, float, float]:
     return main_s, time.perf_counter(), time.process_time() - main_s
 
 
-def summarise(contender: Bare, blocks: list[Block]) -> Result:
-    """Medians, so that what else the machine did in a round does not count."""
-    main_us = [block.added.main_us for block in blocks]
-    low_us, middle_us, high_us = statistics.quantiles(main_us, n=4)
-    wall_us = statistics.median(block.added.wall_us for block in blocks)
-    other_us = statistics.median(block.added.other_us for block in blocks)
-    added = Cost(middle_us, wall_us, other_us)
-    return Result(contender.name, contender.logs, added, low_us, high_us)
-
-
-def section(training: Training, bare_us: float, results: list[Result], rounds: int) -> str:
-    """A table of costs and one of ratios, in markdown."""
+def section(
+    training: Training, bare_us: float, contenders: list[Bare], blocks: dict[str, list[Block]],
+    rounds: int,
+) -> str:  # fmt: skip
+    """A table of costs and one of ratios: medians, so that a disturbed round does not count."""
     tensors = list(training.model.parameters())
     facts = (
         f"{len(tensors)} parameter tensors, {sum(p.numel() for p in tensors):,} parameters, fp16 "
         f"autocast with a GradScaler; the bare step takes {bare_us / 1000:.2f} ms of main-thread "
         f"CPU. {rounds} rounds of {training.block_steps} steps."
     )
-    lines = [
-        f"## {training.name}",
-        "",
-        facts,
-        "",
-        "| µs a step, added | logs | main thread | quartiles | wall | other threads | prototype |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for result in results:
-        prototype = PROTOTYPE_US.get(result.name, "") if training.name == TARGETS_MODEL else ""
-        lines.append(
-            f"| {result.name} | {result.logs} | {result.added.main_us:.1f} "
-            f"| {result.low_us:.1f} to {result.high_us:.1f} | {result.added.wall_us:.1f} "
-            f"| {result.added.other_us:.1f} | {prototype} |"
-        )
-    if training.name == TARGETS_MODEL:
-        lines += ["", *ratios(results)]
-    return "\n".join(lines)
+    rows, main_us = [], {}
+    for who in contenders:
+        added = [block.added for block in blocks[who.name]]
+        low, main_us[who.name], high = quantiles((cost.main_us for cost in added), n=4)
+        wall, other = (median(getattr(c, of) for c in added) for of in ("wall_us", "other_us"))
+        figures = (f"{main_us[who.name]:.1f}", f"{low:.1f} to {high:.1f}")
+        rows.append((who.name, who.logs, *figures, f"{wall:.1f}", f"{other:.1f}"))
+    costs = table("µs a step, added | logs | main thread | quartiles | wall | other threads", rows)
+    ratios = [ratios_table(main_us)] if training.name == TARGETS_MODEL else []
+    return "\n\n".join([f"## {training.name}", facts, costs, *ratios])
 
 
-def ratios(results: list[Result]) -> list[str]:
+def ratios_table(main_us: dict[str, float]) -> str:
     """Our cost over theirs, beside the figure to reach."""
-    main_us = {result.name: result.added.main_us for result in results}
-    lines = ["| main thread | over | ratio | at most | |", "|---|---|---:|---:|---|"]
+    rows = []
     for ours, theirs, limit in TARGETS:
-        if ours in main_us and theirs in main_us:
+        if theirs in main_us:
             ratio = main_us[ours] / main_us[theirs]
             verdict = "reached" if ratio <= limit else "**missed**"
-            lines.append(f"| {ours} | {theirs} | {ratio:.3f} | {limit:.2f} | {verdict} |")
-    return lines
+            rows.append((ours, theirs, f"{ratio:.3f}", f"{limit:.2f}", verdict))
+    return table("main thread | over | ratio | at most | ", rows)
 
 
-def machine() -> str:
-    """What was measured on, without saying whose it is."""
+def head() -> str:
+    """What was measured on."""
+    absent = f"\nLeft out, because not installed: {', '.join(left_out())}." if left_out() else ""
     packages = ("torch", "numpy", "pyarrow", "pyzmq", "tensorboard", "wandb", "trackio")
-    versions = ", ".join(f"{name} {installed(name)}" for name in packages)
-    absent = left_out()
-    described = (
-        f"Machine: {cpu_model()}, {os.cpu_count()} cores (one for torch), {platform.system()}, "
-        f"Python {platform.python_version()}, {versions}."
-    )
-    lines = [
-        "# What watching costs a training step",
-        "",
-        "Made by `python benchmarks/overhead.py`, whose docstring says how.",
-        described,
-        "W&B hands its scalars to a process of its own, whose time is not counted.",
-    ]
-    if absent:
-        lines.append(f"Left out, because not installed: {', '.join(absent)}.")
-    return "\n".join(lines)
-
-
-def cpu_model() -> str:
-    """The processor's name, as the system gives it."""
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return platform.processor() or platform.machine()
-    names = [line for line in path.read_text().splitlines() if line.startswith("model name")]
-    return names[0].partition(":")[2].strip() if names else platform.machine()
-
-
-def installed(package: str) -> str:
-    """A package's version, or that there is none."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "(absent)"
-
-
-def measure_gpu(options: argparse.Namespace) -> str:
-    """Step time of the large transformer with and without the watch, and synchronisations added."""
-    training = large_transformer()
-    with tempfile.TemporaryDirectory() as name:
-        keep_to(name)
-        bare, watch = Bare(), watched("default", Path(name))
-        pairs = [
-            (timed_on_gpu(training, bare), timed_on_gpu(training, watch))
-            for _ in range(options.rounds)
-        ]
-        syncs = [count_syncs(training, contender) for contender in (bare, watch)]
-    bare_ms = statistics.median(pair[0] for pair in pairs)
-    added_ms = statistics.median(pair[1] - pair[0] for pair in pairs)
-    parameters = sum(p.numel() for p in training.model.parameters())
     return (
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {training.name} "
-        f"({parameters:,}), bare step {bare_ms:.2f} ms, added by the default settings "
-        f"{added_ms:.3f} ms = {added_ms / bare_ms:.2%} (at most 1 %); synchronisations in "
-        f"{training.block_steps} steps: bare {syncs[0]}, watched {syncs[1]} (must be equal).\n"
-    )
-
-
-def timed_on_gpu(training: Training, contender: Bare) -> float:
-    """Milliseconds a step, the device's queue empty before and after."""
-    contender.begin(training)
-    run_steps(training, training.block_steps // 2)
-    torch.cuda.synchronize()
-    began_s = time.perf_counter()
-    run_steps(training, training.block_steps)
-    torch.cuda.synchronize()
-    took_s = time.perf_counter() - began_s
-    contender.end()
-    return took_s * 1e3 / training.block_steps
-
-
-def run_steps(training: Training, steps: int) -> None:
-    for _ in range(steps):
-        training.step()
-
-
-def count_syncs(training: Training, contender: Bare) -> int:
-    """Warnings of torch's sync debug mode over a block; torch's own scaler makes one a step."""
-    contender.begin(training)
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            run_steps(training, training.block_steps)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        contender.end()
-    return sum("synchroniz" in str(warning.message) for warning in caught)
-
-
-def progress() -> Progress:
-    """A bar that says how many blocks are left."""
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        "# What watching costs a training step\n\nMade by `python benchmarks/overhead.py`, whose "
+        f"docstring says how. One core for torch of {machine(*packages)}\n"
+        f"W&B hands its scalars to a process of its own, whose time is not counted.{absent}"
     )
 
 
 def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser = command_line(__doc__)
     parser.add_argument("--model", choices=("mlp", "transformer", "both"), default="both")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="two rounds of few steps")
     parser.add_argument("--out", type=Path, help="a file that gets the report too")
     return parser.parse_args(arguments)
 

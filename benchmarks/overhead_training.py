@@ -20,10 +20,11 @@ class Training:
     inputs: Tensor
     target: Tensor
     block_steps: int  # how many the benchmark times in a row; half as many warm up
+    half: bool = True  # autocast to fp16
     steps_done: int = 0
 
     def step(self) -> None:
-        with torch.autocast(self.device, torch.float16):
+        with torch.autocast(self.device, torch.float16, enabled=self.half):
             output = self.model(self.inputs)
             loss = nn.functional.mse_loss(output.float(), self.target)
         self.optimizer.zero_grad()
@@ -34,16 +35,17 @@ class Training:
 
 
 def make_training(
-    name: str, model: nn.Module, inputs: Tensor, device: str, block_steps: int
-) -> Training:
+    name: str, model: nn.Module, inputs: Tensor, device: str, block_steps: int,
+    *, half: bool = True, scaled: bool = True,
+) -> Training:  # fmt: skip
     """Adam at a rate that changes nothing much: every step costs what the first did."""
     model.to(device)
     inputs = inputs.to(device)
     with torch.no_grad():
         target = torch.zeros_like(model(inputs))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-    scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=10**9)
-    return Training(name, device, model, optimizer, scaler, inputs, target, block_steps)
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=10**9, enabled=scaled)
+    return Training(name, device, model, optimizer, scaler, inputs, target, block_steps, half)
 
 
 def mlp() -> Training:
@@ -52,18 +54,19 @@ def mlp() -> Training:
     return make_training("12-layer MLP", nn.Sequential(*layers), torch.randn(12, 64), "cpu", 400)
 
 
-def transformer() -> Training:
-    """Twelve blocks, 100 parameter tensors."""
-    model = Transformer(vocabulary=256, width=32, heads=4, blocks=12)
-    tokens = torch.randint(0, 256, (2, 16))
-    return make_training("12-layer transformer", model, tokens, "cpu", 100)
-
-
-def large_transformer() -> Training:
-    """100 M parameters, for a GPU."""
-    model = Transformer(vocabulary=10_000, width=768, heads=12, blocks=12)
-    tokens = torch.randint(0, 10_000, (8, 512))
-    return make_training("transformer of 100 M parameters", model, tokens, "cuda", 100)
+def transformer(
+    device: str = "cpu", block_steps: int = 100, *, half: bool = True, scaled: bool = True
+) -> Training:
+    """Twelve blocks, 100 parameter tensors: small on a CPU, 100 M parameters elsewhere."""
+    large = device != "cpu"
+    vocabulary, width, heads, shape = (
+        (10_000, 768, 12, (8, 512)) if large else (256, 32, 4, (2, 16))
+    )
+    model = Transformer(vocabulary, width, heads, blocks=12)
+    tokens = torch.randint(0, vocabulary, shape)
+    return make_training(
+        "12-layer transformer", model, tokens, device, block_steps, half=half, scaled=scaled
+    )
 
 
 class Transformer(nn.Module):

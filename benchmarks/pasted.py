@@ -8,12 +8,9 @@ reading before anything was run. `--first-look` adds the figures to `results/pas
 
 from __future__ import annotations
 
-import argparse
 import collections
-import datetime as dt
 import json
 import math
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,20 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from parts.first_looks import RESULTS, add_options, share, started, tell
+from parts.machine import ROOT
+from parts.options import command_line
+from parts.tables import table as markdown
+
 sys.path.insert(0, str(ROOT))
 
-import ampwatch  # noqa: E402 - the checkout's own, found above
-from ampwatch.errors import AmpwatchError  # noqa: E402
-from ampwatch.importers import import_log  # noqa: E402
-from ampwatch.rows import Table  # noqa: E402
+import ampwatch
+from ampwatch.errors import AmpwatchError
+from ampwatch.importers import import_log
+from ampwatch.rows import Table
 
-BOOK = ROOT / "benchmarks" / "results" / "pasted.md"
-_HEAD = """# Pasted logs
-
-What a commit read of logs that nobody here had seen, labelled by strangers, before any miss was
-read. Added to by `benchmarks/pasted.py`, never replaced.
-"""
+BOOK = RESULTS / "pasted.md"
 _COLUMNS = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
 RIGHT, MISSED, WRONG = "right", "missed", "wrong"
 
@@ -50,33 +46,17 @@ class Read:
     told: dict[str, Any]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     """Read each log, compare, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = command_line(__doc__)
     parser.add_argument("folders", nargs="+", type=Path, help="one collector's logs each")
     parser.add_argument("--round", default="A round", help="the heading of the figures")
-    parser.add_argument("--first-look", action="store_true", help=f"add the figures to {BOOK.name}")
-    parser.add_argument("--note", default="", help="a sentence to print with the figures")
-    parser.add_argument("--misses", type=Path, help="write what was not right to this file")
-    options = parser.parse_args(arguments)
+    add_options(parser)
+    options = parser.parse_args()
+    begun = started()
     results = [read_of(folder, case) for folder in options.folders for case in cases_of(folder)]
-    commit = _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain") else "")
-    when = dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    about = f"{when}, commit `{commit}`. {options.note}".strip()
-    text = f"## {options.round}\n\n{about}\n\n{table(results)}\n"
-    print(text)
-    if options.misses:
-        options.misses.write_text("\n".join(_misses(results)) + "\n", encoding="utf-8")
-    if options.first_look:
-        before = BOOK.read_text(encoding="utf-8") if BOOK.exists() else _HEAD
-        BOOK.write_text(f"{before.rstrip()}\n\n{text}", encoding="utf-8")
-    return 0
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(
-        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    wrong = list(_misses(results))
+    tell(options, BOOK, options.round, f"{begun}.", table(results), wrong)
 
 
 def cases_of(folder: Path) -> list[dict[str, Any]]:
@@ -119,11 +99,8 @@ def values_of(path: Path) -> dict[str, list[float]] | None:
     ]  # a row without any of them is implied by a counter or a scale
     for label, column in _COLUMNS.items():
         told[label] = [value for value in columns[column] if value is not None]
-    scales = [
-        after if after is not None else before
-        for before, after in zip(columns["scale"], columns["scale_after"], strict=True)
-    ]
-    told["loss_scale"] = [value for value in scales if value is not None]
+    scales = zip(columns["scale"], columns["scale_after"], strict=True)
+    told["loss_scale"] = [value for pair in scales for value in pair if value is not None]
     return told
 
 
@@ -175,20 +152,16 @@ def table(results: Sequence[Read]) -> str:
     """The figures of all logs."""
     trainings = [one for one in results if one.is_training]
     others = [one for one in results if not one.is_training]
-    count = collections.Counter(kind for one in trainings for kind in one.figures.values())
-    told = sum(count.values())
-    rows = [
-        ("recognised", sum(one.is_read for one in trainings), len(trainings)),
-        ("no training, and told so", sum(not one.is_read for one in others), len(others)),
-        ("values of what was recognised: right", count[RIGHT], told),
-        ("... missed", count[MISSED], told),
-        ("... wrong or invented", count[WRONG], told),
-        ("logs with every value right", sum(_is_whole(one) for one in trainings), len(trainings)),
-    ]
-    lines = [
-        f"| {name} | {part / max(whole, 1):.3f} ({part}/{whole}) |" for name, part, whole in rows
-    ]
-    return "\n".join(["| | |", "|---|---|", *lines])
+    kinds = [kind for one in trainings for kind in one.figures.values()]
+    rows = {
+        "recognised": [one.is_read for one in trainings],
+        "no training, and told so": [not one.is_read for one in others],
+        "values of what was recognised: right": [kind == RIGHT for kind in kinds],
+        "... missed": [kind == MISSED for kind in kinds],
+        "... wrong or invented": [kind == WRONG for kind in kinds],
+        "logs with every value right": [_is_whole(one) for one in trainings],
+    }
+    return markdown(" | ", ((name, share(marks)) for name, marks in rows.items()))
 
 
 def _is_whole(one: Read) -> bool:
@@ -210,4 +183,4 @@ def _misses(results: Sequence[Read]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,7 +16,6 @@ guess and at either guess, and how many packages (folders).
 
 from __future__ import annotations
 
-import argparse
 import ast
 import functools
 import json
@@ -24,6 +23,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from parts.options import command_line
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("ampwatch", "dashboard")
@@ -112,38 +113,28 @@ def score(key: list[str], answered: dict[int, list[str]]) -> dict[str, int]:
     return counts
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line; the module's docstring is its help."""
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("--seed", type=int, default=0, help="which functions are drawn (default 0)")
-    made.add_argument("--count", type=int, default=QUESTIONS, help="how many (default 20)")
-    made.add_argument(
-        "--out", type=Path, default=Path("placing"), help="folder of questions and key"
-    )
-    made.add_argument("--score", type=Path, metavar="ANSWERS", help="score a file of answers")
-    return made
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Draw or score; scoring exits 1 below the target of 17 in 20 files at the first guess."""
-    given = parser().parse_args(arguments)
-    key_file = given.out / "key.json"
+    parser = command_line(__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="which functions are drawn")
+    parser.add_argument("--count", type=int, default=QUESTIONS, help="how many (default 20)")
+    parser.add_argument("--out", type=Path, default=Path("placing"), help="of questions and key")
+    parser.add_argument("--score", type=Path, metavar="ANSWERS", help="score a file of answers")
+    given = parser.parse_args(arguments)
+    key_file, text = given.out / "key.json", given.out / "questions.txt"
     if given.score is None:
         functions = drawn(given.seed, given.count)
         given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "questions.txt").write_text(questions(functions), encoding="utf-8")
-        key_file.write_text(
-            json.dumps([asdict(one) for one in functions], indent=1), encoding="utf-8"
-        )
-        print(f"{given.out / 'questions.txt'}: {len(functions)} functions; the key is {key_file}.")
+        text.write_text(questions(functions), encoding="utf-8")
+        key = [asdict(function) for function in functions]
+        key_file.write_text(json.dumps(key, indent=1), encoding="utf-8")
+        print(f"{text}: {len(functions)} functions; the key is {key_file}.")
         return 0
-    key = [one["path"] for one in json.loads(key_file.read_text(encoding="utf-8"))]
-    counts = score(key, guesses(given.score.read_text(encoding="utf-8")))
+    paths = [function["path"] for function in json.loads(key_file.read_text(encoding="utf-8"))]
+    counts = score(paths, guesses(given.score.read_text(encoding="utf-8")))
     for what, count in counts.items():
-        print(f"{what}: {count} of {len(key)}")
-    return 0 if counts["file, first"] >= TARGET * len(key) else 1
+        print(f"{what}: {count} of {len(paths)}")
+    return 0 if counts["file, first"] >= TARGET * len(paths) else 1
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ python benchmarks/programs.py CLONES --only MAE --broken none --rounds 3
 
 CLONES is a folder with a clone of each repository of the recipes, under its own name; nothing is
 downloaded. What the programs need beside torch: benchmarks/public_programs.md. Ends with 1 where
-ampwatch changed a program; what it says of it is in the tables.
+ampwatch changed a program; what it says of it is in the tables. Results: results/programs.md.
 """
 
 from __future__ import annotations
@@ -23,19 +23,11 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 
-import programs_generative
-import programs_language
-import programs_libraries
-import programs_vision
-from programs_recipe import HEALTHY, Broken, Program, RecipeError
+from parts.options import command_line
+from parts.tables import table
+from programs_recipes import HEALTHY, PROGRAMS, Broken, Program, RecipeError
 from programs_running import Ran, prepare, python, run
 
-PROGRAMS = (
-    *programs_language.PROGRAMS,
-    *programs_vision.PROGRAMS,
-    *programs_generative.PROGRAMS,
-    *programs_libraries.PROGRAMS,
-)
 VERDICTS = ("failing", "warning", "incomplete", "healthy")  # the worst first
 
 
@@ -170,34 +162,27 @@ def read_report(runs: Path) -> Told:
 
 def table_of_programs(seen: Sequence[Seen]) -> str:
     """Each program as it is."""
-    lines = [
-        "| program | at | trains by | edits | steps | the program | as it is | CPU ms | added |",
-        "|---|---|---|---:|---:|---|---|---:|---:|",
-    ]
-    for one in seen:
-        alone, added = costs(one)
-        lines.append(
-            f"| {one.program.name} | {place(one.program)} | {one.program.trains} "
-            f"| {len(one.program.edits)} | {one.alone[0].steps:,} | {same(one)} "
-            f"| {mark(one)}{one.told} | {alone} | {added} |"
-        )
-    return "\n".join(lines)
+    return table(
+        "program | at | trains by | edits | steps | the program | as it is | CPU ms | added",
+        (
+            (one.program.name, place(one.program), one.program.trains, len(one.program.edits),
+             f"{one.alone[0].steps:,}", same(one), f"{mark(one)}{one.told}", *costs(one))
+            for one in seen
+        ),
+    )  # fmt: skip
 
 
 def table_of_faults(seen: Sequence[Seen]) -> str:
     """Each program broken."""
-    lines = [
-        "| program | broken by | ends with | steps | the program | should be | got |",
-        "|---|---|---:|---:|---|---|---|",
-    ]
-    for one in seen:
-        assert one.broken is not None
-        should = " or ".join(one.broken.right) + f" {one.broken.layer}".rstrip()
-        lines.append(
-            f"| {one.program.name} | {one.broken.how} | {one.alone[0].code} "
-            f"| {one.alone[0].steps:,} | {same(one)} | {should} | {mark(one)}{one.told} |"
-        )
-    return "\n".join(lines)
+    return table(
+        "program | broken by | ends with | steps | the program | should be | got",
+        (
+            (one.program.name, broken.how, one.alone[0].code, f"{one.alone[0].steps:,}", same(one),
+             f"{' or '.join(broken.right)} {broken.layer}".rstrip(), f"{mark(one)}{one.told}")
+            for one in seen
+            if (broken := one.broken) is not None
+        ),
+    )  # fmt: skip
 
 
 def same(one: Seen) -> str:
@@ -229,7 +214,7 @@ def costs(one: Seen) -> tuple[str, str]:
 
 
 def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command_line(__doc__)
     names = [program.name for program in PROGRAMS]
     parser.add_argument("clones", type=Path, help="a folder with the clones")
     parser.add_argument("--only", action="append", choices=names, help="this one; may be repeated")

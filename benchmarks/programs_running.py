@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from programs_recipe import Broken, Edit, Program, RecipeError
+from programs_recipes import Broken, Edit, Program, RecipeError
 
 HERE = Path(__file__).resolve().parent
 LONGEST_S = 300.0
@@ -105,7 +105,7 @@ def run(
     told.mkdir()
     command = (*program.command, *(broken.arguments if broken else ()))
     if runs is not None:
-        command = ("-m", "ampwatch", "run", "--log-dir", str(runs), "--run", "it", *command)
+        command = ("-m", "ampwatch", "run", "-o", str(runs), "--run", "it", *command)
     elif program.launcher:
         command = ("-m", "torch.distributed.run", *command[1:])
     code, output, complaint = python(work / program.folder, *command, STEP_CLOCK=str(told))

@@ -25,8 +25,6 @@ where the search kept a cure; the printed rate is trained with it.
 
 from __future__ import annotations
 
-import argparse
-import datetime as dt
 import functools
 import json
 import math
@@ -43,24 +41,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from parts.first_looks import FIRST_LOOKS, started
+from parts.machine import ROOT
+from parts.options import command_line
+from parts.tables import table
 from prove_training import begun
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import ampwatch  # noqa: E402 - the checkout's own, found above
-from ampwatch.cli.prove import starter  # noqa: E402
-from ampwatch.errors import AmpwatchError  # noqa: E402
-from ampwatch.recovery.proof import Try  # noqa: E402
-from ampwatch.recovery.prove import Budget, Reruns, prove  # noqa: E402
-from ampwatch.recovery.restart_plan import SAID_BY_PLAN, Next  # noqa: E402
-from ampwatch.recovery.restart_plan import Plan as RestartPlan  # noqa: E402
-from examples.gallery.variety.families import SPLITS  # noqa: E402
-from examples.gallery.variety.training.limits import Limit, final, limit_of, sweep_of  # noqa: E402
-from examples.gallery.variety.training.loops import Loop, Plan  # noqa: E402
-from examples.gallery.variety.training.performing import _plan  # noqa: E402
+import ampwatch
+from ampwatch.cli.prove import starter
+from ampwatch.errors import AmpwatchError
+from ampwatch.recovery.proof import Try
+from ampwatch.recovery.prove import Budget, Reruns, prove
+from ampwatch.recovery.restart_plan import SAID_BY_PLAN, Next
+from ampwatch.recovery.restart_plan import Plan as RestartPlan
+from examples.gallery.variety.families import SPLITS
+from examples.gallery.variety.training.limits import Limit, final, limit_of, sweep_of
+from examples.gallery.variety.training.loops import Loop, Plan
+from examples.gallery.variety.training.performing import _plan
 
-FIRST_LOOKS = ROOT / "benchmarks" / "results" / "first_looks.md"
 STEPS, TRIES, SECONDS = 200, 5, 1200.0
 _STREAM = 17_000_000  # these cases draw from numbers of their own
 _FINER = 2  # halvings of the sweep's octave
@@ -240,7 +240,7 @@ def _followed(place: Path, drawn: Plan, limit: Limit, rate: float) -> dict[str, 
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> str:
-    """The table that the issue asks for."""
+    """What holds of what was printed."""
     failing = [row for row in rows if row["fails"]]
     printed = [row for row in failing if "printed" in row]
     bounded = [row for row in printed if None not in row["interval"]]
@@ -248,62 +248,36 @@ def figures(rows: Sequence[dict[str, Any]]) -> str:
     restarted = [row for row in failing if row["plan"]["action"] == "restart"]
     wide = [math.log2(row["interval"][1] / row["interval"][0]) for row in bounded]
     zones = [math.log2(row["zone"][1] / row["zone"][0]) for row in bounded]
-    lines = [
-        f"{len(rows)} cases, {len(failing)} of which fail; at most {TRIES} reruns, {STEPS} steps.",
-        "",
-        "| what | wanted | measured |",
-        "|---|---|---|",
-        f"| a failing run gets a rate | | {_share(len(printed), len(failing))} |",
-        f"| the printed rate trains | .98 | {_share(_count(printed, _trains), len(printed))} |",
-        f"| gap to the best loss, median | .03 | {_median(gaps)} |",
-        f"| gap at most .03 | | {_share(sum(g <= 0.03 for g in gaps), len(printed))} |",
-        (
-            f"| interval at most an octave | all | "
-            f"{_share(sum(w <= 1.001 for w in wide), len(printed))} |"
-        ),
-        (
-            f"| interval holds the truth of the first kind | .95 | "
-            f"{_share(_count(bounded, _holds('true')), len(printed))} |"
-        ),
-        (
-            f"| interval holds the truth of the second kind | .95 | "
-            f"{_share(_count(bounded, _holds('zone')), len(printed))} |"
-        ),
-        (
-            f"| octaves of that truth, median and most | | {_median(zones)}, "
-            f"{max(zones, default=0):.3g} |"
-        ),
-        (
-            f"| reruns, median and most | 5 | {_median([len(r['tries']) for r in printed])}, "
-            f"{max((len(r['tries']) for r in printed), default=0)} |"
-        ),
-        f"| plan restarts a failing run | | {_share(len(restarted), len(failing))} |",
-        (
-            f"| plan followed: no error, and it learns | .95 | "
-            f"{_share(_count(restarted, _is_well), len(restarted))} |"
-        ),
-    ]
-    return "\n".join(lines) + "\n"
+    reruns = [len(row["tries"]) for row in printed]
+    holds = {truth: sum(_holds(row, truth) for row in bounded) for truth in ("true", "zone")}
+    well = sum(_is_well(row) for row in restarted)
+    lines = (
+        ("a failing run gets a rate", "", _share(len(printed), len(failing))),
+        ("the printed rate trains", ".98", _share(sum(r["trains"] for r in printed), len(printed))),
+        ("gap to the best loss, median", ".03", _median(gaps)),
+        ("gap at most .03", "", _share(sum(g <= 0.03 for g in gaps), len(printed))),
+        ("interval at most an octave", "all", _share(sum(w <= 1.001 for w in wide), len(printed))),
+        ("interval holds the truth of the first kind", ".95", _share(holds["true"], len(printed))),
+        ("interval holds the truth of the second kind", ".95", _share(holds["zone"], len(printed))),
+        ("octaves of that truth, median and most", "",
+         f"{_median(zones)}, {max(zones, default=0):.3g}"),
+        ("reruns, median and most", "5", f"{_median(reruns)}, {max(reruns, default=0)}"),
+        ("plan restarts a failing run", "", _share(len(restarted), len(failing))),
+        ("plan followed: no error, and it learns", ".95", _share(well, len(restarted))),
+    )  # fmt: skip
+    about = (
+        f"{len(rows)} cases, {len(failing)} of which fail; at most {TRIES} reruns, {STEPS} steps."
+    )
+    return f"{about}\n\n{table('what | wanted | measured', lines)}\n"
 
 
-def _trains(row: dict[str, Any]) -> bool:
-    return bool(row["trains"])
-
-
-def _holds(truth: str) -> Callable[[dict[str, Any]], bool]:
-    def judge(row: dict[str, Any]) -> bool:
-        (low, high), (true_low, true_high) = row["interval"], row[truth]
-        return bool(low <= true_high * 1.001 and high >= true_low * 0.999)
-
-    return judge
+def _holds(row: dict[str, Any], truth: str) -> bool:
+    (low, high), (true_low, true_high) = row["interval"], row[truth]
+    return bool(low <= true_high * 1.001 and high >= true_low * 0.999)
 
 
 def _is_well(row: dict[str, Any]) -> bool:
     return bool(row["plan"]["verdict"] != "failing" and row["plan"]["learnt"])
-
-
-def _count(rows: Sequence[dict[str, Any]], judge: Callable[[dict[str, Any]], bool]) -> int:
-    return sum(map(judge, rows))
 
 
 def _share(part: int, whole: int) -> str:
@@ -315,7 +289,7 @@ def _median(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--seed", type=int, help="the number that all cases follow from")
     parser.add_argument("--cases", type=int, default=30)
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first case")
@@ -336,10 +310,9 @@ def main() -> None:
     if options.out:
         options.out.write_text(f"# Proved by reruns\n\n{text}")
     if options.first_look:
-        now = f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d %H:%M} UTC"
         with FIRST_LOOKS.open("a") as file:
             file.write(
-                f"\n## Number {options.seed}, prove\n\n{now}: {options.first_look}\n\n{text}"
+                f"\n## Number {options.seed}, prove\n\n{started()}: {options.first_look}\n\n{text}"
             )
 
 

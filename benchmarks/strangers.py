@@ -1,4 +1,4 @@
-"""How right the conclusions are on cases by authors who know neither code nor rules.
+"""How right are the conclusions on cases by authors who know neither code nor rules?
 
     python benchmarks/strangers.py FOLDER... [--first-look] [--note TEXT] [--misses FILE]
 
@@ -10,33 +10,30 @@ folder, a stream prints a table, a log is read as it is. `--first-look` adds the
 
 from __future__ import annotations
 
-import argparse
-import datetime as dt
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parts.first_looks import RESULTS, add_options, started, tell
+from parts.machine import ROOT
+from parts.options import command_line
+from parts.tables import table as markdown
 from rich.progress import track
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import ampwatch  # noqa: E402 - the checkout's own, found above
-from ampwatch.errors import AmpwatchError  # noqa: E402
-from ampwatch.importers import import_log  # noqa: E402
+import ampwatch
+from ampwatch.errors import AmpwatchError
+from ampwatch.importers import import_log
+from ampwatch.report.letter import letter_of
 
-BOOK = ROOT / "benchmarks" / "results" / "strangers.md"
-_HEAD = """# Strangers' cases
-
-What a commit said of cases whose authors know neither code nor rules, before any miss was read.
-Added to by `benchmarks/strangers.py`, never replaced.
-"""
+BOOK = RESULTS / "strangers.md"
 _ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _LONGEST_S = 300
 UNREAD = "unread"  # no training was recognised in a log, or no run was recorded
@@ -96,36 +93,21 @@ _LABELS = {
 }  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     """Run each case, ask, judge, print."""
-    options = read_options(arguments)
-    commit = _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain") else "")
+    parser = command_line(__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, help="one author's cases each")
+    parser.add_argument("--round", default="A round", help="the heading of the figures")
+    add_options(parser)
+    options = parser.parse_args()
+    begun = started()
     cases = [(folder, label) for folder in options.folders for label in labels_of(folder)]
     results = [
         Judged(f"{folder.stem}/{label['id']}", label, answer_to(folder, label))
         for folder, label in track(cases, "cases", disable=not sys.stderr.isatty())
     ]
-    when = dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    about = f"{when}, commit `{commit}`: {len(results)} cases. {options.note}".strip()
-    text = f"## {options.round}\n\n{about}\n\n{table(results)}\n"
-    print(text)
-    if options.misses:
-        options.misses.write_text("\n".join(_wrong(results)) + "\n", encoding="utf-8")
-    if options.first_look:
-        before = BOOK.read_text(encoding="utf-8") if BOOK.exists() else _HEAD
-        BOOK.write_text(f"{before.rstrip()}\n\n{text}", encoding="utf-8")
-    return 0
-
-
-def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("folders", nargs="+", type=Path, help="one author's cases each")
-    parser.add_argument("--round", default="A round", help="the heading of the figures")
-    parser.add_argument("--first-look", action="store_true", help=f"add the figures to {BOOK.name}")
-    parser.add_argument("--note", default="", help="a sentence to print with the figures")
-    parser.add_argument("--misses", type=Path, help="write each wrong answer to this file")
-    return parser.parse_args(arguments)
+    about = f"{begun}: {len(results)} cases."
+    tell(options, BOOK, options.round, about, table(results), list(_wrong(results)))
 
 
 def labels_of(author: Path) -> list[dict[str, Any]]:
@@ -133,12 +115,6 @@ def labels_of(author: Path) -> list[dict[str, Any]]:
     path = author if author.is_file() else author / "cases.json"
     labels: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))
     return labels
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(
-        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.strip()
 
 
 # --- asking ---------------------------------------------------------------------------------------
@@ -154,7 +130,10 @@ def answer_to(author: Path, label: dict[str, Any]) -> Answer:
         path = _recorded(file, label["kind"], Path(made))
         if path is None:
             return Answer(UNREAD, UNREAD, None, None, "")
-        told = ampwatch.diagnose(ampwatch.open_run(path)).to_json()
+        run = ampwatch.open_run(path)
+        diagnosis = ampwatch.diagnose(run)
+        letter_of(run.info.name, run, diagnosis)  # there has to be one
+        told = diagnosis.to_json()
     weighty = [one for one in told["findings"] if one["severity"] != "info"]
     head = weighty[0] if weighty else None
     chain = [one for one in weighty if one is head or one["because_of"] == head["code"]]
@@ -196,47 +175,36 @@ def _run(file: Path, folder: Path) -> str:
 # --- figures --------------------------------------------------------------------------------------
 
 
+_FIGURES = (
+    "cases | read | verdict | faults told | told and at fault | plainly failing told so "
+    "| ... called healthy | false errors | first finding | layer | learning rate "
+    "| lower, where right | lower, where wrong"
+)
+
+
 def table(results: Sequence[Judged]) -> str:
     """The figures, kind by kind, as a table of Markdown."""
     kinds = sorted({one.kind for one in results})
-    rows = [("all", list(results)), *((k, [r for r in results if r.kind == k]) for k in kinds)]
-    body = [f"| {name} | {' | '.join(_cells(mine))} |" for name, mine in rows]
-    return "\n".join([f"| | {' | '.join(_FIGURES)} |", f"|---|{'---|' * len(_FIGURES)}", *body])
+    groups = [("all", list(results)), *((k, [r for r in results if r.kind == k]) for k in kinds)]
+    return markdown(f" | {_FIGURES}", ([name, *_figures(of)] for name, of in groups))
 
 
-_FIGURES: dict[str, Callable[[Sequence[Judged]], str]] = {
-    "cases": lambda rs: str(len(rs)),
-    "read": lambda rs: _share(r.answer.verdict != UNREAD for r in rs),
-    "verdict": lambda rs: _share(r.is_right("verdict") for r in _read(rs)),
-    "faults told": lambda rs: _share(r.is_told for r in _read(rs) if not r.is_healthy),
-    "told and at fault": lambda rs: _share(not r.is_healthy for r in _read(rs) if r.is_told),
-    "plainly failing told so": lambda rs: _share(
-        r.answer.verdict == "failing" for r in _read(rs) if r.is_plainly_failing
-    ),
-    "... called healthy": lambda rs: _share(
-        r.answer.verdict == "healthy" for r in _read(rs) if r.is_plainly_failing
-    ),
-    "false errors": lambda rs: _share(
-        r.answer.verdict == "failing" for r in _read(rs) if r.is_healthy
-    ),
-    "first finding": lambda rs: _share(r.is_right("first_finding") for r in _read(rs)),
-    "layer": lambda rs: _share(r.is_right("layer") for r in _read(rs)),
-    "learning rate": lambda rs: _share(r.is_right("learning_rate") for r in _read(rs)),
-    "lower, where right": lambda rs: _share(
-        r.answer.learning_rate == "lower"
-        for r in _read(rs)
-        if r.label["learning_rate"][:1] == ["lower"]
-    ),
-    "lower, where wrong": lambda rs: _share(
-        r.answer.learning_rate == "lower"
-        for r in _read(rs)
-        if "lower" not in r.label["learning_rate"]
-    ),
-}
-
-
-def _cells(results: Sequence[Judged]) -> list[str]:
-    return [figure(results) for figure in _FIGURES.values()]
+def _figures(results: Sequence[Judged]) -> Iterator[str]:
+    read = _read(results)
+    failing = [r.answer.verdict for r in read if r.is_plainly_failing]
+    lowered = [(r.answer.learning_rate == "lower", r.label["learning_rate"]) for r in read]
+    yield str(len(results))
+    yield _share(r.answer.verdict != UNREAD for r in results)
+    yield _share(r.is_right("verdict") for r in read)
+    yield _share(r.is_told for r in read if not r.is_healthy)
+    yield _share(not r.is_healthy for r in read if r.is_told)
+    yield _share(verdict == "failing" for verdict in failing)
+    yield _share(verdict == "healthy" for verdict in failing)
+    yield _share(r.answer.verdict == "failing" for r in read if r.is_healthy)
+    for what in ("first_finding", "layer", "learning_rate"):
+        yield _share(r.is_right(what) for r in read)
+    yield _share(is_lowered for is_lowered, right in lowered if right[:1] == ["lower"])
+    yield _share(is_lowered for is_lowered, right in lowered if "lower" not in right)
 
 
 def _read(results: Iterable[Judged]) -> list[Judged]:
@@ -263,4 +231,4 @@ def _wrong(results: Iterable[Judged]) -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlencode
+from urllib.parse import parse_qs, unquote, urlencode
 
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
@@ -74,12 +74,28 @@ class Address:
         return {name: text for name, text in texts.items() if text is not None}
 
 
+# A part of the address is encoded as a whole: in it only what separates its own parts is escaped.
+_COMMA = str.maketrans({char: f"%{ord(char):02X}" for char in "%,"})
+_AMPERSAND = str.maketrans({char: f"%{ord(char):02X}" for char in "%&=+;"})
+
+
+def _pairs_text(parts: Mapping[str, str | Iterable[str]]) -> str | None:
+    """Named values as one part of the address; those that are empty are left out."""
+    pairs = [
+        f"{name}={one.translate(_AMPERSAND)}"
+        for name, value in parts.items()
+        for one in ([value] if isinstance(value, str) else value)
+        if one
+    ]
+    return "&".join(pairs) or None
+
+
 _NONE = "-"  # a choice that was made and is empty
 
 
 def names_text(names: Iterable[str]) -> str:
     """Several names as one part of the page's address."""
-    text = ",".join(quote(name, safe="/") for name in names)
+    text = ",".join(name.translate(_COMMA) for name in names)
     if text == _NONE:  # a single name that is the mark for none
         return f"%{ord(_NONE):02X}"
     return text or _NONE
@@ -191,6 +207,7 @@ class RunsView:
     group: str = ""
     origin: str = ""
     folded: tuple[str, ...] = ()  # groups
+    columns: tuple[str, ...] = ()  # those shown, in their order; the usual ones
 
     def text(self) -> str | None:
         """The runs table's view as a part of the address; None if nothing was chosen."""
@@ -200,8 +217,9 @@ class RunsView:
             "group": self.group,
             "from": self.origin,
             "folded": self.folded,
+            "columns": ",".join(self.columns),
         }
-        return urlencode({name: part for name, part in parts.items() if part}, doseq=True) or None
+        return _pairs_text(parts)
 
 
 def runs_view_in(text: str | None) -> RunsView:
@@ -214,6 +232,7 @@ def runs_view_in(text: str | None) -> RunsView:
         group=group if group in RUNS_GROUPS else "",
         origin=parts["from"][-1],
         folded=tuple(parts.get("folded", ())),
+        columns=tuple(filter(None, parts["columns"][-1].split(","))),
     )
 
 
@@ -241,8 +260,11 @@ class FleetView:
         """The fleet page's view as a part of the address; None if nothing was chosen."""
         parts = {"since": self.since, "code": self.code}
         parts |= {} if self.group == WEEK else {"group": self.group}
-        found = {name: part for name, part in parts.items() if part}
-        return urlencode(found | ({} if self.only is None else {"only": self.only})) or None
+        text = _pairs_text(parts)
+        if self.only is None:
+            return text
+        only = f"only={self.only.translate(_AMPERSAND)}"  # an empty one is a group too
+        return only if text is None else f"{text}&{only}"
 
 
 def fleet_view_in(text: str | None) -> FleetView:

@@ -11,7 +11,7 @@ import address
 import run_list
 import streamlit as st
 from html_text import age_text, said
-from page_parts import guarded, show_problem
+from page_parts import guarded, show_as_text, show_problem
 
 from ampwatch.alerts import (
     KINDS,
@@ -22,6 +22,7 @@ from ampwatch.alerts import (
     Trial,
     add_setting,
     change_setting,
+    is_web_hook,
     masked_address,
     missing_library,
     new_setting,
@@ -43,6 +44,10 @@ _RULE = (
     "Each finding in a live run is reported once, with the step, the layer and what to do, and "
     "again if it gets worse. So is a run that is killed. Alerts within a minute are sent as one "
     "message."
+)
+_ONLY_HOOKS = (
+    "Without that library only a web hook of your own works: json://host:port/path, or jsons:// "
+    "for https. Nothing was saved."
 )
 _FORMS = (
     (
@@ -95,21 +100,25 @@ def show() -> None:
         '<div class="aw-muted">Sent by this server while it runs, whether or not a page is open, '
         "and by <code>ampwatch record</code>. In a terminal: <code>ampwatch alerts</code>.</div>"
     )
+    show_as_text(_RULE, *(_receiver_html(setting) for setting in settings))
     st.fragment(_rerun_on_change, run_every=2 * _EVERY_S)(settings)
 
 
 def _explain_alerts() -> None:
+    forms = _FORMS[-1:] if missing_library() else _FORMS
     rows = "".join(
         f"<div><dt>{said(who)}</dt><dd><code>{said(form)}</code></dd><dd>{said(remark)}</dd></div>"
-        for who, form, remark in _FORMS
+        for who, form, remark in forms
+    )
+    others = (
+        '<div class="aw-muted">A hundred other services are understood as well: '
+        '<a href="https://appriseit.com/services/" target="_blank" rel="noreferrer">their '
+        "addresses</a>.</div>"
     )
     st.html(
         '<h2 class="aw-receiver">Nobody gets alerts yet</h2><div>Get a message when a run fails at '
         "night. Choose below where it goes; a test message shows whether it arrives.</div>"
-        f'<dl class="aw-forms">{rows}</dl>'
-        '<div class="aw-muted">A hundred other services are understood as well: '
-        '<a href="https://appriseit.com/services/" target="_blank" rel="noreferrer">their '
-        "addresses</a>.</div>"
+        f'<dl class="aw-forms">{rows}</dl>{"" if missing_library() else others}'
     )
 
 
@@ -135,13 +144,7 @@ def _receiver(setting_id: str) -> None:
     setting = next((one for one in read_settings() if one.id == setting_id), None)
     if setting is None:
         return  # removed by somebody else a moment ago
-    outcome = read_outcomes().get(setting.id, Outcome())
-    masked = masked_address(setting.address)
-    st.html(
-        f'<h2 class="aw-receiver"><bdi>{said(setting.name or masked)}</bdi>'
-        f"<span>{said(masked) if setting.name else ''}</span></h2>"
-        f"<div>{said(setting.scope)}</div>{_last_messages(setting, outcome)}"
-    )
+    st.html(_receiver_html(setting))
     st.html(_trial_result(setting))  # by itself: it is read aloud whenever it is drawn anew
     with st.container(horizontal=True, vertical_alignment="center", key=f"alert {setting.id}"):
         _receiver_buttons(setting)
@@ -149,18 +152,37 @@ def _receiver(setting_id: str) -> None:
         _ask_whether_to_remove(setting)
 
 
+def _receiver_html(setting: AlertSetting) -> str:
+    """A receiver of alerts as HTML: its name, what it gets, its last messages."""
+    outcome = read_outcomes().get(setting.id, Outcome())
+    masked = masked_address(setting.address)
+    return (
+        f'<h2 class="aw-receiver"><bdi>{said(setting.name or masked)}</bdi>'
+        f"<span>{said(masked) if setting.name else ''}</span></h2>"
+        f"<div>{said(setting.scope)}</div>{_last_messages(setting, outcome)}"
+    )
+
+
 def _last_messages(setting: AlertSetting, outcome: Outcome) -> str:
     """The last alert that reached a receiver and the last that did not, with their ages."""
     told = [] if setting.is_on else ['<b class="aw-off">Off: nothing is sent.</b>']
+    lacks = _lacks_library(setting.address)
+    if lacks:  # what it is, and how to get it, stands above
+        told.append('<b class="aw-off">Nothing is sent: the library is missing.</b>')
     if outcome.sent_ns:
         told.append(f"Last message {_ago(outcome.sent_ns)}: {said(outcome.title)}")
-    if outcome.failed_ns:
+    if outcome.failed_ns and not lacks:
         failed = f"Last failure {_ago(outcome.failed_ns)}: {said(outcome.failure)}"
         is_news = outcome.failed_ns > outcome.sent_ns
         told.append(f'<span class="aw-failed">{failed}</span>' if is_news else failed)
     if not (outcome.sent_ns or outcome.failed_ns):
         told.append("No message yet.")
     return f'<div class="aw-muted">{"<br>".join(told)}</div>'
+
+
+def _lacks_library(address: str) -> bool:
+    """Whether alerts to this address need a library that is not there."""
+    return bool(missing_library()) and not is_web_hook(address)
 
 
 def _ago(time_ns: int) -> str:
@@ -191,7 +213,8 @@ def _receiver_buttons(setting: AlertSetting) -> None:
     st.toggle("On", key=switch, on_change=_switch, args=(setting.id, not setting.is_on))
     trial = _trials().get(setting.id)
     is_under_way = trial is not None and trial.result is None
-    if st.button("Send a test message", key=f"try {setting.id}", disabled=is_under_way):
+    is_off = is_under_way or _lacks_library(setting.address)
+    if st.button("Send a test message", key=f"try {setting.id}", disabled=is_off):
         _trials()[setting.id] = Trial(setting)
         st.rerun(scope="fragment")
     if st.button("Change", key=f"change {setting.id}"):
@@ -230,11 +253,13 @@ def _receiver_form(setting: AlertSetting | None) -> None:
     """Draw the form for a new receiver of alerts, or for one whose address is not shown again."""
     key = f"{setting.id if setting else _NEW} {st.session_state.setdefault(_COUNT, 0)}"
     heading = f"Change {setting.label}" if setting else "Tell somebody"
+    every = "slack://… discord://… mailto://… json://…"
+    examples = "json://host:port/path" if missing_library() else every
     with st.form(f"alert form {key}", enter_to_submit=False):
         st.html(f'<h2 class="aw-receiver">{said(heading)}</h2>')
         given = st.text_input(
             "Address", type="password", autocomplete="off", key=f"alert address {key}",
-            placeholder="as it is" if setting else "slack://… discord://… mailto://… json://…",
+            placeholder="as it is" if setting else examples,
             help="It may hold a password: it is kept in a file that only you can read, and never "
             "shown again." + (" Leave it empty to keep the one that is set." if setting else ""),
         )  # fmt: skip
@@ -265,6 +290,9 @@ def _receiver_form(setting: AlertSetting | None) -> None:
         _close_form("")
     if is_sent:
         parts = {"name": name, "least": least, "what": tuple(what), "runs": tuple(runs.split(","))}
+        if given.strip() and _lacks_library(given.strip()):
+            show_problem(_ONLY_HOOKS)
+            return
         try:
             _save(setting, given.strip(), parts)
         except AlertError as error:

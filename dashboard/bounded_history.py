@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ampwatch.report.thinning import Floats, Rug, Steps
 
 HELD_ROWS = 1 << 13  # the last ones; as many again before the first of them go
-MOST_POINTS = 1 << 16  # of a column: 30 for each point that is drawn
+MOST_POINTS = 1 << 15  # of a column: 15 for each point that is drawn
 MOST_TICKS = 1 << 16
 EXACT_WIDTH = 4  # of so narrow a stretch every point is kept
 _WIDEST = 1 << 60
@@ -233,6 +233,7 @@ class BoundedHistory:
         self.columns = {name: GrowingArray(np.float32) for name in names}
         self.first_row = 0  # of those held
         self.starts: tuple[int, ...] = ()
+        self.repeats = 0  # rows of steps that an earlier attempt had reached
         self.present: frozenset[str] = frozenset()
         # Of each column its last number, the row and the step of it.
         self.latest: dict[str, tuple[float, int, int]] = {}
@@ -254,6 +255,9 @@ class BoundedHistory:
         self.starts += tuple(int(back) + at for back in np.flatnonzero(ahead < 0))
         low, high = int(step.min()), int(step.max())
         before = self._ends or (low, high)
+        reached = self._ends[1] if self._ends else int(step[0]) - 1
+        highest = np.maximum.accumulate(np.concatenate(([reached], step[:-1])))
+        self.repeats += int(np.count_nonzero(step <= highest))
         self._ends = min(low, before[0]), max(high, before[1])
         self.step.extend(step)
         for name, values in columns.items():

@@ -1,7 +1,7 @@
 """Our Streamlit component: it draws charts and HTML parts in the browser by the painter's scripts.
 
-Streamlit puts a component's script into each of its messages, so it is given a loader of a few
-lines; the browser loads the painter once, from its folder, which is served here.
+Streamlit serves the painter's folder, which `ampwatch/pyproject.toml` names; the browser loads the
+scripts once, by their addresses.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from typing import Any
 
 import server_options
 import streamlit as st
-from streamlit.components.v1 import declare_component
 
-from ampwatch.report.painter import FOLDER
 from ampwatch.report.painter.message import pack
 
 Acts = Mapping[str, Callable[[Any], None]]
 
-_NAME = "ampwatch_live"
+_NAME = "ampwatch.painter"  # as Streamlit calls what the file names: the package, the component
 _SERVER = "server"
 _CONFIRMED = struct.Struct("<II")  # part of the page, number of the act
 
@@ -83,10 +81,8 @@ def _confirmed_key(key: str) -> str:
 
 @st.cache_resource(show_spinner=False)
 def _declared() -> Any:
-    """The component, declared once: Streamlit searches all modules for the caller each time."""
-    folder = declare_component("painter", path=str(FOLDER)).name
-    loader = (FOLDER / "loader.js").read_text(encoding="utf-8").replace("@FOLDER@", folder)
-    return st.components.v2.component(_NAME, js=loader, isolate_styles=False)
+    """The component, declared once a server."""
+    return st.components.v2.component(_NAME, js="dashboard.js", isolate_styles=False)
 
 
 def watch_server() -> None:

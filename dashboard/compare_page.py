@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import address
 import browser_component
@@ -17,22 +18,25 @@ import run_list
 import streamlit as st
 from compare_loader import MOST, MOST_VALUES, OWN, CompareLoader, LoadedRun
 from html_text import said, shortened
-from page_parts import follows_live, guarded
+from page_parts import follows_live, guarded, show_as_text
+from settings_page import previous_run
 
 from ampwatch.diagnosis.value_text import count_text, list_text
-from ampwatch.errors import RunError
+from ampwatch.errors import AmpwatchError, RunError
 from ampwatch.printable_text import printable
-from ampwatch.report.compared_run import Outline
+from ampwatch.report.compared_run import LOSS, Outline
 from ampwatch.report.comparison import BEST, END, Asked, Comparison, compared
 from ampwatch.report.comparison_text import grouped_partings, parting_parts, parting_sentences
 from ampwatch.report.divergence import Divergence
 from ampwatch.report.overview_chart import compared_panels, group_of
 from ampwatch.report.painter import VERDICT_COLOR, line_style
 from ampwatch.report.painter.message import Arrays, Panel, Picture, Stroke, odd_arrays, pack
-from ampwatch.report.sweep import RATE, Sweep, besides_text, parallel_html, sweep_html
+from ampwatch.report.sweep import Sweep, besides_text, parallel_html, sweep_html
 from ampwatch.report.thinning import Line, coarser, hole_of
+from ampwatch.store import read_info
 
-_KEY, _BASE, _BY, _OUTCOME = "compared runs", "compared with", "swept by", "came of them"
+_KEY, _ADDED, _BY, _OUTCOME = "compared runs", "added run", "swept by", "came of them"
+_BASELINE = "compare-with"
 _VALUES = "compared values"
 _TABLE, _SWEEP, _CHART = "compare table", "compare sweep", "compare chart"
 _WAITS = "compared runs are read"
@@ -50,13 +54,14 @@ def show() -> None:
     st.html('<p class="aw-title" role="heading" aria-level="1">Compare</p>')
     choices = _choices()
     names, gone = _chosen_runs(choices)
-    _choose_runs(choices, names)
+    base = _base_of(names)
+    _choose_runs(choices, names, base)
     if gone:
         st.html(f'<div class="aw-muted">No longer there: {said(list_text(gone, MOST))}.</div>')
     if len(names) < 2:
         st.html(f'<div class="aw-muted">Choose two runs or more, at most {MOST}.</div>')
     else:
-        _compare([choices[name] for name in names])
+        _compare([choices[name] for name in names], base)
     asked = [*names, *gone]
     watch = st.fragment(_rerun_on_change, run_every=_WATCH_S)
     watch(asked, _liveness(asked, choices))
@@ -66,9 +71,8 @@ def _choices() -> dict[str, run_list.ListedRun]:
     return {choice.name: choice for choice in run_list.current_list().choices}
 
 
-def _compare(chosen: Sequence[run_list.ListedRun]) -> None:
+def _compare(chosen: Sequence[run_list.ListedRun], base: str) -> None:
     names = [one.name for one in chosen]
-    base = _choose_base(names)
     shown = _shown_runs(chosen, base, _WAIT_S)
     waits = shown.waiting or shown.unparted
     st.session_state[_WAITS] = bool(waits)
@@ -93,29 +97,84 @@ def _rerun_on_change(names: Sequence[str], seen: Sequence[bool | None]) -> None:
 
 
 def _chosen_runs(choices: Mapping[str, run_list.ListedRun]) -> tuple[list[str], list[str]]:
-    """The runs to compare: those that the address names, and which are gone; else the first two."""
+    """The runs to compare: those that the address names, and which are gone; else two."""
     where = address.read()
     if where.runs is None:
         first = run_list.find_run(where.run)
         before = [name for name in st.session_state.get(_KEY, []) if name in choices]
         if len(before) > 1 and (first is None or first.name in before):
             return before, []  # a run that appears changes nothing
-        return list(dict.fromkeys([*([first.name] if first else []), *choices]))[:2], []
+        if first is None:
+            return list(choices)[:2], []
+        return list(dict.fromkeys([first.name, *_partner(first, choices), *choices]))[:2], []
     named = list(dict.fromkeys(address.names_in(where.runs)))
     there = [one for one in named if one in choices][:MOST]
     return there, [one for one in named if one not in choices]
 
 
-def _choose_runs(choices: Mapping[str, run_list.ListedRun], names: list[str]) -> None:
+def _partner(first: run_list.ListedRun, choices: Mapping[str, run_list.ListedRun]) -> list[str]:
+    """The run that another is compared with at first: the last one of the same script before it."""
+    try:
+        earlier = previous_run(read_info(Path(first.path)), list(choices.values()))
+    except (AmpwatchError, OSError):
+        return []
+    return [] if earlier is None else [earlier.choice.name]
+
+
+def _choose_runs(choices: Mapping[str, run_list.ListedRun], names: list[str], base: str) -> None:
     """Let the reader choose the runs to compare; a beginning stands for all names that begin so."""
+    st.session_state[_KEY] = names
     groups = _common_beginnings(list(choices))
-    if st.session_state.get(_KEY) != names:
-        st.session_state[_KEY] = names
-    st.multiselect(
-        "Runs to compare", [*choices, *groups], key=_KEY, on_change=_keep_choice, args=(groups,),
-        format_func=lambda one: f"{one}… (all {len(groups[one])})" if one in groups else one,
-        placeholder=f"Choose two runs or more, at most {MOST}",
-    )  # fmt: skip
+    chips, adding = st.columns([5, 1], vertical_alignment="center")
+    with chips:
+        browser_component.html(chips_html(names, base), key="compare chips", acts={"go": _act})
+    with adding:
+        st.selectbox(
+            "Add a run", [one for one in (*choices, *groups) if one not in names], index=None,
+            key=_ADDED, on_change=_add_run, args=(names, groups), placeholder="+ add run",
+            format_func=lambda one: f"{one}… (all {len(groups[one])})" if one in groups else one,
+            label_visibility="collapsed",
+        )  # fmt: skip
+
+
+def _add_run(names: Sequence[str], groups: Mapping[str, Sequence[str]]) -> None:
+    added = st.session_state[_ADDED]
+    st.session_state[_ADDED] = None
+    if added is not None:
+        _keep_runs([*names, *groups.get(added, (added,))])
+
+
+def _keep_runs(names: Sequence[str]) -> None:
+    address.change(runs=address.names_text(list(dict.fromkeys(names))[:MOST]))
+
+
+def _act(choice: object) -> None:
+    """Do what a button of a run's chip says: compare with it, or leave it out."""
+    what, _, name = str(choice).partition(" ")
+    if what == _BASELINE:
+        address.change(base=name)
+    else:
+        _keep_runs([one for one in st.session_state[_KEY] if one != name])
+
+
+def chips_html(names: Sequence[str], base: str) -> str:
+    """The compared runs as HTML, each with its line in the charts; a star marks the baseline."""
+    chips = "".join(_chip(number, name, name == base) for number, name in enumerate(names))
+    return f'<div class="aw-run-chips" role="list" aria-label="Compared runs">{chips}</div>'
+
+
+def _chip(number: int, name: str, is_base: bool) -> str:  # noqa: FBT001
+    label = _attribute(printable(name))
+    star = "★" if is_base else "☆"
+    compare = "compared with this run" if is_base else "compare with this run"
+    return (
+        f'<span class="aw-run-chip" role="listitem" {lit(name)} title="{label}">'
+        f"{line_key(number)}<bdi>{said(shortened(name, _NAME_LETTERS))}</bdi>"
+        f'<button type="button" data-go="{_BASELINE} {_attribute(name)}" title="{compare}" '
+        f'aria-pressed="{str(is_base).lower()}" aria-label="{compare}: {label}">{star}</button>'
+        f'<button type="button" data-go="drop {_attribute(name)}" title="leave it out" '
+        f'aria-label="leave out {label}">&times;</button></span>'
+    )
 
 
 def _common_beginnings(names: Sequence[str]) -> dict[str, list[str]]:
@@ -131,23 +190,10 @@ def _common_beginnings(names: Sequence[str]) -> dict[str, list[str]]:
     return {begin: list(some) for some, begin in longest.items() if begin not in names}
 
 
-def _keep_choice(groups: Mapping[str, Sequence[str]]) -> None:
-    picked = [name for one in st.session_state[_KEY] for name in groups.get(one, (one,))]
-    address.change(runs=address.names_text(list(dict.fromkeys(picked))[:MOST]))
-
-
-def _choose_base(names: Sequence[str]) -> str:
-    """Let the reader choose the run that the others are compared with."""
+def _base_of(names: Sequence[str]) -> str:
+    """The run that the others are compared with."""
     wanted = address.read().base
-    base = wanted if wanted is not None and wanted in names else names[0]
-    if st.session_state.get(_BASE) != base:
-        st.session_state[_BASE] = base
-    st.selectbox("Compared with", names, key=_BASE, on_change=_keep_base)
-    return base
-
-
-def _keep_base() -> None:
-    address.change(base=st.session_state[_BASE])
+    return wanted if wanted is not None and wanted in names else next(iter(names), "")
 
 
 @st.cache_resource(show_spinner=False)
@@ -222,13 +268,16 @@ def _draw_comparison(names: Sequence[str], base: str) -> None:
 
 
 def _draw_parts(shown: ShownRuns, comparison: Comparison, live: Set[str]) -> None:
-    browser_component.html(divergences_html(comparison, shown.unparted), key="compare partings")
+    answer = answer_html(comparison, shown.unparted)
+    browser_component.html(answer, key="compare partings")
+    _chart(shown)
+    _choose_values(shown.runs)
     _sweep(comparison)
     table = runs_html(comparison, shown.styles, live, address.read().order)
     browser_component.html(table, key=_TABLE, acts={"go": _open_run, "sort": _sort})
-    browser_component.html(settings_html(comparison, shown.styles), key="compare settings")
-    _chart(shown)
-    _choose_values(shown.runs)
+    settings = settings_html(comparison, shown.styles)
+    browser_component.html(settings, key="compare settings")
+    show_as_text(answer, table, settings)
 
 
 def _problems(chosen: Sequence[run_list.ListedRun]) -> list[str]:
@@ -249,21 +298,21 @@ def _sort(order: object) -> None:
 
 def _sweep(comparison: Comparison) -> None:
     """Draw the compared runs over a setting that differs, and all such settings side by side."""
-    sweep = comparison.sweep
-    if sweep is None or len(comparison.names) < _LEAST_SWEPT:
+    sweep = _sweep_of(comparison)
+    if sweep is None:
         return
     _choose_sweep(comparison, sweep)
-    besides = besides_text(sweep)
-    words = f'<p class="aw-sweep-says"><b>{said(sweep.sentence)}</b> {said(besides)}</p>'
     charts = [
         sweep_html(sweep, comparison.names, partial(_link, comparison)),
         parallel_html(comparison.swept_by, sweep, comparison.names, partial(_link, comparison)),
     ]
     beside = "".join(chart for chart in charts if chart)
-    text = (
-        f'<section aria-label="Sweep">{words}<div class="aw-sweep-charts">{beside}</div></section>'
-    )
+    text = f'<section aria-label="Sweep"><div class="aw-sweep-charts">{beside}</div></section>'
     browser_component.html(text, key=_SWEEP, acts={"go": _open_run})
+
+
+def _sweep_of(comparison: Comparison) -> Sweep | None:
+    return comparison.sweep if len(comparison.names) >= _LEAST_SWEPT else None
 
 
 def _choose_sweep(comparison: Comparison, sweep: Sweep) -> None:
@@ -364,8 +413,7 @@ def _chart_arrays(runs: Sequence[LoadedRun]) -> Arrays:
 _BORDERS = {"solid": "solid", "dot": "dotted", "dash": "dashed"}
 _NAME_LETTERS = 40
 _MOST_NAMED = 8  # runs in a line that is folded; unfolded it names all
-_MOST_BESIDE = 6  # settings in the table of runs
-_IN_ITS_OWN_WAY = frozenset({"verdict", "headline"})
+_NO_COLUMN = frozenset({"verdict", "headline", LOSS})  # told in another one
 _NOT_LOGGED = '<span class="aw-muted">not logged</span>'
 
 
@@ -387,12 +435,23 @@ def _attribute(text: str) -> str:
 # --- where they part -----------------------------------------------------------------------------
 
 
-def divergences_html(comparison: Comparison, unparted: int) -> str:
+def answer_html(comparison: Comparison, unparted: int) -> str:
+    """What a comparison says, as HTML: whether it is of one model, the sweep, where runs part."""
+    sweep = _sweep_of(comparison)
+    told = [] if comparison.not_together is None else [(comparison.not_together, "")]
+    told += [] if sweep is None else [(sweep.sentence, besides_text(sweep))]
+    words = "".join(f"<p><b>{said(head)}</b> {said(more)}</p>" for head, more in told)
+    words += _partings(comparison, unparted)
+    return f'<section class="aw-partings" aria-label="Answer">{words}</section>'
+
+
+def _partings(comparison: Comparison, unparted: int) -> str:
     """The divergences of compared runs in words, as HTML: where each parts and by what."""
     first, *others = comparison.names
     if unparted:
-        words = f"Looking for the step where {count_text(unparted, 'run')} part from {first}."
-        return f'<section class="aw-partings"><p role="status">{said(words)}</p></section>'
+        part = "parts" if unparted == 1 else "part"
+        words = f"Looking for the step where {count_text(unparted, 'run')} {part} from {first}."
+        return f'<p role="status">{said(words)}</p>'
     each = [
         list(parting_sentences(one, first, name))
         for one, name in zip(comparison.partings, others, strict=True)
@@ -404,7 +463,7 @@ def divergences_html(comparison: Comparison, unparted: int) -> str:
     else:
         told = _divergence_groups(comparison, each)
     about = f'<p class="aw-muted">{said(_about(comparison))}</p>' if comparison.uncounted else ""
-    return f'<section class="aw-partings" aria-label="Where they part">{told}{about}</section>'
+    return told + about
 
 
 def _divergence_groups(comparison: Comparison, each: Sequence[Sequence[str]]) -> str:
@@ -420,8 +479,8 @@ def _divergence_groups(comparison: Comparison, each: Sequence[Sequence[str]]) ->
             for number in numbers
         )
         parts.append(
-            f'<details data-key="{_attribute(text)}"><summary><b>'
-            f"{count_text(len(numbers), 'run')}: {said(text)}</b> ({runs})</summary>"
+            f'<details data-key="{_attribute(text)}"><summary>'
+            f"{count_text(len(numbers), 'run')}: {said(text)} ({runs})</summary>"
             '<div class="aw-each" tabindex="0" role="region" aria-label="Each of them">'
             f"<dl>{full}</dl></div></details>"
         )
@@ -448,13 +507,10 @@ def runs_html(
     `order` is the column by which they are sorted instead; "-" before it is from the end.
     """
     names = sorted(
-        (name for name in comparison.figures if name not in _IN_ITS_OWN_WAY),
+        (name for name in comparison.figures if name not in _NO_COLUMN and not _is_an_end(name)),
         key=lambda name: (END, BEST, name).index(name),
     )
-    settings = comparison.settings if _table_has_settings(comparison) else {}
-    if any(name == RATE or name.endswith(".lr") for name in settings):
-        names = [name for name in names if name != RATE]  # it stands there already
-    columns = ("run", "verdict", *settings, *names)
+    columns = ("run", "verdict", *names)
     chosen = order if order is not None and order.removeprefix("-") in columns else None
     heads = "".join(_heading(name, chosen) for name in columns)
     rows = "".join(
@@ -473,6 +529,11 @@ def runs_html(
         f'aria-label="Runs, {_attribute(printable(how))}">'
         f'<table class="aw-runs"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
+
+
+def _is_an_end(name: str) -> bool:
+    """Whether a figure is an end of a user's value: the chart shows it, the table its best."""
+    return name.endswith((", lowest", ", highest", ", last"))
 
 
 def _heading(name: str, order: str | None) -> str:
@@ -505,7 +566,7 @@ def _column_values(comparison: Comparison, column: str) -> Sequence[str | float 
         return comparison.names
     if column in comparison.numbers:
         return comparison.numbers[column]
-    return comparison.figures.get(column) or comparison.settings[column]
+    return comparison.figures[column]
 
 
 def _sort_key(value: str | float | None) -> tuple[int, float, str]:
@@ -515,11 +576,6 @@ def _sort_key(value: str | float | None) -> tuple[int, float, str]:
     except ValueError:
         return 2, 0.0, str(value).casefold()
     return (1, 0.0, "") if math.isnan(number) else (0, number, "")
-
-
-def _table_has_settings(comparison: Comparison) -> bool:
-    """Whether the table of compared runs has columns for the settings that differ: they are few."""
-    return len(comparison.settings) <= min(len(comparison.names), _MOST_BESIDE)
 
 
 def _cells(
@@ -543,10 +599,6 @@ def _cells(
         f'<td><span class="aw-chip" style="--aw-tone:var(--aw-{tone})">{said(verdict)}</span> '
         f'<span class="aw-muted">{said(head)}</span></td>'
     )
-    if _table_has_settings(comparison):
-        for row in comparison.settings.values():  # a command may be long; the loss stays in sight
-            title = _attribute(printable(row[run] or ""))
-            yield f'<td class="aw-set"><span title="{title}">{_value(row[run])}</span></td>'
     for figure in names:
         apart = comparison.differences.get(figure, ())
         more = f' <span class="aw-muted">{said(apart[run])}</span>' if run and apart else ""
@@ -566,10 +618,9 @@ def line_key(number: int) -> str:
 def settings_html(comparison: Comparison, styles: Mapping[str, int]) -> str:
     """The settings of compared runs as HTML; those that are the same in all are folded."""
     title = '<h2 class="aw-part">Settings that differ</h2>'
-    differ = (
-        "" if _table_has_settings(comparison) else title + _differing_settings(comparison, styles)
-    )
-    if not comparison.settings:
+    if comparison.settings:
+        differ = title + _differing_settings(comparison, styles)
+    else:
         differ = '<p class="aw-muted">No recorded setting differs.</p>'
     same = ""
     if comparison.same_settings:

@@ -16,7 +16,7 @@ import server_options
 import streamlit as st
 from address import FLEET_GROUPS, FLEET_SINCE, WEEK, FleetView, fleet_view_in
 from html_text import age_text, rate_text, said, shortened
-from page_parts import guarded
+from page_parts import guarded, show_as_text
 from published_places import PlaceState
 from run_list import Origin
 
@@ -83,6 +83,7 @@ def _draw_tables(fleet: Fleet, unjudged: int) -> None:
         + runs_table(fleet, names, picked)
     )
     browser_component.html(text, key=_KEY, acts={"go": _act_on_click})
+    show_as_text(text)
 
 
 def _choose(verdicts: Sequence[RunVerdict]) -> None:

@@ -69,11 +69,9 @@ def heatmap_grid(
     step, values = worst.first[shown], values[:, shown]
     if span is None and len(step):
         step[-1] = max(int(step[-1]), worst.last_step if worst.width > 1 else 0)
-    there = ~np.isnan(values).all(axis=1)
-    if not there.any():
+    if np.isnan(values).all():
         none = np.zeros(0, np.int64)
         return HeatmapGrid((), np.zeros(0), np.zeros((0, 0), np.float32), none, is_merged=False)
-    layers, values = tuple(np.array(layers, object)[there].tolist()), values[there]
     most = max(_LEAST_COLUMNS, min(COLUMNS, _MOST_VALUES // len(layers)))
     edges, column = _heatmap_columns(step, most)
     found = np.full((len(layers), len(edges) - 1), np.nan, np.float32)
@@ -86,7 +84,7 @@ def heatmap_grid(
     return HeatmapGrid(layers, edges, found, firsts, is_merged=is_merged)
 
 
-def layer_names(run: RunSnapshot, quantity: Quantity = QUANTITIES[0]) -> tuple[str, ...]:
+def layer_names(run: RunSnapshot, quantity: Quantity = QUANTITIES[1]) -> tuple[str, ...]:
     """The names of all layers that were sampled, in forward order."""
     return run.layers.worst(columns_with(quantity), is_live=run.is_live).layers
 

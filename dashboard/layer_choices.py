@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import address
 import streamlit as st
 from open_runs import RunSnapshot
 
-from ampwatch.diagnosis.rules.precision import CUT_SHARE, FLUSHED_SHARE, most_flushed
+from ampwatch.diagnosis.rules.precision import CUT_SHARE, FLUSHED_SHARE, STALE_FACTOR, most_flushed
+from ampwatch.diagnosis.thresholds import UNDERFLOW_SHARE
 from ampwatch.report.facts import telling_step
 from ampwatch.report.format_losses import FORMAT_NAMES, ROLES, STALENESS, WHAT_IF_COLUMNS
 from ampwatch.report.layer_views import (
-    FP8,
-    FP16,
     NAMES,
+    OF_FP16,
+    VIEW_COLUMNS,
     WHAT_IF,
     WORST,
     Wanted,
     chosen_view,
-    view_message,
+    speaks_of,
+    view_header,
+    views_with,
 )
+from ampwatch.report.painter.message import pack
 from ampwatch.rows import Table, column
 
 
@@ -34,8 +39,9 @@ class Quantity:
     is_log: bool = False
     worst_is_low: bool = False
     name: str = ""
-    least: float | None = None  # the largest value that is still no more than in health
+    limit: float | None = None  # the largest value that is still no more than in health
     by_role: Mapping[str, str] = field(default_factory=dict)  # the columns
+    button: str = ""  # its word where it has a button of its own; the others are under "more"
 
     @property
     def label(self) -> str:
@@ -50,64 +56,73 @@ class Quantity:
         return (one,) if one else tuple(self.by_role.values())
 
 
-def _of_roles(key: str, name: str, ending: str, aside: str, least: float | None = None) -> Quantity:
+def _of_roles(key: str, name: str, ending: str, aside: str, limit: float | None = None) -> Quantity:
     columns = {role: f"{role}_{ending}" for role in ROLES}
-    return Quantity(key, aside, name=name, least=least, by_role=columns)
+    return Quantity(key, aside, name=name, limit=limit, by_role=columns)
 
 
-_UNDERFLOW = Quantity("underflow_share", "share of the gradient's values")
 QUANTITIES = (
-    Quantity("grad_norm", is_log=True),
+    Quantity("act_amax", is_log=True, button="activations"),
+    Quantity("grad_norm", is_log=True, button="gradients"),
+    Quantity("update_ratio", "update / weights", is_log=True, button="updates"),
     Quantity("log2_headroom", "octaves below the format's maximum", worst_is_low=True),
-    _UNDERFLOW,
-    Quantity("act_amax", is_log=True),
-    Quantity("update_ratio", "update / weights", is_log=True),
+    Quantity("underflow_share", "share of the gradient's values", limit=UNDERFLOW_SHARE),
     Quantity("moment_ratio", "gradient / root of Adam's v", is_log=True),
 )
-_SPREAD = _of_roles("spread", "spread in blocks", "spread", "octaves from mean to maximum")
 _CASTS = (
     _of_roles("flushed", "flushed to zero", "flushed_share", "share of values", FLUSHED_SHARE),
     _of_roles("cut", "cut off", "saturated_share", "share of values", CUT_SHARE),
-    Quantity(STALENESS, "newest maximum over what the delayed scale can hold"),
-    _SPREAD,
+    Quantity(STALENESS, "newest maximum over what the delayed scale can hold", limit=STALE_FACTOR),
+    _of_roles("spread", "spread in blocks", "spread", "octaves from mean to maximum"),
 )
-_WHAT_IF = (
-    *(
-        Quantity(
-            name.lower(), "share that would be flushed to zero", name=name,
-            least=most_flushed(form),
-            by_role={role: WHAT_IF_COLUMNS[role, name] for role in ROLES},
-        )
-        for name, form in FORMAT_NAMES.items()
-    ),
-    _SPREAD,
+_WHAT_IF = tuple(
+    Quantity(
+        name.lower(), "share that would be flushed to zero", name=name,
+        limit=most_flushed(form), by_role={role: WHAT_IF_COLUMNS[role, name] for role in ROLES},
+    )
+    for name, form in FORMAT_NAMES.items()
 )  # fmt: skip
-_OWN = {FP8: _CASTS, WHAT_IF: _WHAT_IF}
+_ALL_LAYERS = 1 << 20
+_FAMILIES = (QUANTITIES, _CASTS, _WHAT_IF)
+ALL_QUANTITIES = tuple(quantity for family in _FAMILIES for quantity in family)
+_COLUMNS = (
+    *VIEW_COLUMNS,
+    *(name for quantity in ALL_QUANTITIES for name in quantity.columns(None)),
+)
 
-
-def quantities_of(view: str | None) -> tuple[Quantity, ...]:
-    """The quantities of layers that a view offers, its default first."""
-    if view in (None, FP16):
-        return QUANTITIES
-    return (*_OWN[view], *(one for one in QUANTITIES if one is not _UNDERFLOW))
+# What each finding is about, as a quantity of layers; the others are about the loop, the cards, the
+# data.
+QUANTITY_OF_FINDING = {
+    **dict.fromkeys(("AMP203", "AMP204", "AMP207", "AMP209", "AMP210"), "act_amax"),
+    **dict.fromkeys(("AMP201", "AMP208", "AMP408"), "underflow_share"),
+    "AMP205": "log2_headroom",
+    **dict.fromkeys(
+        ("AMP103", "AMP104", "AMP105", "AMP106", "AMP202", "AMP211", "AMP301", "AMP302", "AMP304",
+         "AMP306", "AMP307", "AMP309", "AMP310", "AMP311", "AMP312", "AMP313", "AMP410", "AMP602"),
+        "grad_norm",
+    ),
+    **dict.fromkeys(("AMP308", "AMP414", "AMP418"), "update_ratio"),
+    "AMP701": "cut",
+    **dict.fromkeys(("AMP702", "AMP704"), "flushed"),
+    **dict.fromkeys(("AMP703", "AMP706"), STALENESS),
+}  # fmt: skip
 
 
 def columns_with(quantity: Quantity) -> dict[str, bool]:
     """The columns read together with a quantity's; for each whether low values are the worst."""
-    family = next((own for own in _OWN.values() if quantity in own), QUANTITIES)
+    family = next(own for own in _FAMILIES if quantity in own)
     return {name: one.worst_is_low for one in family for name in one.columns(None)}
 
 
 # --- quantities -----------------------------------------------------------------------------------
 
-_FORMAT, _QUANTITY, _ROLE = "format", "quantity", "role"
+_FORMAT, _QUANTITY, _MORE, _ROLE = "format", "quantity", "more quantities", "role"
 
 
 @dataclass(frozen=True, slots=True)
 class ShownQuantity:
-    """The view, quantity and role of the layers that are shown."""
+    """The quantity and the role of the layers that are shown."""
 
-    view: str | None
     quantity: Quantity
     role: str | None  # the worst of them
 
@@ -119,56 +134,85 @@ class ShownQuantity:
         return f"{self.quantity.label}, {ROLES[self.role] if self.role else 'the worst role'}"
 
 
-def shown_quantity(views: Sequence[str], where: address.Address) -> ShownQuantity:
-    """The view, quantity and role that the address names, else those that fit the run."""
-    view = chosen_view(views, where.format)
-    offered = quantities_of(view)
-    quantity = next((one for one in offered if one.column == where.quantity), offered[0])
-    return ShownQuantity(view, quantity, where.role if where.role in ROLES else None)
+def shown_quantity(run: RunSnapshot, where: address.Address) -> ShownQuantity:
+    """The quantity and role that the address names, else what the headline's finding is about."""
+    offered = offered_quantities(run)
+    asked = next((one for one in offered if one.column == where.quantity), None)
+    role = where.role if where.role in ROLES else None
+    return ShownQuantity(asked or _telling_quantity(run, offered), role)
 
 
-def draw_choices(views: Sequence[str], where: address.Address) -> None:
-    """Draw the buttons for the view, quantity and role of the layers, where there is a choice."""
-    now = shown_quantity(views, where)
-    with st.container(horizontal=True):
-        if len(views) > 1:
-            told = {NAMES[one]: one for one in NAMES if one in views}
-            _button_row("View of the layers", _FORMAT, told, now.view, _format_chosen)
+def offered_quantities(run: RunSnapshot) -> tuple[Quantity, ...]:
+    """The quantities that the run's layers have; gradients where they have none."""
+    filled = _filled_columns(run)
+    have = tuple(one for one in ALL_QUANTITIES if not filled.isdisjoint(one.columns(None)))
+    return have or QUANTITIES[1:2]
+
+
+def _telling_quantity(run: RunSnapshot, offered: Sequence[Quantity]) -> Quantity:
+    """The quantity that the headline is about, else what it explains; gradients in a calm run."""
+    findings = run.diagnosis.findings if run.diagnosis else ()
+    effects = run.diagnosis.effects if run.diagnosis else ()
+    explained = (f for f in findings if f is findings[0] or f.code in effects)
+    wanted = [QUANTITY_OF_FINDING.get(f.code) for f in explained if f.severity.weight]
+    by_column = {one.column: one for one in offered}
+    found = (by_column[column] for column in (*wanted, "grad_norm") if column in by_column)
+    return next(found, offered[0])
+
+
+def draw_choices(run: RunSnapshot, where: address.Address) -> None:
+    """Draw the buttons for quantity, role and view of the layers, where there is a choice."""
+    now, offered = shown_quantity(run, where), offered_quantities(run)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        first = {one.button: one.column for one in offered if one.button}
+        _button_row("Quantity", _QUANTITY, first, now.quantity.column, _quantity_chosen)
+        more = {one.label: one.column for one in offered if not one.button}
+        if more:
+            _list("more", _MORE, more, now.quantity.column, _quantity_chosen)
         if now.quantity.by_role:
             roles = {"worst role": WORST, **{word: role for role, word in ROLES.items()}}
-            _button_row("Role", _ROLE, roles, now.role or WORST, _role_chosen)
-    columns = {one.label: one.column for one in quantities_of(now.view)}
-    _button_row("Quantity", _QUANTITY, columns, now.quantity.column, _quantity_chosen, many=True)
+            _list("Role", _ROLE, roles, now.role or WORST, _role_chosen)
+        views, view = layer_views(run), _shown_view(run, where)
+        if len(views) > 1 or view is None:
+            names = {NAMES[one]: one for one in NAMES if one in views}
+            _button_row("View of the layers", _FORMAT, names, view, _format_chosen)
 
 
 def _button_row(
-    label: str,
-    key: str,
-    told: dict[str, str],
-    chosen: str | None,
-    act: Callable[..., None],
-    *,
-    many: bool = False,
+    label: str, key: str, values: dict[str, str], chosen: str | None, act: Callable[..., None]
 ) -> None:
-    """Draw buttons of which one stays pressed; with `many` they take several rows."""
-    st.session_state[key] = next((word for word, one in told.items() if one == chosen), None)
-    buttons = st.pills if many else st.segmented_control
-    buttons(label, list(told), key=key, label_visibility="collapsed", on_change=act, args=(told,))
+    """Draw buttons of which one at most is pressed."""
+    st.session_state[key] = next((word for word, one in values.items() if one == chosen), None)
+    st.segmented_control(
+        label, list(values), key=key, label_visibility="collapsed", on_change=act,
+        args=(key, values),
+    )  # fmt: skip
 
 
-def _format_chosen(told: dict[str, str]) -> None:
-    view = told.get(st.session_state[_FORMAT])
-    if view:
-        address.change(format=view, quantity=None)
+def _list(
+    label: str, key: str, values: dict[str, str], chosen: str, act: Callable[..., None]
+) -> None:
+    """Draw a list that opens; `label` stands in it while nothing of it is chosen."""
+    st.session_state[key] = next((word for word, one in values.items() if one == chosen), None)
+    is_empty = 0 if WORST in values.values() else None
+    st.selectbox(
+        label, list(values), key=key, label_visibility="collapsed", placeholder=label, width=170,
+        index=is_empty, on_change=act, args=(key, values),
+    )  # fmt: skip
 
 
-def _quantity_chosen(told: dict[str, str]) -> None:
-    first, chosen = next(iter(told.values())), told.get(st.session_state[_QUANTITY])
-    address.change(quantity=None if chosen == first else chosen)
+def _format_chosen(key: str, values: dict[str, str]) -> None:
+    address.change(format=values.get(st.session_state[key]))
 
 
-def _role_chosen(told: dict[str, str]) -> None:
-    role = told.get(st.session_state[_ROLE])
+def _quantity_chosen(key: str, values: dict[str, str]) -> None:
+    chosen = values.get(st.session_state[key])
+    if chosen or key == _MORE:  # what the list held was cleared: as at first
+        address.change(quantity=chosen)
+
+
+def _role_chosen(key: str, values: dict[str, str]) -> None:
+    role = values.get(st.session_state[key])
     address.change(role=None if role == WORST else role)
 
 
@@ -182,27 +226,44 @@ def step_to_show(run: RunSnapshot, picked: int | None) -> int | None:
 
 def layer_views(run: RunSnapshot) -> tuple[str, ...]:
     """The views of layers that the run offers, the one that fits best first."""
-    return run.once("views", lambda: run.layers.views(run, is_live=run.is_live))
+    return views_with(_filled_columns(run))
 
 
-def layer_view_message(
-    run: RunSnapshot, where: address.Address, *, switch: bool = True
-) -> bytes | None:
-    """The message that draws the view of layers in the address; None where nothing is known."""
-    role = where.role if where.role in ROLES else None
-    wanted = Wanted(where.format, role, where.step, where.layer)
-    told = run.diagnosis, run.established_scale
+def _filled_columns(run: RunSnapshot) -> frozenset[str]:
+    """The columns in which the run's layers have a value."""
     return run.once(
-        (wanted, switch),
-        lambda: view_message(run, layer_views(run), wanted, *told, switch=switch),
+        "columns of layers",
+        lambda: run.layers.columns_with_values(run, _COLUMNS, is_live=run.is_live),
     )
 
 
-def keep_view(view: object) -> None:
-    """Keep in the address the view of layers that the reader chose."""
-    address.change(format=str(view), quantity=None)
+def whole_view(run: RunSnapshot, where: address.Address) -> dict[str, Any] | None:
+    """The view in the address, of all layers at one step; None where nothing is known."""
+    role = where.role if where.role in ROLES else None
+    view = _shown_view(run, where)
+    if view is None:
+        return None
+    wanted = Wanted(view, role, where.step, most=_ALL_LAYERS)
+    return run.once(wanted, lambda: view_header(run, (view,), wanted, run.diagnosis))
 
 
-def keep_role(role: object) -> None:
-    """Keep in the address the role (input, weight, gradient) that the reader chose."""
-    address.change(role=None if role == WORST else str(role))
+def _shown_view(run: RunSnapshot, where: address.Address) -> str | None:
+    """The view that the address names, else the one that fits; what if of fp16 only if wanted."""
+    view = chosen_view(layer_views(run), where.format)
+    is_fp16 = OF_FP16 in _filled_columns(run)
+    return None if view == WHAT_IF and where.format != view and is_fp16 else view
+
+
+def telling_view_message(run: RunSnapshot) -> bytes | None:
+    """The view of layers that shows what the headline is about, at its step; None without one."""
+    view = None if run.diagnosis is None else speaks_of(run.diagnosis)
+    if view is None or view not in layer_views(run):
+        return None
+    wanted = Wanted(view, step=telling_step(run.diagnosis))
+    return run.once(wanted, lambda: _message_that_explains(run, view, wanted))
+
+
+def _message_that_explains(run: RunSnapshot, view: str, wanted: Wanted) -> bytes | None:
+    """A view of layers at one step; None for loss scales that do not explain the headline."""
+    header = view_header(run, (view,), wanted, run.diagnosis)
+    return pack(header, {}) if header and header.get("explains", True) else None

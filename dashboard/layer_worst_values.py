@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from bounded_history import BoundedHistory
 from numpy.typing import NDArray
 
+from ampwatch.diagnosis.column_arrays import flags
 from ampwatch.follow import Follower
-from ampwatch.report.last_layer_values import Readable, stored, values_of
-from ampwatch.report.layer_views import VIEWS, offered
+from ampwatch.report.last_layer_values import Readable, columns_with_values, stored, values_of
 from ampwatch.report.thinning import Floats, Steps
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
@@ -27,8 +27,15 @@ _MOST_VALUES = 12_000_000  # of all quantities that are kept together: 48 MB
 _MOST_LINES = 4  # layers whose own numbers are kept; the one not looked at for longest is let go
 
 _KEYS = ("step", "layer", "order")
-_OF_A_SAMPLE = "act_amax"  # which rows hold that are samples, and not only norms
-_OFTEN_LACKING = "underflow_share"
+# What says of a value that is missing whether the tensor that it is of was finite.
+_FINITE_OF = {
+    "grad_norm": "grad_finite", "moment_ratio": "grad_finite", "act_amax": "act_finite",
+    "log2_headroom": "act_finite", "underflow_share": "out_grad_finite",
+    "update_ratio": "weight_finite",
+}  # fmt: skip
+_FINITE_OF_ROLE = {
+    "input": "input_finite", "weight": "weight_finite", "grad": "out_grad_finite",
+}  # fmt: skip
 
 
 class WorstValues:
@@ -50,15 +57,12 @@ class WorstValues:
         return tuple(np.array(list(self._layers), object)[self._in_order].tolist())
 
     def of_columns(self, *columns: str) -> tuple[tuple[str, ...], Floats]:
-        """The layers with any value of these columns, and the worst of them in each stretch."""
+        """All layers, and the worst of these columns in each stretch; nan where there is none."""
         matrices = [self._matrix(name) for name in columns if name in self._values]
         if not matrices:
             return (), np.zeros((0, len(self.cells)), np.float32)
         worst = np.fmin if self._is_low[columns[0]] else np.fmax
-        values = reduce(worst, matrices)
-        filled = [at for at in self._in_order if not np.isnan(values[at]).all()]
-        names = list(self._layers)
-        return tuple(names[at] for at in filled), values[filled]
+        return self.layers, reduce(worst, matrices)[self._in_order]
 
     def add(self, rows: pa.Table) -> None:
         """Add rows of the table `layers` to the worst values."""
@@ -69,14 +73,13 @@ class WorstValues:
         cell = self._stretches_of(step)
         self.last_step = max(self.last_step, int(step.max()))
         for column, is_low in self._is_low.items():
-            cells = values_of(rows, column)
-            logged = np.asarray(cells.is_valid())
+            values = _not_finite_as_worst(rows, column, is_low=is_low)
+            logged = ~np.isnan(values)
             if logged.any():
-                values = _not_finite_as_worst(cells, is_low=is_low)[logged]
                 worst = np.fmin if is_low else np.fmax
-                worst.at(self._matrix(column), (layer[logged], cell[logged]), values)
-        values = _MOST_VALUES // len(self._is_low)
-        most = max(_LEAST_CELLS, min(MOST_CELLS, values // len(self._layers)))
+                worst.at(self._matrix(column), (layer[logged], cell[logged]), values[logged])
+        room = _MOST_VALUES // len(self._is_low)
+        most = max(_LEAST_CELLS, min(MOST_CELLS, room // len(self._layers)))
         while len(self.cells) > most:
             self._widen()
 
@@ -142,8 +145,7 @@ class LayerNumbers:
     """One layer's numbers over the sampled steps; of several ranks the worst.
 
     nan is no sample of a number; what was sampled and is not finite is the worst there is: inf, or
-    -inf where low values are the worst. So is what a sample lacks of its own, as the underflow of
-    gradients that overflowed: a line across it would show what was not.
+    -inf where low values are the worst.
     """
 
     def __init__(self, layer: str, is_low: Mapping[str, bool]) -> None:
@@ -158,12 +160,8 @@ class LayerNumbers:
             return
         step = np.asarray(rows.column("step").to_numpy(), np.int64)
         columns = {
-            name: _not_finite_as_worst(values_of(rows, name), is_low=low)
-            for name, low in self._is_low.items()
+            name: _not_finite_as_worst(rows, name, is_low=low) for name, low in self._is_low.items()
         }
-        if {_OF_A_SAMPLE, _OFTEN_LACKING} <= columns.keys():
-            lacks = ~np.isnan(columns[_OF_A_SAMPLE]) & np.isnan(columns[_OFTEN_LACKING])
-            columns[_OFTEN_LACKING][lacks] = np.inf
         starts = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
         if len(starts) < len(step):
             for name, is_low in self._is_low.items():
@@ -218,18 +216,19 @@ class RunLayers:
         # By the columns that are kept together: of all layers, and, behind its name, of one layer.
         self._worst: dict[tuple[str, ...], _LayerRowReader] = {}
         self._lines: OrderedDict[tuple[str, ...], _LayerRowReader] = OrderedDict()
-        self._views: tuple[str, ...] | None = None
+        self._filled: frozenset[str] | None = None
 
-    def views(self, run: Readable, *, is_live: bool) -> tuple[str, ...]:
-        """The views of layers that an open run offers, kept: one that was found stays."""
-        views = self._views
-        if views is None:
-            views = offered(run)
+    def columns_with_values(
+        self, run: Readable, columns: Iterable[str], *, is_live: bool
+    ) -> frozenset[str]:
+        """Those of the columns in which an open run's layers have a value; one found stays."""
+        filled = self._filled
+        if filled is None:
+            filled = columns_with_values(run, columns)
         elif is_live:
-            now = {*offered(run, quick=True), *views}
-            views = tuple(view for view in VIEWS if view in now)
-        self._views = views
-        return views
+            filled |= columns_with_values(run, columns, quick=True)
+        self._filled = filled
+        return filled
 
     def worst(self, is_low: Mapping[str, bool], *, is_live: bool) -> WorstValues:
         """The worst values of all layers over the whole run, by stretches of steps."""
@@ -254,7 +253,7 @@ class RunLayers:
             return numbers
 
     def _reader(self, make: Callable[[], Any], columns: Iterable[str]) -> _LayerRowReader:
-        return _LayerRowReader(make, (*_KEYS, *stored(columns)), self.rank)
+        return _LayerRowReader(make, _columns_read(columns), self.rank)
 
     def _updated(self, reader: _LayerRowReader, *, is_live: bool) -> Any:
         with self._follower.reading() as run:
@@ -264,14 +263,32 @@ class RunLayers:
         """The worst values of all layers in a span of steps, read from the log."""
         worst = WorstValues(is_low)
         with self._follower.reading() as run:
-            columns = (*_KEYS, *stored(is_low))
+            columns = _columns_read(is_low)
             for rows in run.rows_between(Table.LAYERS, columns, first, last, self.rank):
                 worst.add(rows)
         return worst
 
 
-def _not_finite_as_worst(column: Any, *, is_low: bool) -> Floats:
+def _columns_read(columns: Iterable[str]) -> tuple[str, ...]:
+    """The columns of `layers` that tell these values, and whether they are finite."""
+    finite = filter(None, map(_finite_column, columns))
+    return (*_KEYS, *dict.fromkeys((*stored(columns), *finite)))
+
+
+def _finite_column(name: str) -> str | None:
+    """The column that says of a missing value whether the tensor that it is of was finite."""
+    return _FINITE_OF.get(name) or _FINITE_OF_ROLE.get(name.partition("_")[0])
+
+
+def _not_finite_as_worst(rows: pa.Table, name: str, *, is_low: bool) -> Floats:
+    """A column's values; inf, or -inf where low ones are the worst, of what is not finite.
+
+    Some values, as the headroom, are missing where their tensor is not finite.
+    """
+    column, finite = values_of(rows, name), _finite_column(name)
     values = np.array(column.to_numpy(), np.float32)
-    known = np.asarray(column.is_valid())
-    values[known & ~np.isfinite(values)] = -np.inf if is_low else np.inf
+    odd = np.asarray(column.is_valid()) & ~np.isfinite(values)
+    if finite is not None:
+        odd |= np.isnan(values) & (flags(rows, finite) == 0)
+    values[odd] = -np.inf if is_low else np.inf
     return values

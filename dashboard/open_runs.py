@@ -20,16 +20,18 @@ import address
 import pyarrow as pa
 import streamlit as st
 from layer_worst_values import RunLayers
-from step_curves import MOST_RANKS, Span, StepCurves, StepCurvesReader
+from step_curves import Span, StepCurves, StepCurvesReader
 from user_value_curves import UserValues
 
-from ampwatch.diagnosis import Diagnosis, Severity
+from ampwatch.diagnosis import Diagnosis
 from ampwatch.diagnosis.earlier_runs import LessonOfEarlierRuns, with_lesson
+from ampwatch.diagnosis.scale_history import EstablishedScale
 from ampwatch.errors import AmpwatchError
 from ampwatch.follow import FollowedRun as Verdict
 from ampwatch.follow import Follower, State, follow, lesson_for
 from ampwatch.recovery.proof import Proof, kept_proof, with_proof
-from ampwatch.report.letter import Letter, letter_of
+from ampwatch.report.letter import Letter, begun_as_told, letter_of
+from ampwatch.report.overview_chart import ranks_to_draw
 from ampwatch.report.settings import whole_settings
 from ampwatch.report.timeline import Attempt, attempts_of
 from ampwatch.rows import Table
@@ -37,8 +39,9 @@ from ampwatch.store import Run, RunInfo
 
 T = TypeVar("T")
 
-# What earlier runs teach changes only as more are judged; a letter's numbers grow with the run.
-REMADE_S = 30.0
+# What earlier runs teach, and the numbers of a letter, change as runs grow: they are made anew
+# after twenty times as long as that takes.
+REST, LONGEST_REST_S = 20, 30.0
 
 FRESH_S = 0.4  # younger than this, what another tab saw will do
 MOST_RUNS = 12  # kept open; the one not looked at for longest is let go
@@ -130,8 +133,12 @@ class RunSnapshot:
             return None
         with self._follower.reading() as run:
             return self._letter.get(
-                lambda: letter_of(run.info.name, run, diagnosis), _conclusion(diagnosis)
+                lambda: letter_of(run.info.name, run.uncached(), diagnosis), _conclusion(diagnosis)
             )
+
+    def diagnosis_as_told(self) -> Diagnosis | None:
+        """The diagnosis whose headline begins where the letter says that it does."""
+        return None if self.diagnosis is None else begun_as_told(self.diagnosis, self.letter())
 
     def proof(self) -> Proof | None:
         """What reruns of the open run have shown."""
@@ -139,8 +146,8 @@ class RunSnapshot:
         return proof
 
     @property
-    def established_scale(self) -> float | None:
-        """The level of the open run's loss scale while training worked, if it is known."""
+    def established_scale(self) -> EstablishedScale | None:
+        """The open run's loss scale while training worked, and since when; None if not known."""
         return None if self.verdict is None else self.verdict.established_scale
 
     @property
@@ -150,26 +157,31 @@ class RunSnapshot:
 
 
 class KeptValue(Generic[T]):
-    """A value of an open run that is made anew when its key changes, else now and then."""
+    """A value of an open run that is made anew when its key changes, else as its cost allows."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._kept: tuple[Hashable, float, T] | None = None  # the key, when it was made, the value
+        self._kept: tuple[Hashable, float, T] | None = None  # the key, how long it holds, the value
 
     def get(self, make: Callable[[], T], key: Hashable = None) -> T:
         """The value as last made for this key; other tabs wait while one makes it."""
         with self._lock:
             now_s = self._clock()
-            kept = self._kept
-            if kept is None or kept[0] != key or now_s - kept[1] >= REMADE_S:
-                kept = self._kept = key, now_s, make()
-            return kept[2]
+            if self._kept is None or self._kept[0] != key or now_s >= self._kept[1]:
+                began_s = time.perf_counter()
+                value = make()
+                cost_s = time.perf_counter() - began_s
+                self._kept = key, now_s + min(REST * cost_s, LONGEST_REST_S), value
+            return self._kept[2]
 
 
 def _conclusion(diagnosis: Diagnosis) -> Hashable:
     """What a letter on a run concludes: when it changes, the letter is written anew."""
     advice = diagnosis.learning_rate
-    findings = ((finding.code, finding.severity, finding.layer) for finding in diagnosis.findings)
+    findings = (
+        (one.code, one.severity, one.layer, one.comes_and_goes, one.standing)
+        for one in diagnosis.findings
+    )
     state = diagnosis.run.state
     return diagnosis.verdict, state, advice.action, advice.recommended, *findings
 
@@ -257,7 +269,7 @@ class _OpenRun:
         if rank != self._layers.rank:
             self._layers = RunLayers(self._follower, rank)
             self._values = UserValues(self._follower, rank)
-        is_judged = self._loading is None and self._judge.update(rows)
+        is_judged = self._loading is None and self._judge.update(state, rows)
         self._seen = RunSnapshot(
             path=self._path,
             info=run.info,
@@ -294,7 +306,7 @@ class _OpenRun:
         """The open run's curves in a span of steps, read from the log."""
         with self._lock, self._follower.reading() as run:
             if self._loading is not None or curves.epoch != self._numbers.curves.epoch:
-                return curves  # all rows are being read, or were begun anew
+                return curves  # all rows are being read, or reading started again
             return self._numbers.zoomed(run, span)
 
     def _updates_ranks(self, run: Run) -> bool:
@@ -310,9 +322,8 @@ class _OpenRun:
         """The open run's rank that the reader chose; else the lowest and those in findings."""
         if self._rank in ranks:
             return (self._rank,)
-        named = [rank for rank in self._judge.named_ranks if rank in ranks]
-        first = dict.fromkeys([*ranks[:1], *named, *ranks])
-        return tuple(sorted(list(first)[:MOST_RANKS]))
+        verdict = self._judge.verdict
+        return ranks_to_draw(ranks, None if verdict is None else verdict.diagnosis)
 
 
 def _all_curves(run: Run, ranks: tuple[int, ...]) -> StepCurvesReader:
@@ -331,23 +342,10 @@ class _Diagnoser:
         self._pending: Future[None] | None = None
         self.verdict = self._follower.last  # another rank may be looked at already
 
-    @property
-    def named_ranks(self) -> tuple[int, ...]:
-        """The ranks of the open run that findings name apart from the others."""
-        if self.verdict is None:
-            return ()
-        diagnosis = self.verdict.diagnosis
-        return tuple(
-            rank
-            for finding in diagnosis.findings
-            if finding.severity is not Severity.INFO and finding.ranks != diagnosis.run.ranks
-            for rank in finding.ranks
-        )
-
-    def update(self, rows: int) -> bool:
+    def update(self, state: State, rows: int) -> bool:
         """Update the open run's verdict, in the background if much is new; whether it is done.
 
-        `rows` is how many the run has by now.
+        `rows` is how many the run has by now: those that its curves show are judged.
         """
         if self._pending is not None:
             if not self._pending.done():
@@ -357,7 +355,7 @@ class _Diagnoser:
         if rows - (0 if self.verdict is None else self.verdict.rows) > _AT_ONCE_ROWS:
             self._pending = self._workers.submit(self._diagnose, after_s=_HEAD_START_S)
             return False
-        self._diagnose()
+        self.verdict = self._follower.update(as_read=(state, rows))
         return True
 
     def _diagnose(self, after_s: float = 0.0) -> None:

@@ -19,9 +19,11 @@ import address
 import browser_component
 import open_runs
 import streamlit as st
-from html_text import said
+from html_text import plain_text, said
+from open_runs import RunSnapshot
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
+from ampwatch.diagnosis import Diagnosis, Severity
 from ampwatch.errors import AmpwatchError
 
 P = ParamSpec("P")
@@ -58,9 +60,39 @@ def refresh_run_part(
     st.fragment(guarded(draw), run_every=every_s)(path)
 
 
+# --- what sidebar and page say of a run -----------------------------------------------------------
+
+STANDING = "verdict and findings in the sidebar"
+
+
+def standing_of(diagnosis: Diagnosis | None) -> tuple[str, int]:
+    """The verdict on a run, and how many of its findings need attention."""
+    if diagnosis is None:
+        return "", 0
+    weighty = sum(finding.severity is not Severity.INFO for finding in diagnosis.findings)
+    return diagnosis.verdict.value, weighty
+
+
+def agree_with_sidebar(run: RunSnapshot) -> None:
+    """Draw sidebar and page together where the sidebar says something else of the run."""
+    standing = standing_of(run.diagnosis)
+    if st.session_state.get(STANDING, standing) != standing:  # none where there is no sidebar
+        st.rerun()
+
+
 def show_problem(sentence: str) -> None:
     """Draw a sentence on the page that says what is wrong and what to do."""
     st.html(f'<div class="aw-problem">{said(sentence)}</div>')
+
+
+_MOST_FACTS = 60_000  # letters
+
+
+def show_as_text(*parts: str) -> None:
+    """Draw what this page says as plain text, in a closed expander: made from its own HTML."""
+    text = "\n".join(plain_text(part) for part in parts)
+    with st.expander("Facts as text"):
+        st.text(text[:_MOST_FACTS])
 
 
 # --- how often tabs ask ---------------------------------------------------------------------------

@@ -36,13 +36,13 @@ class ServerFeed:
     received: Path | None = None  # where runs are that are not kept
 
     @property
-    def state_text(self) -> str:
-        """A sentence on where trainers reach this server's recorder, or why they cannot."""
+    def trouble(self) -> tuple[str, ...]:
+        """Sentences on why trainers do not reach this server's recorder; none if they do."""
         if self.recorder is None:
-            return self.absence
-        if not self.recorder.is_running:
-            return "No feed: its process ended again and again."
-        return f"feed on {self.recorder.endpoint.removeprefix('tcp://')}"
+            return (self.absence,) if self.absence else ()
+        if self.recorder.is_running:
+            return ()
+        return ("No feed: its process ended again and again.",)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def server_feed() -> ServerFeed:
     """This server's recorder of runs from the feed, started once; a taken port is left alone."""
     endpoint = server_options.feed_endpoint()
     if endpoint is None:
-        return ServerFeed(None, "The feed is off; runs on this disk are shown.")
+        return ServerFeed(None)  # as its user asked
     place = None
     try:
         if server_options.keeps_received_runs(endpoint):

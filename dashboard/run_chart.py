@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -19,45 +19,59 @@ import address
 import browser_component
 import streamlit as st
 from open_runs import RunSnapshot
-from step_curves import StepCurves, rank_column
+from step_curves import StepCurves
 from user_value_curves import UserValue, group_names
 
 from ampwatch.diagnosis.value_text import count_text
 from ampwatch.metric_names import Metric, known_metric, metric_of
 from ampwatch.printable_text import printable
-from ampwatch.report import thinning
-from ampwatch.report.overview_chart import TIME, Shown, group_of, marks_of, panels_of, restart_of
-from ampwatch.report.painter import line_style
+from ampwatch.report import step_notes, thinning
+from ampwatch.report.overview_chart import (
+    HELD,
+    SCALE,
+    TIME,
+    Shown,
+    marks_of,
+    panels_of,
+    restart_of,
+    time_axes,
+    verdict_sentence,
+)
 from ampwatch.report.painter.message import (
     Arrays,
     Axis,
     Panel,
     Picture,
+    StepNote,
     Stroke,
     odd_arrays,
     pack,
     still_message,
 )
+from ampwatch.rows import Table
 
 KEY = "chart"
 
 
-def show(run: RunSnapshot) -> None:
-    """Draw a run's chart for the span in the address."""
+def drawing(run: RunSnapshot, shares: browser_component.Acts) -> Callable[[], None]:
+    """Make a run's chart for the span in the address; what is returned draws it without delay.
+
+    `shares` is more in its Share menu.
+    """
     where = address.read()
     if not len(run.curves):
-        st.html('<div class="aw-muted">No step was logged yet.</div>')
-        return
+        return partial(st.html, '<div class="aw-muted">No step was logged yet.</div>')
     if run.curves.present <= {TIME} and not run.values.read():
-        st.html('<div class="aw-muted">The run holds no numbers to draw, or none yet.</div>')
-        return
+        none = '<div class="aw-muted">The run holds no numbers to draw, or none yet.</div>'
+        return partial(st.html, none)
     base = thinned_bases().base_for(run.name, run.curves, where.span)
-    picture = picture_of(run, where)
-    own = value_arrays(run, chosen_names(run, where.values), where.span)
-    browser_component.draw_on_base(
+    picture = replace(picture_of(run, where), shares=("link", *shares))
+    own = extra_arrays(run, where)
+    return lambda: browser_component.draw_on_base(
         lambda whole: live_message(picture, run.curves, base, own, whole=whole),
         (run.name, base.id),
         key=KEY,
+        acts=shares,
         on_look_change=partial(keep_choice, KEY),
     )
 
@@ -66,18 +80,18 @@ def picture_of(run: RunSnapshot, where: address.Address) -> Picture:
     """A run's chart without its points: panels, marks, axes and span."""
     curves = run.curves
     shown = Shown(
-        curves.present,
+        curves.present | ({HELD} if len(held_scale(run).x) else set()),
         curves.ends,
         curves.skip_count,
         curves.clips,
-        run.diagnosis,
+        run.diagnosis_as_told(),
         run.established_scale,
+        run.shown,
     )
     own = chosen_names(run, where.values)
-    panels = [_with_lines_of_ranks(run, panel) for panel in panels_of(shown)]
     return Picture(
         name=run.path,
-        panels=[*panels, *value_panels(run, own)],
+        panels=[*panels_of(shown), *value_panels(run, own)],
         ends=curves.ends,
         marks=list(marks_of(shown)),
         restart=restart_of(run.diagnosis),
@@ -87,27 +101,44 @@ def picture_of(run: RunSnapshot, where: address.Address) -> Picture:
         axes=list(value_axes(run, own)),
         view=where.view,
         heard=choice_count(KEY),
+        title=run.info.name,
+        verdict=verdict_sentence(run.diagnosis),
+        notes=run.once("step notes", lambda: notes_of(run)),
     )
 
 
-def _with_lines_of_ranks(run: RunSnapshot, panel: Panel) -> Panel:
-    """The panel of a chart with a line for each rank that differs from the lowest."""
-    if len(run.shown) < 2 or not panel.strokes:
-        return panel
-    line, lowest = panel.strokes[-1], run.shown[0]
-    columns = {rank: rank_column(line.column, rank) for rank in run.shown[1:]}
-    drawn = {lowest: line.column} | {r: c for r, c in columns.items() if c in run.curves.present}
-    if len(drawn) == 1:
-        return replace(panel, title=(*panel.title, (", the same on all ranks", "muted")))
-    strokes = []
-    for rank, column in drawn.items():
-        color, dash = line_style(run.shown.index(rank))
-        label = f"{line.label}, rank {rank}"
-        group = group_of(f"rank {rank}")  # one label hides and lights it in all panels
-        strokes.append(
-            replace(line, column=column, label=label, color=color, dash=dash, group=group)
-        )
-    return replace(panel, strokes=tuple(strokes))
+def notes_of(run: RunSnapshot) -> list[StepNote]:
+    """The steps of a run that its chart marks: where attempts begin, and what was steered."""
+    events = run.read_table(Table.EVENTS, step_notes.COLUMNS)
+    return step_notes.step_notes(run.attempts(), events)
+
+
+def scene_of(run: RunSnapshot, where: address.Address) -> tuple[Picture, Arrays]:
+    """A run's chart as it is drawn now: its picture, and its points for the span in view."""
+    base = thinned_base(run.name, run.curves, where.span)
+    own = extra_arrays(run, where)
+    return picture_of(run, where), {**base.arrays, **odd_lines(run.curves, where.span), **own}
+
+
+def extra_arrays(run: RunSnapshot, where: address.Address) -> Arrays:
+    """The lines of a run's chart that are sent whole: the user's values, and a scale as held."""
+    arrays = value_arrays(run, chosen_names(run, where.values), where.span)
+    held = held_scale(run)
+    if len(held.x):
+        arrays |= {f"whole.{HELD}.x": held.x, f"whole.{HELD}.y": held.y}
+    return arrays
+
+
+def held_scale(run: RunSnapshot) -> thinning.Line:
+    """The loss scale across the steps at which a log of skips does not tell it."""
+    return run.once("held scale", lambda: _held(run.curves))
+
+
+def _held(curves: StepCurves) -> thinning.Line:
+    logged = curves.logged
+    if logged is None:
+        return thinning.NO_LINE
+    return thinning.held_line(*curves.points(SCALE), logged)
 
 
 def show_still(picture: Picture, arrays: Arrays, key: str) -> None:
@@ -209,10 +240,11 @@ def thinned_lines(curves: StepCurves, span: Span | None = None, prefix: str = ""
     """The thinned lines of a run's chart, as arrays of a message to the browser."""
     near = curves.within(span)
     arrays: Arrays = {}
+    logged = curves.logged
     for name in curves.present:
         step, values = near.points(name, span)
         if name in curves.stepped:
-            line = thinning.stepped_line(step, values)
+            line = thinning.stepped_line(step, values, logged)
         else:
             line = thinning.broken_line(step, values, curves.hole, inf_breaks=True)
         arrays[f"base.{prefix}{name}.x"], arrays[f"base.{prefix}{name}.y"] = line.x, line.y
@@ -336,7 +368,7 @@ def value_arrays(run: RunSnapshot, names: list[str], span: tuple[int, int] | Non
 def value_axes(run: RunSnapshot, names: list[str]) -> Iterator[Axis]:
     """The axes offered instead of the step: the time, and user's values that never fall."""
     if TIME in run.curves.present:
-        yield Axis(TIME, "time", "second")
+        yield from time_axes(run.curves.began_ns)
     for name, value in run.values.read().items():
         if name in names and _is_axis(value):
             yield Axis(column_of_value(name), _short(name))

@@ -19,7 +19,6 @@ from threading import Lock
 import published_places
 import server_options
 import streamlit as st
-from html_text import shortened
 from received_runs import server_feed
 
 from ampwatch import store
@@ -34,13 +33,11 @@ from ampwatch.follow import (
     entry_of,
     follow,
 )
-from ampwatch.printable_text import printable
 from ampwatch.store import open_run
 
 FRESH_S = 0.5
 _REST = 20  # times as long as a look took, before the next: of 100,000 runs one takes seconds
 _BUDGET_S = 1.0  # at one look for runs that were never seen; the others come with the next looks
-_LABEL_LENGTH = 36
 
 
 class Origin(enum.Enum):
@@ -69,35 +66,35 @@ class ListedRun:
         return str(self.run.path)
 
     @property
-    def label(self) -> str:
-        """The listed run's line in the sidebar, as Markdown in which its name is escaped."""
-        short = shortened(printable(self.title), _LABEL_LENGTH)
-        escaped = "".join(f"\\{c}" if c in r"\`*_{}[]()#+-.!|~:$<>" else c for c in short)
-        if self.live:
-            escaped = f"● {escaped} live"
-        elif self.cut_off:
-            escaped += " · cut off"
-        return escaped if self.origin is Origin.HERE else f"{escaped} · {self.origin.value}"
+    def place(self) -> str:
+        """Where the listed run is, in a word or two; empty for one of the folders shown."""
+        match self.origin:
+            case Origin.ELSEWHERE:
+                return self.run.path.parent.name
+            case Origin.RECEIVED:
+                return f"from {self.run.host}" if self.run.host else "received"
+            case Origin.PUBLISHED:
+                return "published"
+        return ""
+
+    @property
+    def full_title(self) -> str:
+        """The one name of the listed run on all pages: its title, and where it is if elsewhere."""
+        return f"{self.title} · {self.place}" if self.place else self.title
+
+    @property
+    def last_activity_ns(self) -> int:
+        """When the listed run was last written, or brought in from another tool's log."""
+        is_own = self.run.source == store.OWN_SOURCE
+        return max(self.run.last_time_ns, 0 if is_own else self.run.added_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """The list of runs: this dashboard's folders first, live ones before the newest."""
+    """The list of runs: this dashboard's folders first, then by last activity."""
 
     choices: tuple[ListedRun, ...]
     problems: tuple[str, ...]
-
-    @property
-    def counts_text(self) -> str:
-        """How many listed runs are live, finished, cut off or published, in words."""
-        published = len(self.from_origin(Origin.PUBLISHED))
-        if published and published == len(self.choices):
-            return f"{published:,} published"
-        own = [choice for choice in self.choices if choice.origin is Origin.HERE]
-        live = sum(choice.live for choice in own)
-        cut = sum(choice.cut_off for choice in own)
-        ended = f"{live:,} live, {len(own) - live - cut:,} finished"
-        return f"{ended}, {cut:,} cut off" if cut else ended
 
     def from_origin(self, origin: Origin) -> list[ListedRun]:
         """The listed runs of an origin."""
@@ -114,6 +111,15 @@ class RunList:
 
 
 _ORDER = {origin: number for number, origin in enumerate(Origin)}
+
+
+def _order(choice: ListedRun) -> tuple[int, bool, bool, int]:
+    """The order of the list: pinned runs, then newest activity: a run that just died is on top.
+
+    Live runs all act now; among them the newest comes first, and none changes its place.
+    """
+    activity_ns = choice.run.added_ns if choice.live else choice.last_activity_ns
+    return _ORDER[choice.origin], not choice.run.is_pinned, not choice.live, -activity_ns
 
 
 def current_list() -> RunList:
@@ -188,15 +194,17 @@ class _ListReader:
         readable = _without_copies([run for run in found if run.problem is None])
         names = Counter(run.path.name for run in readable)
         own = {os.path.realpath(folder) for folder in server_options.shown_folders()}
+        twins = [run for run in readable if names[run.path.name] > 1 and _is_own(run, own)]
+        own_names = Counter(text for run in twins for text in (run.path.name, str(run.path)))
         before, self._choices = self._choices, {}
         for run in readable:
             known = before.get(str(run.path))
             is_same = known is not None and known.run is run and not known.live
             if known is None or thorough or not is_same or names[run.path.name] > 1:
-                known = _choice(run, names, own)
+                known = _choice(run, own, _name(run, names, own_names))
             self._choices[str(run.path)] = known
         published = [] if not server_options.shown_places() else _published_runs(set(self._choices))
-        made = sorted(self._choices.values(), key=lambda one: (_ORDER[one.origin], not one.live))
+        made = sorted(self._choices.values(), key=_order)
         made += published
         self.seen_names |= {choice.name for choice in made}
         problems = [run.problem for run in found if run.problem is not None]
@@ -220,12 +228,19 @@ def _unreadable_folders() -> Iterator[str]:
             yield f"{folder} cannot be read: its permissions do not allow it."
 
 
-def _choice(run: store.RunSummary, names: Counter[str], own: set[str]) -> ListedRun:
+def _is_own(run: store.RunSummary, own: set[str]) -> bool:
+    """Whether a run was written into the folders that are shown, and not received."""
+    if run.is_copy:
+        return False
+    return os.path.realpath(run.path.parent) in own or os.path.realpath(run.path) in own
+
+
+def _choice(run: store.RunSummary, own: set[str], name: str) -> ListedRun:
     state = at_a_glance(run)
-    is_own = os.path.realpath(run.path.parent) in own or os.path.realpath(run.path) in own
+    is_own = _is_own(run, own)
     return ListedRun(
         run,
-        _name(run, names),
+        name,
         _title(run),
         Origin.RECEIVED if run.is_copy else Origin.HERE if is_own else Origin.ELSEWHERE,
         live=state is State.LIVE,
@@ -255,13 +270,20 @@ def _name_in_place(run: store.RunSummary) -> str:
     return run.path.name.rpartition("#")[2]
 
 
-def _name(run: store.RunSummary, names: Counter[str]) -> str:
-    """The name of a listed run: its folder's, with a part of its id if another has the same."""
-    return run.path.name if names[run.path.name] == 1 else f"{run.path.name}~{run.id[:6]}"
+def _name(run: store.RunSummary, names: Counter[str], own_names: Counter[str]) -> str:
+    """The name of a listed run: its folder's, with a part of its id if another has the same.
+
+    One of the folders shown keeps its name, whatever runs of other places are called.
+    """
+    name = run.path.name
+    is_only = names[name] == 1 or (own_names[name] == 1 and own_names[str(run.path)] == 1)
+    return name if is_only else f"{name}~{run.id[:6]}"
 
 
 def _title(run: store.RunSummary) -> str:
     """The title of a listed run: the name that its owner gave, and the number of a repeated one."""
+    if run.title:
+        return run.title
     folder, safe = run.path.name, store.safe_name(run.name)
     if folder == safe:
         return run.name

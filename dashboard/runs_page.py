@@ -26,15 +26,16 @@ import server_options
 import streamlit as st
 from address import RUNS_GROUPS, runs_view_in
 from html_text import said, shortened
-from page_parts import guarded, show_problem
+from page_parts import guarded, show_as_text, show_problem
 from run_list import ListedRun, Origin, all_entries
 from runs_table import RunRow
 
 from ampwatch.diagnosis.value_text import bytes_text
 from ampwatch.errors import AmpwatchError
 from ampwatch.importers import ImportOptions, import_log, known_sources
+from ampwatch.printable_text import printable
 from ampwatch.report.painter.message import pack
-from ampwatch.store import delete_run, edit_tags, size_of_run
+from ampwatch.store import RunSummary, delete_run, edit_tags, size_of_run
 
 _EVERY_S = 2.0
 _KEY, _TABLE = "runs table", "runs as wanted"
@@ -43,8 +44,9 @@ _FIRST = "first row in view"
 
 def show() -> None:
     """Draw the Runs page and keep it up to date."""
-    st.html('<p class="aw-title" role="heading" aria-level="1">Runs</p>')
-    draw_log_upload()
+    with st.container(horizontal=True, horizontal_alignment="distribute", key="runs-head"):
+        st.html('<p class="aw-title" role="heading" aria-level="1">Runs</p>', width="content")
+        draw_log_upload()
     st.fragment(_draw_table, run_every=_EVERY_S)()
 
 
@@ -76,6 +78,7 @@ def _draw_table() -> None:
         "dialog": dialog_html(),
     }
     browser_component.draw(pack(message, {}), _KEY, _acts())
+    show_as_text(f"<table>{message['head']}{message['rows']}</table>")
     for sentence in listed.problems:
         st.html(f'<div class="aw-muted">{said(sentence)}</div>')
     address.switch_if_asked()
@@ -112,6 +115,7 @@ def _acts() -> browser_component.Acts:
         **{what: partial(_choose, what) for what in ("pick", "unpick", "clear")},
         **{what: partial(_use_dialog, what) for what in dialogs},
         **{what: partial(_change_view, what) for what in ("find", "sort", "from", "group", "fold")},
+        **{what: partial(_change_columns, what) for what in ("column", "raise")},
     }
 
 
@@ -158,6 +162,13 @@ def _change_view(what: str, value: str) -> None:
     address.change(list=view.text())
 
 
+def _change_columns(what: str, key: str) -> None:
+    view = runs_view_in(address.read().list)
+    shown = _table().contents(run_list.current_list(), view).columns
+    columns = runs_table.columns_after(what, key, shown)
+    address.change(list=replace(view, columns=columns).text())
+
+
 def _choose(what: str, name: str) -> None:
     text = address.read().runs
     names = [] if what == "clear" or text is None else address.names_in(text)
@@ -173,7 +184,9 @@ _DEMO = "demo"
 
 def show_missing_run(name: str) -> None:
     """Draw the page for a run that the address names and that is gone or has not come yet."""
-    others = "The others are on the left." if run_list.current_list().choices else ""
+    others = (
+        "The switcher in the sidebar has the others." if run_list.current_list().choices else ""
+    )
     if run_list.was_listed(name):
         st.html(
             '<p class="aw-title" role="heading" aria-level="1">This run is gone</p>'
@@ -193,10 +206,23 @@ def _places() -> str:
     return ", ".join(str(folder) for folder in server_options.shown_folders())
 
 
-def show_no_runs() -> None:
-    """Draw the page for a dashboard without runs: how to attach, the demo, a log."""
+_WOULD_SHOW = {
+    "Overview": "what broke, since when, and what to do, above the charts",
+    "Findings": "each finding with its evidence and the lines that help",
+    "Layers": "how well the values of each layer fit its number format",
+    "Timeline": "what happened when: attempts, findings, skipped steps, checkpoints",
+    "Memory and device": "where the memory goes, and whether the device waits",
+    "Settings": "what the run was started with, and what changed since the last one",
+    "Runs": "all runs in a table",
+    "Compare": "where runs begin to differ",
+}
+
+
+def show_no_runs(page: str) -> None:
+    """Draw a page of a dashboard without runs: what it would show, and how runs come here."""
     st.html(
         '<p class="aw-title" role="heading" aria-level="1">No runs yet</p>'
+        f"<div>{page} shows {_WOULD_SHOW[page]}.</div>"
         f'<div class="aw-muted">Looked in {said(_places())}; a run that starts appears here.</div>'
     )
     st.markdown("Add one line to a training loop, before the loop:")
@@ -210,7 +236,7 @@ def show_no_runs() -> None:
 def _offer_demo() -> None:
     st.markdown("or see a small training go wrong, here and now, in under a minute:")
     if st.button("Run the demo", type="primary"):
-        options = ["demo", "--no-dashboard", "--dir", str(server_options.shown_folders()[0])]
+        options = ["demo", "--no-dashboard", "-o", str(server_options.shown_folders()[0])]
         st.session_state[_DEMO] = subprocess.Popen(
             [sys.executable, "-m", "ampwatch", *options],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -228,8 +254,8 @@ def _offer_demo() -> None:
 
 
 _COUNT = "logs"  # with a new key, field and box are empty once their log is imported
-_BY_CONTENT = "told by its content"
-_LABEL = "Drop a log here, or paste it: DeepSpeed, Megatron-LM, Hugging Face and others, or CSV"
+_BY_CONTENT = "recognised by its content"
+_LABEL = "A log of another trainer"
 _KINDS = (
     "Output of Apex, fairseq, DeepSpeed, Megatron-LM, Hugging Face and others, or of any program "
     "whose lines name their numbers; CSV, JSON lines, Parquet, TensorBoard, W&B."
@@ -246,13 +272,19 @@ class _Log(NamedTuple):
 
 
 def draw_log_upload() -> None:
-    """Draw the field and the box for a log, and what went wrong with what is in them."""
+    """Draw the button to import a log, and what went wrong; a drop on the page works too."""
     if not server_options.shown_folders():
         return  # published runs alone: a run made here would not be in the list
     count = st.session_state.setdefault(_COUNT, 0)
-    with st.container(horizontal=True, vertical_alignment="bottom", key="log-upload"):
-        file = st.file_uploader(_LABEL, key=f"file {count}", max_upload_size=1024, help=_KINDS)
-        with st.popover("Paste a log"):
+    with st.container(key="log-upload", width="content"):
+        # Out of sight (runs.css): what is dropped anywhere goes to it (page_frame.js).
+        file = st.file_uploader(_LABEL, key=f"file {count}", max_upload_size=1024)
+        with st.popover("Import log", icon=":material/upload:"):
+            browser_component.html(
+                '<button type="button" class="aw-button" data-file>Choose a file</button>',
+                key=f"choose file {count}",
+            )
+            st.caption(f"Or drop it anywhere on this page. {_KINDS}")
             _draw_box(count)
     if file is not None:
         _diagnose(_Log(Path(file.name).name or "log", file.name, file.getbuffer()), f"file {count}")
@@ -263,7 +295,7 @@ def _draw_box(count: int) -> None:
     sent = f"sent {count}"
     with st.form(f"pasted {count}", border=False):
         text = st.text_area(
-            "Some lines of a log, or all of it", key=f"text {count}", height=200,
+            "Or paste some lines of it, or all", key=f"text {count}", height=200,
             placeholder="step 100  loss 2.31  lr 1e-3\nstep 200  loss 2.19  lr 1e-3",
         )  # fmt: skip
         if st.form_submit_button("Diagnose"):
@@ -285,7 +317,7 @@ def _diagnose(log: _Log, place: str) -> None:
         with st.spinner("Reading the log."):
             run = _imported(log, None if chosen == _BY_CONTENT else chosen)
     except (AmpwatchError, OSError) as error:
-        show_problem(str(error).replace("name it with --as", "choose it below"))
+        show_problem(str(error).replace("name it with --format", "choose it below"))
         st.selectbox(
             "Its format", [_BY_CONTENT, *known_sources()], key=key,
             help="The log is read again as soon as you choose one.",
@@ -357,8 +389,10 @@ def _tag_run(choice: ListedRun, told: Mapping[str, Any]) -> str:
             choice.run.path,
             add=str(told.get("add", "")).replace(",", " ").split(),
             remove=[n.removeprefix(_REMOVE) for n in told if n.startswith(_REMOVE)],
-            note=str(told["note"]).replace("\r\n", "\n") if "note" in told else None,
+            note=_note_for(choice, told),
             note_seen=choice.run.note,
+            title=str(told["title"]) if "title" in told else None,
+            pin=_is_pinned(told),
         )
     except AmpwatchError as error:
         return str(error)
@@ -430,6 +464,19 @@ def _chosen() -> list[ListedRun]:
     return list(st.session_state.get(_OF, []))
 
 
+def _note_for(choice: ListedRun, told: Mapping[str, Any]) -> str | None:
+    """The run's note as the form says: its own, or a line that is added to that of each run."""
+    if "note" in told:
+        return str(told["note"]).replace("\r\n", "\n")
+    added = str(told.get("line", "")).strip()
+    return "\n".join(part for part in (choice.run.note, added) if part) if added else None
+
+
+def _is_pinned(told: Mapping[str, Any]) -> bool | None:
+    """Whether the form pins runs; None if it leaves them as they are."""
+    return {"yes": True, "no": False}.get(str(told.get("pin", "")))
+
+
 def _form(title: str, inside: str, *buttons: str) -> str:
     return f'<form><h2>{title}</h2>{inside}<div class="aw-bar">{"".join(buttons)}</div></form>'
 
@@ -447,10 +494,15 @@ def _tags_form(chosen: Sequence[ListedRun], typed: Mapping[str, Any], trouble: s
     )
     removal = f"<fieldset><legend>Remove</legend>{boxes}</fieldset>" if tags else ""
     add = html.escape(str(typed.get("add", "")))
-    note = ""
     if len(chosen) == 1:
-        text = html.escape(str(typed.get("note", chosen[0].run.note)))
-        note = f'<label>Note <textarea name="note" rows="4">\n{text}</textarea></label>'
+        note = _note_of_one(chosen[0].run, typed)
+    else:
+        text = html.escape(str(typed.get("line", "")))
+        note = (
+            '<label>Line to add to the note of each <textarea name="line" rows="2">\n'
+            f"{text}</textarea></label>"
+        )
+    note += _pin_choice(chosen, typed)
     said_trouble = f'<p class="aw-cut" role="alert">{said(trouble)}</p>' if trouble else ""
     inside = (
         f"<p>{_names(chosen)}</p>"
@@ -460,6 +512,31 @@ def _tags_form(chosen: Sequence[ListedRun], typed: Mapping[str, Any], trouble: s
     return _form(
         "Tags and note", inside, _button("tags", "Save", "aw-main"), _button("close", "Cancel")
     )
+
+
+def _note_of_one(run: RunSummary, typed: Mapping[str, Any]) -> str:
+    """The fields for one run's name and note."""
+    title = html.escape(str(typed.get("title", run.title)))
+    text = html.escape(str(typed.get("note", run.note)))
+    return (
+        f'<label>Name in lists <input name="title" value="{title}" autocomplete="off" '
+        f'maxlength="120" placeholder="{html.escape(printable(run.name))}"></label>'
+        f'<label>Note <textarea name="note" rows="4">\n{text}</textarea></label>'
+    )
+
+
+def _pin_choice(chosen: Sequence[ListedRun], typed: Mapping[str, Any]) -> str:
+    """The choice whether runs stand first in lists; as they are, where they differ."""
+    pins = {choice.run.is_pinned for choice in chosen}
+    is_now = ("yes" if pins.pop() else "no") if len(pins) == 1 else ""
+    now = str(typed.get("pin", is_now))
+    words = {"": "as they are", "no": "no", "yes": "yes"}
+    options = "".join(
+        f'<option value="{value}"{" selected" if value == now else ""}>{text}</option>'
+        for value, text in words.items()
+        if value or not is_now
+    )
+    return f'<label>Pinned: first in lists <select name="pin">{options}</select></label>'
 
 
 def _question(chosen: Sequence[ListedRun]) -> str:

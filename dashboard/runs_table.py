@@ -22,7 +22,7 @@ from html_text import age_text, rate_text, said, shortened
 from run_list import ListedRun, MadeEntry, Origin, RunList, all_entries
 
 from ampwatch import search
-from ampwatch.diagnosis.value_text import scale_text, share_text
+from ampwatch.diagnosis.value_text import duration_text, scale_text, share_text
 from ampwatch.errors import SearchError
 from ampwatch.follow import ListEntry
 from ampwatch.report.painter import VERDICT_COLOR
@@ -38,7 +38,7 @@ _ORIGINS = {
     Origin.RECEIVED: "received",
     Origin.PUBLISHED: "published",
 }
-_OF_ENTRIES = {"verdict", "model", "rate", "scale", "skipped", "step"}
+_OF_ENTRIES = {"verdict", "loss", "model", "rate", "scale", "skipped", "step"}
 _READ_ALL = 2000  # runs; of more, only those are judged that are seen, sorted or looked for
 
 
@@ -112,7 +112,9 @@ def _run(row: RunRow) -> str:
     name = html.escape(choice.name)
     below = (row.made.problem if row.made else "") or (entry.finding if entry else "")
     badges = "".join(_badges(row))
-    full = html.escape(choice.title)
+    full = html.escape(
+        choice.title if choice.title == choice.name else f"{choice.title}: {choice.name}"
+    )
     return (
         f'<div class="aw-name"><a href="@LINK@" data-act="go" data-value="{name}" '
         f'data-key="go {name}" title="{full}"><bdi>'
@@ -122,17 +124,17 @@ def _run(row: RunRow) -> str:
 
 
 def _badges(row: RunRow) -> list[str]:
+    """What is to be said beside a run's name: that it is live or cut off, and where it is."""
     found = []
+    if row.choice.run.is_pinned:
+        found.append('<span class="aw-badge" title="pinned: first in lists">★</span>')
     if row.choice.live:
         found.append('<span class="aw-live">live</span>')
-    elif row.choice.cut_off:
+    elif row.choice.cut_off and (row.entry is None or row.entry.verdict != "cut off"):
         found.append('<span class="aw-cut">cut off</span>')
-    else:
-        found.append(f'<span class="aw-badge">{row.state}</span>')
-    if row.choice.origin is not Origin.HERE:
-        words = "other folder" if row.choice.origin is Origin.ELSEWHERE else row.choice.origin.value
+    if row.choice.place:
         where = html.escape(str(row.choice.run.path.parent))
-        found.append(f'<span class="aw-badge" title="{where}">{words}</span>')
+        found.append(f'<span class="aw-badge" title="{where}">{said(row.choice.place)}</span>')
     return found
 
 
@@ -154,15 +156,33 @@ def _scale(row: RunRow) -> str:
     entry = row.entry
     if entry is None:
         return ""
-    powers = [float(word) for word in entry.course.split()]
-    path = small_charts.sparkline_path(np.exp2(powers), width=70, height=20)
-    spark = (
-        f'<svg viewBox="0 0 70 20" width="70" height="20" aria-hidden="true"><path d="{path}" '
-        'fill="none" stroke="var(--aw-scale)" stroke-width="1.4"/></svg>'
-        if path
-        else ""
-    )
     last = "" if entry.final_scale is None else said(scale_text(entry.final_scale))
+    return _with_course(last, _numbers_of(entry.course), "scale")  # powers of two already
+
+
+def _loss(row: RunRow) -> str:
+    entry = row.entry
+    if entry is None or entry.loss is None:
+        return ""
+    course = _numbers_of(entry.loss_course)
+    if len(course) and min(course) > 0:
+        course = np.log10(course)
+    last = "NaN" if np.isnan(entry.loss) else f"{entry.loss:.4g}"
+    tone = "skip" if np.isnan(entry.loss) else "ink"
+    return _with_course(f'<b style="color:var(--aw-{tone})">{last}</b>', course, "ink")
+
+
+def _numbers_of(course: str) -> np.ndarray:
+    return np.array([float(word) for word in course.split()])
+
+
+def _with_course(last: str, course: np.ndarray, tone: str) -> str:
+    """The last value beside a small curve of all, as HTML."""
+    path = small_charts.sparkline_path(course, width=70, height=20)
+    spark = (  # empty too: the values stay in one column
+        f'<svg viewBox="0 0 70 20" width="70" height="20" aria-hidden="true"><path d="{path}" '
+        f'fill="none" stroke="var(--aw-{tone})" stroke-width="1.4"/></svg>'
+    )
     return f'<div class="aw-course"><span>{last}</span>{spark}</div>'
 
 
@@ -170,7 +190,14 @@ def _skipped(row: RunRow) -> str:
     entry = row.entry
     if entry is None or (entry.final_scale is None and not entry.skipped):
         return ""
-    return share_text(entry.skipped, entry.steps)
+    return share_text(entry.skipped, entry.steps) if entry.skipped else "0"
+
+
+def _duration_ms(row: RunRow) -> float | None:
+    run = row.choice.run
+    if run.source != OWN_SOURCE or not run.added_ns or run.last_time_ns <= run.added_ns:
+        return None
+    return (run.last_time_ns - run.added_ns) / 1e6
 
 
 def _skipped_order(row: RunRow) -> float | None:
@@ -179,39 +206,40 @@ def _skipped_order(row: RunRow) -> float | None:
 
 
 def _age(row: RunRow) -> str:
-    last_ns, run = row.choice.run.last_time_ns, row.choice.run
-    last = f"{_ago(last_ns)} ago" if last_ns else ""
-    if run.source == OWN_SOURCE or not run.added_ns:
-        return last
-    below = f'<div class="aw-muted aw-below">its last row {last}</div>' if last else ""
-    return f"imported {_ago(run.added_ns)} ago{below}"
-
-
-def _ago(time_ns: int) -> str:
-    return age_text((time.time_ns() - time_ns) / 1e9)
+    if row.choice.live:
+        return "now"
+    activity_ns = row.choice.last_activity_ns
+    return age_text(max(10.0, (time.time_ns() - activity_ns) / 1e9)) if activity_ns else ""
 
 
 COLUMNS = (
     Column("verdict", "verdict", _verdict_order, _verdict),
     Column("run", "run", lambda row: natural_key(row.choice.title), _run),
     Column(
-        "age", "last row",
-        lambda row: -max(row.choice.run.last_time_ns, _added_if_foreign(row)), _age,
-        hint="how long ago", is_number=True,
+        "loss", "loss", lambda row: row.entry.loss if row.entry else None, _loss,
+        hint="the last one, and its course", is_number=True,
+    ),
+    Column(
+        "scale", "loss scale", lambda row: row.entry.final_scale if row.entry else None, _scale,
+        hint="the last one, and its course in powers of two", is_number=True,
+    ),
+    Column("skipped", "skipped", _skipped_order, _skipped, hint="steps", is_number=True),
+    Column(
+        "step", "steps", lambda row: row.entry.steps if row.entry else None,
+        lambda row: f"{row.entry.steps:,}" if row.entry else "", is_number=True,
+    ),
+    Column(
+        "duration", "duration", _duration_ms,
+        lambda row: duration_text(ms) if (ms := _duration_ms(row)) else "", is_number=True,
+    ),
+    Column(
+        "age", "updated", lambda row: (not row.choice.live, -row.choice.last_activity_ns), _age,
+        hint="how long ago it was last written, or imported", is_number=True,
     ),
     Column("tags", "tags", lambda row: row.choice.run.tags or None, _tags),
     Column(
         "rate", "learning rate", lambda row: row.entry.highest_rate if row.entry else None, _rate,
         hint="the highest of the run", is_number=True,
-    ),
-    Column("skipped", "skipped", _skipped_order, _skipped, hint="steps", is_number=True),
-    Column(
-        "scale", "loss scale", lambda row: row.entry.final_scale if row.entry else None, _scale,
-        hint="the last one, and its course", is_number=True,
-    ),
-    Column(
-        "step", "last step", lambda row: row.entry.last_step if row.entry else None,
-        lambda row: f"{row.entry.last_step:,}" if row.entry else "", is_number=True,
     ),
     Column(
         "model", "model",
@@ -220,11 +248,8 @@ COLUMNS = (
     ),
     Column("source", "source", lambda r: r.choice.run.source, lambda r: said(r.choice.run.source)),
 )  # fmt: skip
+_USUALLY_LEFT_OUT = frozenset(("rate", "model"))
 BY_KEY = {column.key: column for column in COLUMNS}
-
-
-def _added_if_foreign(row: RunRow) -> int:
-    return 0 if row.choice.run.source == OWN_SOURCE else row.choice.run.added_ns
 
 
 def in_order(rows: list[RunRow], sort: str) -> list[RunRow]:
@@ -233,9 +258,9 @@ def in_order(rows: list[RunRow], sort: str) -> list[RunRow]:
     if column is None:
         return rows
     keyed = [(column.order(row), row) for row in rows]
-    known = [pair for pair in keyed if pair[0] is not None]
+    known = [pair for pair in keyed if pair[0] is not None and pair[0] == pair[0]]  # nor NaN
     known.sort(key=lambda pair: pair[0], reverse=sort.startswith("-"))
-    return [row for _, row in known] + [row for key, row in keyed if key is None]
+    return [row for _, row in known] + [row for key, row in keyed if key is None or key != key]
 
 
 def groups_of(row: RunRow, group: str) -> tuple[str, ...]:
@@ -271,6 +296,7 @@ _TEXTS: dict[str, Callable[[RunRow], str]] = {
     "state": lambda row: row.state,
 }
 _NUMBERS: dict[str, Callable[[RunRow], float | None]] = {
+    "loss": lambda row: row.entry.loss if row.entry else None,
     "rate": lambda row: row.entry.highest_rate if row.entry else None,
     "scale": lambda row: row.entry.final_scale if row.entry else None,
     "skipped": lambda row: row.entry.skipped if row.entry else None,
@@ -279,7 +305,18 @@ _NUMBERS: dict[str, Callable[[RunRow], float | None]] = {
     "ranks": lambda row: len(row.choice.run.ranks),
     "age": lambda row: (time.time_ns() - row.choice.run.last_time_ns) / 1e9,
 }
-_NEED_ENTRIES = {"", "verdict", "finding", "model", "rate", "scale", "skipped", "steps", "step"}
+_NEED_ENTRIES = {
+    "",
+    "verdict",
+    "finding",
+    "model",
+    "loss",
+    "rate",
+    "scale",
+    "skipped",
+    "steps",
+    "step",
+}
 
 
 def parse_search(text: str) -> Search[RunRow]:
@@ -361,7 +398,7 @@ def _contents(listed: RunList, view: RunsView) -> TableContents:
         wanted=tuple(choices) if wants_all else (),
         counts=dict(counts),
         origin=origin,
-        columns=_used_columns(rows),
+        columns=_shown_columns(rows, view),
         trouble=trouble,
     )
 
@@ -393,11 +430,26 @@ def _grouped(rows: Iterable[RunRow], view: RunsView) -> tuple[Item, ...]:
         for name in groups_of(row, view.group):
             groups[name].append(row)
     items: list[Item] = []
-    for name, inside in groups.items():
+    for name in sorted(groups, key=_group_order) if view.group == "verdict" else groups:
+        inside = groups[name]
         is_folded = name in view.folded
         items.append(RunGroup(name, len(inside), is_folded))
         items += [] if is_folded else inside
     return tuple(items)
+
+
+def _group_order(verdict: str) -> int:
+    """The gravest verdict first; what is not judged yet comes last."""
+    known = verdict in _GRAVEST_FIRST
+    return _GRAVEST_FIRST.index(verdict) if known else len(_GRAVEST_FIRST)
+
+
+def _shown_columns(rows: Sequence[RunRow], view: RunsView) -> tuple[str, ...]:
+    """The columns that the reader chose, in that order; else the usual ones that are not empty."""
+    chosen = tuple(dict.fromkeys(key for key in view.columns if key in BY_KEY))
+    if chosen:
+        return chosen
+    return tuple(key for key in _used_columns(rows) if key not in _USUALLY_LEFT_OUT)
 
 
 def _used_columns(rows: Sequence[RunRow]) -> tuple[str, ...]:
@@ -407,10 +459,8 @@ def _used_columns(rows: Sequence[RunRow]) -> tuple[str, ...]:
         unused.add("source")
     if not any(row.choice.run.tags or row.choice.run.note for row in rows):
         unused.add("tags")
-    if not any(row.entry and row.entry.model for row in rows):
-        unused.add("model")
     if all(row.choice.origin is Origin.PUBLISHED for row in rows):
-        unused |= {"skipped", "scale"}  # verdicts do not tell them
+        unused |= {"loss", "skipped", "scale", "duration"}  # verdicts do not tell them
     return tuple(column.key for column in COLUMNS if column.key not in unused)
 
 
@@ -496,10 +546,44 @@ def bar_html(shown: TableContents, view: RunsView) -> str:
     parts.append(
         f'<label>group by <select data-act="group" data-key="group">{options}</select></label>'
     )
+    parts.append(_columns_html(shown.columns))
     parts.append(f'<span class="aw-muted" role="status">{_count(shown)}</span>')
     if shown.trouble:
         parts.append(f'<span class="aw-cut" role="alert">{said(shown.trouble)}</span>')
     return "".join(parts)
+
+
+def _columns_html(shown: Sequence[str]) -> str:
+    """The choice of columns and of their order as HTML."""
+    keys = [*shown, *(key for key in BY_KEY if key not in shown)]
+    lines = "".join(
+        f'<div><label><input type="checkbox" data-act="column" data-value="{key}" '
+        f'data-key="column {key}"{" checked" if key in shown else ""}> {BY_KEY[key].label}</label>'
+        + (
+            f'<button type="button" data-act="raise" data-value="{key}" data-key="raise {key}" '
+            f'aria-label="move {BY_KEY[key].label} to the left">←</button>'
+            if key in shown[1:]
+            else ""
+        )
+        + "</div>"
+        for key in keys
+    )
+    return (
+        '<details class="aw-columns" data-key="columns"><summary>Columns</summary>'
+        f'<div class="aw-column-list">{lines}</div></details>'
+    )
+
+
+def columns_after(what: str, key: str, shown: Sequence[str]) -> tuple[str, ...]:
+    """The columns once one is taken in or left out (`column`), or moved to the left (`raise`)."""
+    columns = list(shown)
+    if what == "column":
+        kept = [one for one in columns if one != key]
+        return tuple(kept or columns) if key in columns else (*columns, key)
+    at = columns.index(key) if key in columns else 0
+    if at:
+        columns[at - 1], columns[at] = columns[at], columns[at - 1]
+    return tuple(columns)
 
 
 def _count(shown: TableContents) -> str:

@@ -17,7 +17,7 @@ import run_list
 import streamlit as st
 from html_text import exact_html, said
 from open_runs import RunSnapshot
-from page_parts import refresh_run_part
+from page_parts import refresh_run_part, show_as_text
 from run_list import ListedRun, Origin
 
 from ampwatch.diagnosis.value_text import count_text, duration_text, list_text
@@ -26,9 +26,11 @@ from ampwatch.printable_text import printable
 from ampwatch.report.settings import Change, assumed_settings, changes, run_before, whole_settings
 from ampwatch.report.timeline import Attempt
 from ampwatch.store import RUN_FILE, RunInfo, open_run, read_info
+from ampwatch.store.console_and_diff import read_console, read_diff
+from ampwatch.store.layout import rank_folder
 
 _EVERY_S = 5.0
-_KEY, _CHANGES = "settings", "settings changes"
+_KEY, _CHANGES, _KEPT = "settings", "settings changes", "kept texts"
 _MOST_ROWS = 2_000  # at once: of more, what is searched for comes from the server
 _MOST_CHANGES = 25  # in sight; the others are folded
 _FOLDED_LETTERS = 300  # of a value that is longer a part is in sight
@@ -76,10 +78,13 @@ def _draw_settings(path: str) -> None:
     top = changes_html(run, settings, earlier) + resumed_html(run.attempts())
     browser_component.html(top, key=_CHANGES, acts={"go": _open_comparison})
     find = address.read().find or ""
+    every = settings_html(run, settings, find)
     browser_component.html(
-        settings_html(run, settings, find), key=_KEY, search="Search settings", found=find,
-        on_find=_find,
+        every, key=_KEY, search="Search settings", found=find, on_find=_find,
     )  # fmt: skip
+    kept = kept_html(Path(path), run.rank if run.rank is not None else min(run.ranks, default=0))
+    browser_component.html(kept, key=_KEPT)
+    show_as_text(top, every, kept)
     address.switch_if_asked()
 
 
@@ -300,6 +305,27 @@ def _value(text: str) -> str:
     return (
         f'<details><summary><bdi class="aw-value">{head}</bdi></summary>'
         f'<bdi class="aw-value">{exact_html(text)}</bdi></details>'
+    )
+
+
+# --- what a rank kept beside its rows -------------------------------------------------------------
+
+
+def kept_html(run_folder: Path, rank: int) -> str:
+    """The last lines of a rank's console and its uncommitted diff as HTML, where it kept them."""
+    folder = rank_folder(run_folder, rank)
+    texts = {"Console": read_console(folder), "Uncommitted changes": read_diff(folder)}
+    return "".join(_kept_section(title, text) for title, text in texts.items() if text)
+
+
+def _kept_section(title: str, text: str) -> str:
+    count = count_text(len(text.splitlines()), "last line" if title == "Console" else "line")
+    what = title.lower()
+    return (
+        f'<section class="aw-kept"><h2 class="aw-section">{title}</h2><details data-key="{what}">'
+        f'<summary>{count}; secrets are replaced</summary><button type="button" class="aw-copy" '
+        f'aria-label="copy {what}" data-copy="{html.escape(text)}">copy</button>'
+        f"<pre>{exact_html(text)}</pre></details></section>"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import quote
 
 import numpy as np
 from step_curves import StepCurves
@@ -14,13 +15,20 @@ from ampwatch.rows import EXPONENT_LOWEST
 
 WIDTH, HEIGHT = 320, 64
 _POINTS = 160
+_SPARK, _SPARK_POINTS = (60, 18), 60
+_LOG_RATIO = 30.0  # as the large chart
 _MARGIN_SHARE = 0.6  # of a finding's length, shown before and after it
 _LEAST_MARGIN = 40  # steps
 _COLORS = {SCALE: "scale", "loss": "ink", "grad_norm": "norm", "lr": "rate", "step_time_ms": "time"}
 
 
-def curve_sketch(curves: StepCurves, column: str, first: int, last: int) -> str:
-    """A small chart of a column around a finding's steps, as SVG: they are shaded; skips below."""
+def curve_sketch(
+    curves: StepCurves, column: str, first: int, last: int, single: Sequence[int] = ()
+) -> str:
+    """A small chart of a column around a finding's steps, as SVG: they are shaded; skips below.
+
+    `single` are those that count, where not all between the first and the last do.
+    """
     low, high = _around(curves, first, last)
     near = curves.within((low, high), fine=_POINTS)
     step, values = near.points(column, (low, high))
@@ -28,18 +36,21 @@ def curve_sketch(curves: StepCurves, column: str, first: int, last: int) -> str:
     if known.sum() < 2:
         return ""
     xs, ys = thinning.thinned(step[known], values[known], _POINTS)
-    if column != SCALE and ys.min() > 0 and ys.max() > 30 * ys.min():
-        ys = np.log10(ys)
+    ys = _heights(column, ys)
     x = _scaled(xs, low, high, 0, WIDTH)
     y = _scaled(ys, float(ys.min()), float(ys.max()), HEIGHT - 14, 6)
-    left, right = _scaled(np.array([first, last]), low, high, 0, WIDTH)
-    width = max(1.5, right - left)
-    shade = f'<rect x="{left:.1f}" width="{width:.1f}" height="{HEIGHT}" class="aw-shade"/>'
+    spans = [(step, step) for step in single] or [(first, last)]
+    shade = "".join(_shade(*_scaled(np.array(span), low, high, 0, WIDTH)) for span in spans)
     path = _path(x, y, stairs=column == SCALE)
     color = f"var(--aw-{_COLORS[column]})"
     line = f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>'
     label = f"{column.replace('_', ' ')} from step {low:,} to {high:,}"
     return _svg(shade + line + _ticks(near, low, high), WIDTH, HEIGHT, label)
+
+
+def _shade(left: float, right: float) -> str:
+    width = max(1.5, right - left)
+    return f'<rect x="{left:.1f}" width="{width:.1f}" height="{HEIGHT}" class="aw-shade"/>'
 
 
 def interval_sketch(
@@ -59,10 +70,39 @@ def interval_sketch(
             ' rx="3" fill="var(--aw-advice)" opacity="0.3"/>'
         )
     if current:
-        parts.append(_pin(at(current), "var(--aw-rate)", f"now {current:.3g}", 56))
+        parts.append(_pin(at(current), "var(--aw-rate)", f"peak {current:.3g}", 56))
     parts.append(_pin(at(recommended), "var(--aw-advice)", f"recommended {recommended:.3g}", 12))
     label = f"recommended rate {recommended:.3g} and its interval"
     return _svg("".join(parts), WIDTH, HEIGHT, label)
+
+
+def _heights(column: str, values: np.ndarray) -> np.ndarray:
+    """Values as they are drawn small: a scale by its power of two, as in the large chart."""
+    is_wide = values.min() > 0 and values.max() > _LOG_RATIO * values.min()
+    return np.log10(values) if column != SCALE and is_wide else values
+
+
+def sparkline(curves: StepCurves, column: str) -> str:
+    """The whole curve of a column in a few pixels, as HTML; empty without a curve.
+
+    Streamlit lets no SVG through: it is the mask of an element that has the curve's colour.
+    """
+    step, values = curves.points(column)
+    known = np.isfinite(values)
+    if known.sum() < 2:
+        return ""
+    xs, ys = thinning.thinned(step[known], values[known], _SPARK_POINTS)
+    ys, (width, height), (first, last) = _heights(column, ys), _SPARK, curves.ends
+    if column == SCALE:  # it is held to the end
+        xs, ys = np.append(xs, last), np.append(ys, ys[-1])
+    x = _scaled(xs, first, last, 1, width - 1)
+    path = _path(x, _spark_heights(ys, height), stairs=column == SCALE)
+    svg = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}'>"
+        f"<path d='{path}' fill='none' stroke='black' stroke-width='1.4'/></svg>"
+    )
+    mask = f"mask-image:url(&quot;data:image/svg+xml,{quote(svg)}&quot;)"
+    return f'<i class="aw-spark" style="background:var(--aw-{_COLORS[column]});{mask}"></i>'
 
 
 def sparkline_path(values: Sequence[float] | np.ndarray, width: int = 110, height: int = 22) -> str:
@@ -71,9 +111,14 @@ def sparkline_path(values: Sequence[float] | np.ndarray, width: int = 110, heigh
     if len(known) < 2:
         return ""
     x = np.linspace(1, width - 1, len(known))
-    low, high = float(known.min()), float(known.max())
-    y = np.full(len(known), height / 2) if low == high else _scaled(known, low, high, height - 3, 3)
-    return _path(x, y, stairs=True)
+    return _path(x, _spark_heights(known, height), stairs=True)
+
+
+def _spark_heights(values: np.ndarray, height: int) -> np.ndarray:
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        return np.full(len(values), height / 2)
+    return _scaled(values, low, high, height - 3, 3)
 
 
 def _around(curves: StepCurves, first: int, last: int) -> tuple[int, int]:

@@ -14,7 +14,15 @@ from bounded_history import EXACT_WIDTH, BoundedHistory, KeptPast, RowPlaces, wi
 from numpy.typing import NDArray
 
 from ampwatch.report import thinning
-from ampwatch.report.overview_chart import CLIP_SHARE, CLIPPED, LINES, SCALE, TIME
+from ampwatch.report.overview_chart import (
+    CLIP_SHARE,
+    CLIPPED,
+    LINES,
+    SCALE,
+    TIME,
+    is_told_at_skips,
+    rank_column,
+)
 from ampwatch.report.thinning import Floats, NotFinite, Rug, Steps, Stretches
 from ampwatch.rows import Table
 from ampwatch.store import Reading, Run
@@ -25,7 +33,6 @@ _TOLD_AFTER = "scale_after"  # all that some foreign logs tell
 _READ = (*_QUICK, "time_ns", "autocast_dtype", *LINES)
 _PORTION_ROWS = 1 << 17  # read at once
 _MOST_WAITING_ROWS = 1 << 16  # of a rank, until other ranks have come as far
-MOST_RANKS = 8  # over one another
 _PATIENCE_NS = 10 * 10**9  # a rank that is later than this is not waited for
 _SEGMENT = 1 << 48  # more steps than there are between a restart and the next
 _LAST = 1 << 62  # a key after all others
@@ -61,6 +68,8 @@ class StepCurves:
     # A column's last number, the row and the step of it.
     newest: Mapping[str, tuple[float, int, int]] = field(default_factory=dict)
     past: KeptPast | None = None
+    began_ns: int = 0  # when the first step ended that tells
+    repeats: int = 0  # rows of steps that an earlier attempt had taken as well
     zoom: Callable[[Span], StepCurves] | None = None  # reads the rows of a span from the log
 
     def __len__(self) -> int:
@@ -109,6 +118,17 @@ class StepCurves:
         inside = with_neighbours((step >= span[0]) & (step <= span[1]))
         return step[inside], values[inside]
 
+    @property
+    def logged(self) -> Steps | None:
+        """All steps of the curves in order, if their scale is logged at skipped ones alone."""
+        if SCALE not in self.present:
+            return None
+        step, values = self.points(SCALE)
+        skips = self.skips if self.past is None else self.past.ticks.first
+        if not is_told_at_skips(step[np.isfinite(values)], skips):
+            return None
+        return np.unique(np.concatenate([self.points(name)[0] for name in self.columns]))
+
     def within(self, span: Span | None, fine: int = FINE) -> StepCurves:
         """These curves, or those of the span read from the log, if these are too coarse for it."""
         if span is None or self.past is None or self.zoom is None:
@@ -135,7 +155,14 @@ class StepCurves:
     @property
     def skip_count(self) -> int:
         """How many steps of the curves were skipped."""
-        return len(self.skips) if self.past is None else self.past.skip_count
+        if self.past is None:
+            return len(np.unique(self.skips) if self.starts else self.skips)
+        return self.past.skip_count
+
+    @property
+    def step_count(self) -> int:
+        """How many steps the curves have, one that was taken again counted once."""
+        return len(self) - self.repeats
 
     def rug(self, first: int, last: int) -> Rug:
         """The skipped steps in a range of steps, as ticks for the chart."""
@@ -145,11 +172,6 @@ class StepCurves:
         skips = np.unique(skips) if self.starts else skips
         low, high = np.searchsorted(skips, first), np.searchsorted(skips, last, side="right")
         return thinning.merged(skips[low:high], first, last)
-
-
-def rank_column(name: str, rank: int) -> str:
-    """The name of the column that holds a rank's values, such as `loss@1`."""
-    return f"{name}@{rank}"
 
 
 class StepCurvesReader:
@@ -280,6 +302,9 @@ class StepCurvesReader:
     def _snapshot(self) -> StepCurves:
         history, lowest, every = self._history, self._lowest, (self._lowest, *self._others)
         odd = {name: places.stretches for name, places in lowest.odd.items() if places}
+        for rows in self._others:
+            columns = {rank_column(name, rows.rank or 0): p for name, p in rows.odd.items() if p}
+            odd |= {c: places.stretches for c, places in columns.items() if c in self._differs}
         drawn = {SCALE, *LINES, TIME, *self._differs}
         return StepCurves(
             epoch=self._epoch,
@@ -296,6 +321,8 @@ class StepCurvesReader:
             odd=odd,
             newest=dict(history.latest),
             past=history.past,
+            began_ns=lowest.began_ns,
+            repeats=history.repeats,
         )
 
 
@@ -307,7 +334,7 @@ class _RankRows:
         self.may_have_more = True
         self._lines = () if quick else LINES
         self._names = _QUICK if quick else _READ
-        self._began_ns = 0  # of the first row that tells
+        self.began_ns = 0  # of the first row that tells
         self._span: Span | None = None  # the only steps to take, and a row at each side of them
         self._ranges: list[tuple[int, int]] | None = None  # the rows of the log that hold them
         self._reading: Reading | None = None  # of a log that is not in order
@@ -333,7 +360,7 @@ class _RankRows:
     def near(self, span: Span) -> _RankRows:
         """The rank's rows of a span of steps alone, from the log."""
         rows = _RankRows(self.rank)
-        rows._span, rows._optimizer, rows._began_ns = span, self._optimizer, self._began_ns
+        rows._span, rows._optimizer, rows.began_ns = span, self._optimizer, self.began_ns
         if self._reading is None or self._reading.is_as_logged:
             rows._ranges = self._places.ranges_of(*span)
         return rows
@@ -445,9 +472,9 @@ class _RankRows:
         """Note for each column the rows in which it is inf or nan."""
         for name in self._lines:
             logged = np.asarray(rows.column(name).is_valid())[mine]
-            finite = np.isfinite(np.asarray(rows.column(name).to_numpy(), np.float64)[mine])
-            self.odd[name].add(step[logged], finite[logged])
-            at = np.flatnonzero(logged & ~finite)
+            values = np.asarray(rows.column(name).to_numpy(), np.float64)[mine]
+            self.odd[name].add(step[logged], values[logged])
+            at = np.flatnonzero(logged & ~np.isfinite(values))
             if len(at):
                 self.broken[name] = self._rows + int(at[-1])
 
@@ -455,9 +482,9 @@ class _RankRows:
         """When each step ended, in seconds since the first row with a time; nan without one."""
         time_ns = np.asarray(rows.column("time_ns").fill_null(0).to_numpy(), np.int64)
         timed = time_ns > 0
-        if not self._began_ns and timed.any():
-            self._began_ns = int(time_ns[timed][0])
-        return np.where(timed, (time_ns - self._began_ns) / 1e9, np.nan).astype(np.float32)
+        if not self.began_ns and timed.any():
+            self.began_ns = int(time_ns[timed][0])
+        return np.where(timed, (time_ns - self.began_ns) / 1e9, np.nan).astype(np.float32)
 
     def _of_first_optimizer(self, rows: Any) -> NDArray[Any] | slice:
         """The rows of the first optimizer: several (a GAN) have losses of different kinds."""

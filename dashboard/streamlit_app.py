@@ -37,28 +37,30 @@ _NAME_LENGTH = 90  # characters of a run's name; the mouse over it shows the oth
 
 def main() -> None:
     """Draw the style sheet, the sidebar and the page that the address names."""
-    st.set_page_config(page_title="ampwatch", page_icon="📉", layout="wide")
+    st.set_page_config(layout="wide")
     styles = "".join(file.read_text(encoding="utf-8") for file in sorted(_STYLES.glob("*.css")))
     st.html(f"<style>{style_sheet()}{styles}</style>")
     pages = {
-        name: st.Page(
-            _page_function(show, name), title=name, url_path=path, default=path == "overview"
-        )
+        name: st.Page(_page_function(show, name), title=name, url_path=path)
         for name, (path, show) in PAGES.items()
     }
-    page = st.navigation(list(pages.values()), position="hidden")
+    # The bare address shows the Overview too; it is the one that Streamlit cannot give a path.
+    bare = st.Page(_page_function(PAGES["Overview"][1], "bare"), title="Overview", default=True)
+    page = st.navigation([bare, *pages.values()], position="hidden")
+    if page.url_path != PAGES["Overview"][0]:
+        pages["Overview"] = bare
     address.set_pages(pages)
-    sidebar.show(pages)
+    sidebar.show(pages, page.title)
     browser_component.watch_server()
     alerts_page.start_alerts()
     page.run()
 
 
-def _draw_page_of_runs(show: Callable[[], None]) -> None:
+def _draw_page_of_runs(page: str, show: Callable[[], None]) -> None:
     if run_list.current_list().choices:
         show()
     else:
-        runs_page.show_no_runs()
+        runs_page.show_no_runs(page)
 
 
 def _draw_run_page(page: str, show: Callable[..., None]) -> None:
@@ -67,9 +69,9 @@ def _draw_run_page(page: str, show: Callable[..., None]) -> None:
     if choice is None and name:
         runs_page.show_missing_run(name)
     elif choice is None:
-        runs_page.show_no_runs()
+        runs_page.show_no_runs(page)
     else:
-        browser_component.html(_heading(printable(choice.title), page), key="heading")
+        browser_component.html(_heading(printable(choice.full_title), page), key="heading")
         show(choice.path)
 
 
@@ -84,14 +86,14 @@ def _heading(run: str, page: str) -> str:
 
 
 PAGES: dict[str, tuple[str, Callable[[], None]]] = {
-    "Runs": ("runs", partial(_draw_page_of_runs, runs_page.show)),
+    "Runs": ("runs", partial(_draw_page_of_runs, "Runs", runs_page.show)),
     "Overview": ("overview", partial(_draw_run_page, "Overview", overview_page.show)),
     "Layers": ("layers", partial(_draw_run_page, "Layers", layers_page.show)),
     "Findings": ("findings", partial(_draw_run_page, "Findings", findings_page.show)),
     "Memory and device": ("memory", partial(_draw_run_page, "Memory and device", memory_page.show)),
     "Timeline": ("timeline", partial(_draw_run_page, "Timeline", timeline_page.show)),
     "Settings": ("settings", partial(_draw_run_page, "Settings", settings_page.show)),
-    "Compare": ("compare", partial(_draw_page_of_runs, compare_page.show)),
+    "Compare": ("compare", partial(_draw_page_of_runs, "Compare", compare_page.show)),
     "Fleet": ("fleet", fleet_page.show),
     "Alerts": ("alerts", alerts_page.show),
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
+from zoneinfo import ZoneInfo
 
 import address
 import browser_component
@@ -14,7 +16,7 @@ import run_list
 import streamlit as st
 from html_text import said
 from open_runs import RunSnapshot
-from page_parts import refresh_run_part
+from page_parts import refresh_run_part, show_as_text
 
 from ampwatch.diagnosis.column_arrays import steps_of
 from ampwatch.diagnosis.value_text import duration_text
@@ -39,6 +41,9 @@ _AXIS_LABELS = 5
 _OVERLAPPING = {Kind.FINDING, Kind.ATTEMPT}
 _MOST_LEVELS = 5  # of entries that overlap, one under another
 _EDGE = 4.0  # per cent of the axis
+_NAMED_WIDTH = 12.0  # per cent of a lane that a name needs, on a phone too
+_FEWEST_FOLDED = 3  # stretches of skips that become one line
+_LONG_S = 86_400.0  # a run that takes longer shows the day beside the time
 _CELLS = 1000  # of a lane's ticks
 
 
@@ -50,10 +55,10 @@ def show(path: str) -> None:
 def _draw_timeline(path: str) -> None:
     run, where = open_runs.snapshot(path), address.read()
     told = run_timeline(run, where.span)
-    wanted = _choose_kinds(where.kinds)
-    browser_component.html(
-        timeline_html(run, told, wanted, where), key=_KEY, acts={"go": _show_whole}
-    )
+    wanted = _choose_kinds(where.kinds, {one.kind for one in told.entries})
+    text = timeline_html(run, told, wanted, where)
+    browser_component.html(text, key=_KEY, acts={"go": _show_whole})
+    show_as_text(text)
 
 
 def run_timeline(run: RunSnapshot, span: tuple[int, int] | None) -> Timeline:
@@ -64,7 +69,7 @@ def run_timeline(run: RunSnapshot, span: tuple[int, int] | None) -> Timeline:
         events = events.filter((step >= span[0]) & (step <= span[1]))
         curves = curves.within(span)
     skips = curves.rug(*(span or curves.ends))
-    told = timeline_of(events, skips, run.attempts(), run.diagnosis, run.curves.ends)
+    told = timeline_of(events, skips, run.attempts(), run.diagnosis_as_told(), run.curves.ends)
     if span is None:
         return told
     inside = (one for one in told.entries if one.last >= span[0] and one.first <= span[1])
@@ -74,15 +79,12 @@ def run_timeline(run: RunSnapshot, span: tuple[int, int] | None) -> Timeline:
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def _choose_kinds(text: str | None) -> set[Kind]:
-    """Draw a button for each kind of event in the timeline; without a choice all are shown.
-
-    Always the same buttons with the same words: others would take the keyboard away.
-    """
+def _choose_kinds(text: str | None, present: Set[Kind]) -> set[Kind]:
+    """Draw a button for each kind of event that happened; without a choice all are shown."""
     named = [] if text is None else address.names_in(text)
     chosen = [kind for kind in Kind if _kind_name(kind) in named]
     st.session_state[_KINDS] = [_kind_name(kind) for kind in chosen]
-    labels = {_kind_name(kind): kind.value for kind in Kind}
+    labels = {_kind_name(k): k.value for k in Kind if k in present or k in chosen}
     st.pills(
         "Show only", list(labels), key=_KINDS, selection_mode="multi", on_change=_kinds_chosen,
         format_func=lambda name: labels.get(name, name),
@@ -194,8 +196,17 @@ def _mark(one: Entry, link: str, place: tuple[int, int], span: tuple[int, int]) 
         style += f"top:{100 * level / height:.1f}%;height:{100 / height:.1f}%"
     return (
         f'<a class="aw-mark {one.mark}{" single" * (one.count == 1)}" style="{style}" '
-        f'title="{said(words)}" tabindex="-1" href="{link}" target="_self"></a>'
+        f'title="{said(words)}" tabindex="-1" href="{link}" target="_self">'
+        f"{_name_in_lane(one, right - left)}</a>"
     )
+
+
+def _name_in_lane(one: Entry, width: float) -> str:
+    """The first word of an entry's title, if its mark in the lane has room for it."""
+    if one.kind not in _OVERLAPPING or width < _NAMED_WIDTH:
+        return ""
+    word = one.title.split()[0] if one.kind is Kind.FINDING else one.title
+    return f"<span>{said(word)}</span>"
 
 
 def _percent(step: int, span: tuple[int, int]) -> float:
@@ -240,13 +251,40 @@ def _label_side(place: float) -> str:
 
 
 def _table(run: RunSnapshot, links: Sequence[tuple[Entry, str]]) -> str:
-    rows = "".join(_row(run, one, link) for one, link in links)
-    heads = ("step", "what", "in words", "after")
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    return f'<table class="aw-happened"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    skips = [pair for pair in links if pair[0].kind is Kind.SKIP]
+    folds = _FEWEST_FOLDED <= len(skips) < len(links)  # who asked for skips alone gets them all
+    rows = [
+        _folded_row(run, skips) if folds and one is skips[0][0] else _row(run, one, link)
+        for one, link in links
+        if not (folds and one.kind is Kind.SKIP) or one is skips[0][0]
+    ]
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("step", "what", "in words", "at"))
+    return (
+        f'<table class="aw-happened"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _folded_row(run: RunSnapshot, links: Sequence[tuple[Entry, str]]) -> str:
+    """All stretches of skips as one row of the timeline that opens."""
+    entries = [one for one, _ in links]
+    count = sum(one.count for one in entries)
+    inside = "".join(
+        f'<li><a href="{link}" target="_self">{_steps(one)}</a> <bdi>{said(one.words)}</bdi></li>'
+        for one, link in links
+    )
+    words = f"{count:,} skips and overflows, in {len(entries):,} stretches"
+    details = f'<details data-key="skips"><summary>{words}</summary><ul>{inside}</ul></details>'
+    last = max(one.last for one in entries)
+    whole = replace(entries[0], last=last, count=count, title="skipped")
+    return _row_of(run, whole, links[0][1], details)
 
 
 def _row(run: RunSnapshot, one: Entry, link: str) -> str:
+    return _row_of(run, one, link, f"<bdi>{said(one.words)}</bdi>")
+
+
+def _row_of(run: RunSnapshot, one: Entry, link: str, words: str) -> str:
     key = html.escape(f"{one.title} {one.first}")  # by which the keyboard's place is found again
     tone = _MARK_COLORS.get(one.mark, _COLORS[one.kind])
     look_of = (
@@ -255,8 +293,8 @@ def _row(run: RunSnapshot, one: Entry, link: str) -> str:
     cells = (
         f'<a href="{link}" target="_self" data-key="{key}">{_steps(one)}</a>',
         f"<span {look_of}>{said(one.title)}</span>",
-        f"<bdi>{said(one.words)}</bdi>",
-        said(_elapsed(run, one)),
+        words,
+        _time_html(run, one),
     )
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
@@ -265,12 +303,27 @@ def _steps(one: Entry) -> str:
     return f"{one.first:,}" if one.first == one.last else f"{one.first:,} to {one.last:,}"
 
 
-def _elapsed(run: RunSnapshot, one: Entry) -> str:
-    """How long after the run's start an entry of the timeline happened; empty if not known."""
+def _time_html(run: RunSnapshot, one: Entry) -> str:
+    """The time of day of an entry of the timeline, as its reader's clock shows it; "" if unknown.
+
+    How long after the run's start it was is its title.
+    """
     began = run.info.started_ns
     if not one.time_ns or not began or one.time_ns < began:
         return ""
-    return duration_text((one.time_ns - began) / 1e6)
+    after = duration_text((one.time_ns - began) / 1e6)
+    is_long = (run.last_time_ns - began) / 1e9 > _LONG_S
+    when = dt.datetime.fromtimestamp(one.time_ns / 1e9, _reader_zone())
+    text = f"{when:%d %b %H:%M}" if is_long else f"{when:%H:%M:%S}"
+    return f'<span title="{said(f"{after} after the start")}">{text}</span>'
+
+
+def _reader_zone() -> dt.tzinfo | None:
+    """The time zone of this tab's browser; None is the server's own."""
+    try:
+        return ZoneInfo(st.context.timezone or "")
+    except (KeyError, ValueError, OSError):
+        return None
 
 
 def _link(one: Entry, where: address.Address, ends: tuple[int, int]) -> str:

@@ -54,7 +54,7 @@ class UserValue:
         self.count += len(step)
         finite = np.isfinite(values)
         self.odd_count += len(step) - int(finite.sum())
-        self._odd.add(step, finite)
+        self._odd.add(step, values)
         if finite.any():
             known = values[finite]
             before = known[0] if self.last is None else self.last[1]

@@ -1,4 +1,4 @@
-"""Make docs/pictures/*.svg: what loss scaling is, drawn from trainings that run here.
+"""Make docs/pictures/*.svg, from trainings that run here: what loss scaling is, and a report.
 
 python docs/make_pictures.py (some two minutes on a CPU)
 """
@@ -6,6 +6,9 @@ python docs/make_pictures.py (some two minutes on a CPU)
 from __future__ import annotations
 
 import math
+import os
+import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +28,7 @@ import ampwatch  # noqa: E402
 from ampwatch.cli.demo import SCENARIOS, free_path, train  # noqa: E402
 
 PICTURES = Path(__file__).parent / "pictures"
+QUICKSTART = Path(__file__).parent / "quickstart.md"
 WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 84, 16, 40, 40
 INK, PALE, LINE, BAD = "#444444", "#dddddd", "#2a6fbb", "#c62828"
@@ -33,6 +37,10 @@ FORMATS = {  # the smallest number above zero, the smallest with all its digits,
     "bf16": (-133, -126, 127.99),
     "fp32": (-149, -126, 128),
 }
+# A report fits a phone if its lines are no longer than this.
+REPORT_COLUMNS, REPORT_LETTER, REPORT_LINE = 50, 9.2, 21
+# What begins a part of a report, in order: docs/reading_a_report.md explains the parts by number.
+REPORT_PARTS = ("FAILING", "Learning rate", "What to do", "What happened", "How sure", "Also")
 
 
 def main() -> None:
@@ -54,6 +62,7 @@ def main() -> None:
     }
     for name, curve in curves.items():
         (PICTURES / f"scale_{name}.svg").write_text(scale_chart(titles[name], curve), "utf-8")
+    (PICTURES / "report_numbered.svg").write_text(numbered_report(quickstart_report()), "utf-8")
 
 
 @dataclass(frozen=True)
@@ -177,6 +186,47 @@ def scale_chart(title: str, curve: Curve) -> str:
     return _svg(title, parts)
 
 
+def quickstart_report() -> str:
+    """What `ampwatch report` prints of the quickstart's training, in narrow lines."""
+    program = re.search(
+        r"<!-- file: .*? -->\n```python\n(.*?)```", QUICKSTART.read_text(), re.DOTALL
+    )
+    assert program is not None
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(REPORT_COLUMNS)}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "train.py").write_text(program[1])  # the advice names this script
+        for command in (["train.py"], ["-m", "ampwatch", "report", "first"]):
+            done = subprocess.run(
+                [sys.executable, *command],
+                cwd=folder, env=environment, capture_output=True, text=True, check=True,
+            )  # fmt: skip
+    return done.stdout
+
+
+def numbered_report(report: str) -> str:
+    """The lines of a report; a number in the margin marks where each part begins."""
+    left, parts, awaited = 40, [], list(REPORT_PARTS)
+    lines = report.rstrip().splitlines()
+    for row, line in enumerate(lines):
+        y = (row + 1.4) * REPORT_LINE
+        begins = awaited and line.startswith(awaited[0])
+        if begins:
+            number = len(REPORT_PARTS) - len(awaited) + 1
+            parts.append(f'<circle cx="19" cy="{y - 5:.1f}" r="12" fill="{INK}"/>')
+            parts.append(_text(19, y, f"{number}", "white", "middle", 'font-weight="bold"'))
+            awaited.pop(0)
+        words = line.lstrip(" ")
+        x = left + REPORT_LETTER * (len(line) - len(words))
+        more = 'xml:space="preserve"' + (' font-weight="bold"' if begins else "")
+        parts.append(_text(x, y, words, INK, "start", more))
+    assert not awaited, f"the report has no part {awaited[0]!r}"
+    size = left + REPORT_LETTER * (REPORT_COLUMNS + 1.5), (len(lines) + 1) * REPORT_LINE
+    style = f'font-family="monospace" font-size="{REPORT_LETTER / 0.602:.1f}"'
+    return _drawing(
+        "The report on the quickstart's training, its parts numbered", parts, size, style
+    )
+
+
 def power(octave: int) -> str:
     """A power of two as a person reads it."""
     number = 2.0**octave
@@ -184,13 +234,20 @@ def power(octave: int) -> str:
 
 
 def _svg(title: str, parts: Sequence[str]) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'font-family="sans-serif" font-size="12"><title>{escape(title)}</title>'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
-    )
     words = _text(LEFT, 22, title, INK, "start", 'font-size="14" font-weight="bold"')
-    return "\n".join([head, words, *parts, "</svg>"]) + "\n"
+    style = 'font-family="sans-serif" font-size="12"'
+    return _drawing(title, [words, *parts], (WIDTH, HEIGHT), style)
+
+
+def _drawing(title: str, parts: Sequence[str], size: tuple[float, float], style: str) -> str:
+    width, height = (f"{length:.0f}" for length in size)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" role="img" '
+        f"{style}><title>{escape(title)}</title>"
+        f'<rect width="{width}" height="{height}" fill="white"/>'
+    )
+    return "\n".join([head, *parts, "</svg>"]) + "\n"
 
 
 def _text(x: float, y: float, text: str, colour: str, anchor: str, more: str = "") -> str:

@@ -1,6 +1,6 @@
 """The smallest mixed-precision loop, and the one line that watches it.
 
-python examples/minimal.py, then: ampwatch runs, ampwatch report RUN
+python examples/minimal.py, then: ampwatch list, ampwatch report RUN
 """
 
 from __future__ import annotations

@@ -23,10 +23,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO, NamedTuple
+
+import psutil
 
 HERE = Path(__file__).parent
 PATIENCE_S = 150.0
@@ -159,7 +162,14 @@ class Child:
             with contextlib.suppress(BrokenPipeError):
                 self.stdin.write(given or "")
                 self.stdin.close()
-        self.wait(timeout)
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired as late:
+            _end_all(self.pid)
+            for thread in threads:
+                thread.join()
+            late.output, late.stderr = said.get(self.stdout), said.get(self.stderr)
+            raise
         for thread in threads:
             thread.join()
         for stream in said:
@@ -192,6 +202,19 @@ def _stream(place: int, wanted: int | None) -> tuple[int, IO[str] | None]:
     if place == 0:
         return reading, os.fdopen(writing, "w")
     return writing, os.fdopen(reading)
+
+
+def _end_all(pid: int) -> None:
+    """End this child and what it started, once each has written to stderr where it stands."""
+    child = psutil.Process(pid)
+    family = [*child.children(recursive=True), child]
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(0.2)  # to write it all before the next does
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 Running = Child | subprocess.Popen[str]
@@ -227,6 +250,9 @@ def run(
     child = start(*words, env=env, cwd=cwd, stdin=stdin, stdout=PIPE, stderr=PIPE, fresh=fresh)
     try:
         out, err = child.communicate(given, PATIENCE_S)
+    except subprocess.TimeoutExpired as late:
+        child.kill()
+        raise AssertionError(f"{late}; its stderr ends with\n{str(late.stderr)[-9000:]}") from None
     except BaseException:
         child.kill()
         raise

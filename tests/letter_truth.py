@@ -18,10 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 import ampwatch
+from ampwatch.diagnosis import diagnose
 from ampwatch.diagnosis.rules import RULES
+from ampwatch.diagnosis.value_text import evidence_text
 from ampwatch.report.letter import letter_of
 from ampwatch.report.letter_facts import Fact, Holds, Name, Reading, Remedy
 from ampwatch.report.terminal_report import LetterView
@@ -609,3 +612,49 @@ def is_numbered_by_line(run: Any) -> bool:
     """Whether the steps are places of lines: every number from the first to the last, each once."""
     steps = set(run.steps.column("step").to_pylist())
     return not steps or len(steps) == max(steps) - min(steps) + 1
+
+
+# --- evidence -------------------------------------------------------------------------------------
+
+_SIGNS = {
+    "gradient norm": "grad_norm", "loss since then": "loss", "loss at the end": "loss",
+    "loss until then": "loss",
+}  # fmt: skip
+_EVIDENCE_COLUMNS = frozenset(("grad_norm", "loss", "scale"))
+_NEAR_ROWS = 32  # on both sides: of a long record the engine keeps medians of so many
+
+
+def _numbers(rows: Any, column: str) -> Any:
+    return np.array([np.nan if v is None else v for v in rows[column].to_pylist()])
+
+
+def _scales(rows: Any) -> Any:
+    """The loss scale at each row: the last one that was recorded, before the step or after it."""
+    before, after = _numbers(rows, "scale"), _numbers(rows, "scale_after")
+    scale = np.where(np.isfinite(after), after, before)
+    at = np.maximum.accumulate(np.where(np.isfinite(scale), np.arange(len(scale)), 0))
+    return scale[at]
+
+
+def untrue_evidence(run: Any) -> Iterator[str]:
+    """Evidence of a run's findings that names a step at which the rows hold another value."""
+    rows = run.read("steps", ["step", *_EVIDENCE_COLUMNS, "scale_after"])
+    steps = np.asarray(rows["step"].to_pylist())
+    pieces = [piece for finding in diagnose(run).findings for piece in finding.evidence]
+    for piece in pieces:
+        column = _SIGNS.get(piece.signal, piece.signal)
+        if column not in _EVIDENCE_COLUMNS or piece.step is None:
+            continue
+        if not isinstance(piece.value, float) or not math.isfinite(piece.value):
+            continue
+        values = _scales(rows) if column == "scale" else _numbers(rows, column)
+        here = values[(abs(steps - piece.step) <= _NEAR_ROWS) & np.isfinite(values)]
+        if not len(here):
+            yield f"{evidence_text(piece)}: the rows there hold nothing"
+            continue
+        # It falls after a step; a log that prints it after a step does not say what it was before.
+        low, high = here.min() / (2 if column == "scale" else 1), here.max()
+        if column == "scale" and not np.isfinite(_numbers(rows, "scale")).any():
+            high *= 2
+        if not low * (1 - 1e-3) <= piece.value <= high * (1 + 1e-3):
+            yield f"{evidence_text(piece)}: the rows there hold {low:.4g} to {high:.4g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
 
@@ -105,6 +106,14 @@ def logged(path, name):
     rows = store.open_run(path).steps
     pairs = zip(rows["step"].to_pylist(), rows[name].to_pylist(), strict=True)
     return [(step, value) for step, value in pairs if value is not None]
+
+
+def assert_report(path, diagnosis):
+    """The report in this file is of this diagnosis; how the run stands is the reader's to say."""
+    mirrored, told = json.loads(path.read_text("utf-8")), diagnosis.to_json()
+    for report in (mirrored, told):
+        del report["run"]["state"]
+    assert mirrored == told
 
 
 def skips(path):

@@ -14,6 +14,7 @@ Where a test wants its child's children forked as well (`children.forking`), the
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -47,7 +48,8 @@ LOADED_BEFORE = {
     "training": (
         "torch", "ampwatch.probe",
         "ampwatch.cli", "ampwatch.diagnosis", "ampwatch.fleet", "ampwatch.recovery",
-        "ampwatch.report", "deltalake", "obstore", "pandas", "pyarrow.compute", "pyarrow.parquet",
+        "ampwatch.report", "deltalake", "mcp.server.mcpserver", "obstore", "pandas",
+        "pyarrow.compute", "pyarrow.parquet",
         "rich.console", "rich.live", "rich.progress", "rich.table",
     ),
     "dashboard": (
@@ -134,6 +136,7 @@ class Nursery:
         for number in (*streams, report, *others):
             os.close(number)
         self._door.close()
+        faulthandler.register(signal.SIGUSR1)  # as `children` asks one that does not end
         return True
 
     def _bury(self) -> None:

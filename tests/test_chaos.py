@@ -16,8 +16,7 @@ SCRIPT = """
 import json, os, random, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from chaos_children import Batch, end_descendants, inherit_orphans
-from chaos_trials import Changed, Hung, Kind, Lost
+from chaos_trials import Batch, Changed, Hung, Kind, Lost, end_descendants, inherit_orphans
 
 def fine(trial): trial.inputs += 3
 def crashes(trial): trial.say("to crash"); os.abort()

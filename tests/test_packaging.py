@@ -43,25 +43,75 @@ def test_the_text_and_the_html_report_load_no_view():
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The names of the files in a freshly built wheel."""
+def built_wheel(tmp_path_factory):
+    """A freshly built wheel."""
     builder = pytest.importorskip(
         "hatchling.builders.wheel", reason="no hatchling here to build with"
     )
     out = tmp_path_factory.mktemp("dist")
     (built,) = builder.WheelBuilder(str(ROOT)).build(directory=str(out), versions=["standard"])
-    with zipfile.ZipFile(built) as archive:
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(built_wheel):
+    """The names of the files in it."""
+    with zipfile.ZipFile(built_wheel) as archive:
         return set(archive.namelist())
+
+
+# Streamlit's own search, among the distributions of one folder.
+PAINTERS = """
+import importlib.metadata, sys
+installed = importlib.metadata.distributions
+importlib.metadata.distributions = lambda: installed(path=sys.argv[1:])
+from streamlit.components.v2.manifest_scanner import scan_component_manifests
+for manifest, root in scan_component_manifests():
+    if manifest.name == "ampwatch":
+        for part in manifest.components:
+            print(f"{manifest.name}.{part.name}", part.resolve_asset_root(root))
+"""
+
+
+def painters(installed: Path, package: Path) -> list[str]:
+    """The components of ours that Streamlit finds where this is installed, and their folders."""
+    child = subprocess.run(
+        [sys.executable, "-c", PAINTERS, str(installed)],
+        capture_output=True, text=True, check=True, cwd=package,
+        env={**os.environ, "PYTHONPATH": str(package)},
+    )  # fmt: skip
+    return child.stdout.split()
+
+
+def test_streamlit_finds_the_painters_folder_in_an_installed_wheel(built_wheel, tmp_path):
+    pytest.importorskip("streamlit", reason="no streamlit here to look for components")
+    with zipfile.ZipFile(built_wheel) as archive:
+        archive.extractall(tmp_path)
+    folder = tmp_path / "ampwatch/report/painter"
+    assert painters(tmp_path, tmp_path) == ["ampwatch.painter", str(folder)]
+
+
+def test_streamlit_finds_the_painters_folder_in_a_clone_that_is_installed_to_be_edited(tmp_path):
+    pytest.importorskip("streamlit", reason="no streamlit here to look for components")
+    metadata = tmp_path / "ampwatch-0.0.dist-info"  # all that such an install leaves beside a path
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.4\nName: ampwatch\nVersion: 0.0\nRequires-Dist: streamlit\n"
+    )
+    folder = ROOT / "ampwatch/report/painter"
+    assert painters(tmp_path, ROOT) == ["ampwatch.painter", str(folder)]
 
 
 def test_the_wheel_ships_the_dashboard_and_the_demo_inside_the_package(wheel):
     assert {
         "ampwatch/py.typed",
         "ampwatch/diagnosis/pages/AMP101.md",
+        "ampwatch/report/letter.css",
         "ampwatch/report/report.css",
         "ampwatch/report/painter/painter.css",
         "ampwatch/report/painter/chart.js",
-        "ampwatch/report/painter/loader.js",
+        "ampwatch/report/painter/dashboard.js",
+        "ampwatch/pyproject.toml",
         "ampwatch/report/painter/report.js",
         "ampwatch/_dashboard/streamlit_app.py",
         "ampwatch/_dashboard/.streamlit/config.toml",
@@ -75,6 +125,17 @@ def test_the_wheel_has_one_top_level_name_and_no_tests(wheel):
     tops = {name.split("/")[0] for name in wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ampwatch"}
     assert not [name for name in wheel if "test_" in name or "__pycache__" in name]
+
+
+def test_a_wheels_metadata_names_the_addresses_that_its_builder_knows(monkeypatch):
+    core = pytest.importorskip("hatchling.metadata.core", reason="no hatchling here to build with")
+    manager = pytest.importorskip("hatchling.plugin.manager").PluginManager
+    for variable in ("AMPWATCH_SITE_URL", "AMPWATCH_REPOSITORY_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    assert core.ProjectMetadata(str(ROOT), manager()).core.urls == {}
+    monkeypatch.setenv("AMPWATCH_SITE_URL", "https://docs.example.org/")
+    named = core.ProjectMetadata(str(ROOT), manager()).core.urls
+    assert named == {"Documentation": "https://docs.example.org/"}
 
 
 def test_the_changelog_has_a_section_for_what_comes():

@@ -14,12 +14,14 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "placing.py"
 
 @pytest.fixture(scope="module")
 def placing():
+    sys.path.insert(0, str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("placing", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     sys.modules["placing"] = module  # its dataclass looks itself up
     spec.loader.exec_module(module)
     yield module
     del sys.modules["placing"]
+    sys.path.remove(str(SCRIPT.parent))
 
 
 def test_the_same_seed_draws_the_same_functions_and_another_seed_others(placing):

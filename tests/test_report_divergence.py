@@ -8,7 +8,7 @@ from written_runs import fresh_id, step_columns
 
 from ampwatch import codec, open_run, store
 from ampwatch.report.comparison import difference_text
-from ampwatch.report.comparison_text import grouped_partings, parting_text
+from ampwatch.report.comparison_text import grouped_partings, parting_sentences, parting_text
 from ampwatch.report.divergence import GIVEN, RESULTS, divergence_of
 from ampwatch.rows import DTYPES, Table
 
@@ -47,6 +47,31 @@ def test_two_seeds_differ_at_once_and_never_beyond_noise(tmp_path, seed):
     parting = divergence_of(a, b)
     assert parting.loss_bits.step == 0
     assert parting.loss is None
+
+
+def loss_sentence(parting):
+    return next(text for text in parting_sentences(parting, "A", "B") if text.startswith("Loss"))
+
+
+def test_a_noisy_loss_and_one_that_was_learnt_at_once_differ_beyond_noise_and_by_how_much(tmp_path):
+    noisy = 5 + np.random.default_rng(0).standard_normal(LOSS_STEPS)
+    runs = [
+        run_with_loss(tmp_path, "a", noisy),
+        run_with_loss(tmp_path, "b", 4 * np.exp(-np.arange(LOSS_STEPS)) + 1e-8),
+    ]
+    parting = divergence_of(*runs)
+    assert parting.loss_end.first == pytest.approx(np.median(noisy[-10:]))
+    said = loss_sentence(parting)
+    assert "beyond noise" in said
+    assert said.endswith(f"; at the end {np.median(noisy[-10:]):.4g} against 1e-08.")
+
+
+def test_losses_that_only_began_apart_are_said_by_their_size(tmp_path):
+    one, other = falling(0), falling(1)
+    one[0], other[0] = 14.56, 4.579
+    runs = run_with_loss(tmp_path, "a", one), run_with_loss(tmp_path, "b", other)
+    said = loss_sentence(divergence_of(*runs))
+    assert said.startswith("Loss: differs from step 0 (14.56 against 4.579), later by no more")
 
 
 @pytest.mark.parametrize("start", [100, 311])
@@ -278,7 +303,8 @@ def test_runs_that_part_alike_are_one_group_and_the_largest_is_first(tmp_path):
     ("number", "base", "text"),
     [
         (2.0, 2.0, "the same"), (1.1, 1.0, "+10 %"), (0.968, 1.0, "-3.2 %"),
-        (370.0, 10.0, "37 times"), (1.00001, 1.0, "about the same"), (None, 1.0, ""),
+        (370.0, 10.0, "37 times"), (7e-6, 70.0, "1/1e+07 of it"),
+        (1.00001, 1.0, "about the same"), (None, 1.0, ""),
         (float("nan"), 1.0, ""), (5.0, 0.0, "+5"), (-1.0, 1.0, "-2"), (0.0, 0.0, "the same"),
     ],
 )  # fmt: skip

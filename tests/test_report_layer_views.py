@@ -19,14 +19,12 @@ from ampwatch.report.layer_views import (
     MOST_ROWS,
     WHAT_IF,
     Wanted,
-    Window,
     casts_header,
     chosen_view,
     offered,
     short_percent,
     view_message,
     what_if_header,
-    windows_sentence,
 )
 from ampwatch.rows import Table
 
@@ -112,24 +110,21 @@ def header_of(message):
     return json.loads(message[4 : 4 + length])
 
 
-def test_the_switch_offers_what_there_is_and_nothing_where_there_is_no_choice(tmp_path):
+def test_the_view_is_the_chosen_one_if_the_run_has_it(tmp_path):
     both = run_of(tmp_path / "both", {"up": {**CALM, **NO_LOSS}}, {"up": FP8_LAYER})
-    header = header_of(view_message(both, offered(both), Wanted(), None, None))
-    assert (header["view"], header["views"]) == (FP8, [[FP8, "fp8"], [WHAT_IF, "what if"]])
-    other = header_of(view_message(both, offered(both), Wanted(WHAT_IF), None, None))
+    assert header_of(view_message(both, offered(both), Wanted(), None))["view"] == FP8
+    other = header_of(view_message(both, offered(both), Wanted(WHAT_IF), None))
     assert (other["view"], other["columns"]) == (WHAT_IF, ["E4M3", "E5M2", "MXFP8", "NVFP4"])
-    one = run_of(tmp_path / "one", {"up": NO_LOSS})
-    assert header_of(view_message(one, offered(one), Wanted(), None, None))["views"] == []
     none = run_of(tmp_path / "none", {"up": {"grad_norm": 1.0}})
-    assert view_message(none, offered(none), Wanted(), None, None) is None
+    assert view_message(none, offered(none), Wanted(), None) is None
 
 
 # --- casts in use --------------------------------------------------------------------------------
 
 
 def test_casts_that_lose_nothing_say_so_and_what_the_layers_multiply_in(tmp_path):
-    header = casts_header(cast_run(tmp_path), None, None)
-    assert header["sentence"] == (
+    header = casts_header(cast_run(tmp_path), Wanted())
+    assert header["title"] == (
         "3 layers multiply in fp8 e4m3 tensorwise, gradient e5m2. Their casts lose nothing."
     )
     assert texts(header)["up"] == ["0", "0", "0"]
@@ -138,42 +133,42 @@ def test_casts_that_lose_nothing_say_so_and_what_the_layers_multiply_in(tmp_path
 
 def test_what_is_flushed_and_what_is_cut_off_are_told_apart_and_marked_beyond_health(tmp_path):
     run = cast_run(tmp_path, input_flushed_share=0.62, grad_saturated_share=0.03)
-    header = casts_header(run, None, None)
+    header = casts_header(run, Wanted())
     assert texts(header)["up"] == ["↓62", "0", "↑3"]
     assert marked(header) == [("up", "input"), ("up", "gradient")]
-    assert header["sentence"].endswith("up cuts off 3.0 % of its gradient.")
+    assert header["title"].endswith("up cuts off 3.0 % of its gradient.")
 
 
 def test_a_loss_within_health_is_told_and_not_marked(tmp_path):
-    header = casts_header(cast_run(tmp_path, weight_flushed_share=0.12), None, None)
+    header = casts_header(cast_run(tmp_path, weight_flushed_share=0.12), Wanted())
     assert texts(header)["up"] == ["0", "↓12", "0"]
     assert marked(header) == []
-    assert "No cast loses more than in health; up flushes 12 % of its weight" in header["sentence"]
+    assert "No cast loses more than in health; up flushes 12 % of its weight" in header["title"]
 
 
 def test_a_delayed_scale_has_a_column_of_its_own_and_a_frozen_one_is_said(tmp_path):
-    assert "scale" not in casts_header(cast_run(tmp_path / "a"), None, None)["columns"]
-    stale = casts_header(cast_run(tmp_path / "b", amax_staleness=3.0), None, None)
+    assert "scale" not in casts_header(cast_run(tmp_path / "a"), Wanted())["columns"]
+    stale = casts_header(cast_run(tmp_path / "b", amax_staleness=3.0), Wanted())
     assert (texts(stale)["up"][-1], texts(stale)["down"][-1]) == ("3x", "-")
     assert marked(stale) == [("up", "scale")]
-    assert "maximum of up is 3 times what its scale can hold" in stale["sentence"]
-    frozen = casts_header(cast_run(tmp_path / "c", amax_staleness=math.inf), None, None)
+    assert "maximum of up is 3 times what its scale can hold" in stale["title"]
+    frozen = casts_header(cast_run(tmp_path / "c", amax_staleness=math.inf), Wanted())
     assert texts(frozen)["up"][-1] == "∞"
-    assert "The scale of up is frozen" in frozen["sentence"]
+    assert "The scale of up is frozen" in frozen["title"]
 
 
 def test_a_role_that_is_not_cast_is_no_zero(tmp_path):
     half = {**FP8_LAYER, "weight_format": None}
     numbers = {name: value for name, value in CALM.items() if not name.startswith("weight")}
-    header = casts_header(run_of(tmp_path, {"up": numbers}, {"up": half}), None, None)
+    header = casts_header(run_of(tmp_path, {"up": numbers}, {"up": half}), Wanted())
     assert texts(header)["up"] == ["0", "-", "0"]
     assert header["rows"][0]["cells"][1]["says"] == "the weight is not cast"
 
 
 def test_formats_without_numbers_are_shown_and_said_to_be_unmeasured(tmp_path):
     run = run_of(tmp_path, {"up": {"grad_norm": 1.0}}, {"up": FP8_LAYER})
-    header = casts_header(run, None, None)
-    assert header["sentence"].endswith("What that loses was not measured.")
+    header = casts_header(run, Wanted())
+    assert header["title"].endswith("What that loses was not measured.")
     assert texts(header)["up"] == ["-", "-", "-"]
 
 
@@ -186,7 +181,7 @@ def test_the_layer_that_the_findings_name_is_marked_however_little_it_loses(tmp_
     layers = {f"b.{n}": {**CALM, "input_flushed_share": 0.1 + n / 1000} for n in range(40)}
     run = run_of(tmp_path, {"head": CALM, **layers}, dict.fromkeys(["head", *layers], FP8_LAYER))
     named = dataclasses.replace(diagnose(run), findings=(finding("AMP704", layer="head"),))
-    header = casts_header(run, None, named)
+    header = casts_header(run, Wanted(), named)
     assert header["fault"] == {"layer": "head", "words": "named by AMP704"}
     assert (len(header["rows"]), header["hidden"]) == (MOST_ROWS, 41 - MOST_ROWS)
     shown = [row["layer"] for row in header["rows"]]
@@ -203,8 +198,8 @@ def what_if_run(tmp_path, **changed):
 
 def test_what_if_counts_the_layers_that_would_survive_and_names_the_one_that_would_not(tmp_path):
     run = what_if_run(tmp_path, input_what_if=[0.83, 0.0, 0.02, 0.5])
-    header = what_if_header(run, None, None)
-    assert header["sentence"] == (
+    header = what_if_header(run, Wanted())
+    assert header["title"] == (
         "In fp8 (E4M3, gradients E5M2) 1 of 2 layers would survive; up would lose 83 % of its "
         "input. MXFP8: all 2. NVFP4: 1 of 2."
     )
@@ -214,23 +209,23 @@ def test_what_if_counts_the_layers_that_would_survive_and_names_the_one_that_wou
 
 def test_a_gradient_that_e4m3_would_lose_does_not_count_for_the_usual_recipe(tmp_path):
     run = what_if_run(tmp_path, grad_what_if=[0.9, 0.0, 0.0, 0.07])
-    header = what_if_header(run, None, None)
-    assert header["sentence"].startswith("In fp8 (E4M3, gradients E5M2) all layers would survive. ")
+    header = what_if_header(run, Wanted())
+    assert header["title"].startswith("In fp8 (E4M3, gradients E5M2) all layers would survive. ")
     assert marked(header) == [("up", "E4M3")]
 
 
 def test_what_if_of_one_role_leaves_the_others_out(tmp_path):
     run = what_if_run(tmp_path, input_what_if=[0.83, 0.0, 0.02, 0.5])
-    header = what_if_header(run, None, None, role="weight")
-    assert (header["role"], texts(header)["up"]) == ("weight", ["0", "0", "0", "7"])
+    header = what_if_header(run, Wanted(role="weight"))
+    assert texts(header)["up"] == ["0", "0", "0", "7"]
     assert "of the weight" in header["note"]
 
 
 def test_a_format_whose_blocks_do_not_fit_a_layer_is_no_zero(tmp_path):
     odd = {name: [0.0, 0.0, None, 0.07] for name in NO_LOSS}
-    header = what_if_header(run_of(tmp_path, {"up": odd}), None, None)
+    header = what_if_header(run_of(tmp_path, {"up": odd}), Wanted())
     assert texts(header)["up"] == ["0", "0", "-", "7"]
-    assert "MXFP8" not in header["sentence"]
+    assert "MXFP8" not in header["title"]
 
 
 def test_of_several_ranks_what_if_tells_the_worst(tmp_path):
@@ -247,32 +242,3 @@ def test_of_several_ranks_what_if_tells_the_worst(tmp_path):
 )
 def test_a_share_in_a_narrow_cell(share, text):
     assert short_percent(share) == text
-
-
-# --- fp16 ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("windows", "scale", "text"),
-    [
-        (
-            [(None, 20.0), (2.0, 18.0)],
-            2.0**16,
-            "All 2 layers can live with a loss scale of 65,536.",
-        ),
-        (
-            [(None, 12.0), (2.0, 18.0)],
-            2.0**16,
-            "1 of 2 layers can live with a loss scale of 65,536; 1 overflows, layer 0 first.",
-        ),
-        (
-            [(10.0, 20.0), (2.0, 18.0)],
-            2.0**4,
-            "1 of 2 layers can live with a loss scale of 16; 1 loses small gradients.",
-        ),
-        ([(None, 20.0)], None, ""),
-    ],
-)
-def test_the_windows_say_how_many_layers_can_live_with_the_scale(windows, scale, text):
-    shown = [Window(f"layer {n}", n, low, high) for n, (low, high) in enumerate(windows)]
-    assert windows_sentence(shown, scale) == text

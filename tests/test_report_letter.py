@@ -6,8 +6,10 @@ import dataclasses
 import io
 import json
 import math
+import re
 import types
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from rich.console import Console
@@ -15,10 +17,11 @@ from structured_runs import write_structured
 from written_runs import event_columns, more, write_run
 
 from ampwatch import codec, diagnose, open_run, store
-from ampwatch.diagnosis import RULES, Action, Advice, Severity
+from ampwatch.diagnosis import RULES, Action, Advice, Finding, Severity, Verdict
 from ampwatch.diagnosis.rule import title_of, titles_of
+from ampwatch.importers import import_log
 from ampwatch.recovery.restart_plan import plan_of, sentences_of
-from ampwatch.report.letter import letter_of
+from ampwatch.report.letter import begun_as_told, letter_of
 from ampwatch.report.letter_facts import Sentence
 from ampwatch.report.letter_to_do import command_with_rate
 from ampwatch.report.terminal_report import LetterView
@@ -245,3 +248,129 @@ def test_evidence_that_the_rows_do_not_show_is_not_printed(tmp_path):
     rows = run.read(Table.STEPS, ("step", "grad_norm"), 0)
     at = rows.column("step").to_pylist().index(50)
     assert isinstance(rows.column("grad_norm")[at], pa.Scalar)
+
+
+def test_a_live_run_that_takes_no_step_any_more_is_to_be_stopped(tmp_path):
+    run = open_run(write_run(tmp_path, skipped=60))
+    over = diagnose(run)
+    live = dataclasses.replace(over, run=dataclasses.replace(over.run, state="live"))
+    first = run.steps.to_pydict()["skipped"].index(True)
+    assert f"1. Stop this run: every step since step {first} was skipped." in shown(run, live)
+    assert "Stop this run" not in shown(run, over)
+
+
+def test_a_letter_without_trouble_says_why_steps_were_skipped(tmp_path):
+    lines = shown(open_run(write_run(tmp_path, skipped=0))).splitlines()
+    assert not any("skipped:" in line for line in lines)
+
+
+def test_a_loss_at_the_end_is_said_to_be_a_median_beside_the_last_value(tmp_path):
+    text = " ".join(shown(open_run(write_structured(tmp_path, "one", rate=0.01))).split())
+    assert re.search(r"The loss was \S+ at first and \S+ at the end \(medians\)", text)
+
+
+def test_what_is_drawn_of_the_headline_begins_at_the_step_that_the_letter_names(tmp_path):
+    run = open_run(write_structured(tmp_path, "one", rate=0.1, fails=True))
+    diagnosis = diagnose(run)
+    letter = letter_of("one", run, diagnosis)
+    head = begun_as_told(diagnosis, letter).headline
+    assert f"broke down at step {head.first_step:,}" in str(letter.opening[0])
+    assert head == dataclasses.replace(diagnosis.headline, first_step=letter.begin)
+    calm = diagnose(open_run(write_run(tmp_path, "calm")))
+    assert begun_as_told(calm, letter_of("calm", open_run(tmp_path / "calm"), calm)) is calm
+
+
+@pytest.mark.parametrize(("scale_fell", "begins"), [(96, 96), (20, 100), (120, 100)])
+def test_what_follows_from_an_overflow_may_be_seen_before_the_layer_is(
+    tmp_path, scale_fell, begins
+):
+    run = open_run(write_run(tmp_path, skipped=30))
+    diagnosis = diagnose(run)
+    head = dataclasses.replace(diagnosis.findings[0], code="AMP203", first_step=100)
+    follows = dataclasses.replace(head, code="AMP103", because_of="AMP203", first_step=scale_fell)
+    diagnosis = dataclasses.replace(
+        diagnosis, findings=(head, follows), learning_rate=Advice(Action.UNKNOWN, "")
+    )
+    told = begun_as_told(diagnosis, letter_of("one", run, diagnosis))
+    assert told.headline.first_step == begins
+    assert told.findings[1].first_step == max(scale_fell, begins)  # no lane begins before its cause
+
+
+@pytest.mark.parametrize("rises", [True, False])
+def test_a_log_without_step_numbers_is_said_to_have_none_where_a_step_is_named(tmp_path, rises):
+    losses = [2 - n / 50 + 9 * (rises and n > 30) for n in range(1, 41)]
+    lines = [f"{{'loss': {loss:.2f}, 'learning_rate': 1e-05, 'epoch': {n / 100}}}"
+             for n, loss in enumerate(losses)]  # fmt: skip
+    (tmp_path / "log.txt").write_text("\n".join([*lines, "  8%|8  | 402/4851 [44:12<8:07, 6s/it]"]))
+    run = open_run(import_log(tmp_path / "log.txt", tmp_path / "runs"))
+    assert run.steps["step"].to_pylist() == list(range(40))
+    text = " ".join(shown(run).split())
+    assert "40 entries" in text
+    assert ("step 30 the loss" in text) == rises
+    assert ("This log has no step numbers" in text) == rises
+    assert "no step numbers" not in shown(open_run(write_run(tmp_path, "own")))
+
+
+@pytest.mark.parametrize(("growth", "ending", "told"), [
+    (1.1, [2.0] * 8, "Training broke down at step 30"),
+    (1.0, [0.3] * 3, "step 30 the loss rises from 0.21 (its lowest before) to 0.3 at the end"),
+])  # fmt: skip
+def test_a_loss_that_rose_is_told_with_its_step_and_one_word_on_its_cause(
+    tmp_path, growth, ending, told
+):
+    losses = [0.5 - n / 100 for n in range(30)] + ending
+    rows = [f"{n},{loss:.4f},{1e-3 * growth**n}" for n, loss in enumerate(losses)]
+    (tmp_path / "log.csv").write_text("\n".join(["step,loss,lr", *rows]))
+    run = open_run(import_log(tmp_path / "log.csv", tmp_path / "runs"))
+    text = " ".join(shown(run).split())
+    assert told in text
+    by_rate = growth > 1
+    assert ("Cause: likely the learning rate." in text) == by_rate
+    assert ("This log does not show why." in text) != by_rate
+
+
+def test_a_validation_loss_that_is_nan_has_a_letter(tmp_path):
+    lines = []
+    for epoch in range(1, 6):
+        lines += [f"\titers: {n}, epoch: {epoch} | loss: {0.8 / (epoch + n / 1000):.7f}"
+                  for n in range(100, 1200, 200)]  # fmt: skip
+        lines += [
+            f"Epoch: {epoch}, Steps: 1143 | Train Loss: {0.4 / epoch:.7f} Vali Loss: nan",
+            "Validation loss decreased (nan --> nan).  Saving model ...",
+        ]
+    (tmp_path / "log.txt").write_text("\n".join(lines))
+    run = open_run(import_log(tmp_path / "log.txt", tmp_path / "runs"))
+    assert any(piece.signal == "metric" for one in diagnose(run).findings for piece in one.evidence)
+    assert "nan" in shown(run).lower()
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_nobody_is_asked_to_record_what_the_run_records(tmp_path, is_recorded):
+    path = write_run(tmp_path, accepted=100)
+    if not is_recorded:
+        path = write_run(tmp_path, "two", accepted=0)
+        more(path, 100, first=0, grad_norm=[None] * 100)
+    run = open_run(path)
+    head = Finding(
+        "AMP307", "a-name", Severity.ERROR, 80, None, (0,), None, "It rose.", "",
+        "Look at the batches. Record the gradient norm: it tells more.",
+    )  # fmt: skip
+    told = dataclasses.replace(diagnose(run), findings=(head,), verdict=Verdict.FAILING)
+    asked = any("Record the gradient norm" in str(one) for one in letter_of("x", run, told).to_do)
+    assert asked != is_recorded
+
+
+def test_a_loss_that_drifted_up_before_anything_else_showed_broke_down_where_it_left_its_level(
+    tmp_path,
+):
+    """From step 650 on it grows by 2 % a step; the finding begins where steps are skipped."""
+    path = write_run(tmp_path, accepted=0)
+    step = np.arange(800)
+    noise = np.random.default_rng(0).normal(1, 0.1, 800)
+    loss = 0.3 * noise * 1.02 ** np.maximum(step - 650, 0)
+    more(path, 800, 60, first=0, loss=np.concatenate([loss, np.full(60, np.nan)]))
+    run = open_run(path)
+    head = Finding("AMP301", "a-name", Severity.ERROR, 800, None, (0,), None, "It rose.", "", "")
+    told = with_advice(diagnose(run), action=Action.LOWER, current=0.1, recommended=0.05)
+    told = dataclasses.replace(told, findings=(head,), verdict=Verdict.FAILING)
+    assert 640 <= letter_of("x", run, told).begin < 680

@@ -13,6 +13,7 @@ from written_runs import write_run
 
 from ampwatch import diagnose, open_run
 from ampwatch.diagnosis import Severity
+from ampwatch.diagnosis.findings import FindingStatus
 from ampwatch.follow import State
 from ampwatch.report.letter import letter_of
 from ampwatch.report.overview_chart import Shown, marks_of
@@ -86,6 +87,27 @@ def _contrast(one: np.ndarray, other: np.ndarray) -> float:
 def _luminance(color: np.ndarray) -> float:
     linear = np.where(color <= 0.04045, color / 12.92, ((color + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_where_single_steps_count_a_mark_has_these_and_no_other(tmp_path):
+    seen = diagnose(open_run(write_run(tmp_path, skipped=30)))
+    head = dataclasses.replace(seen.findings[0], first_step=20, last_step=90, steps=(60, 90))
+    diagnosis = dataclasses.replace(seen, findings=(head,))
+    [mark] = marks_of(Shown(("loss",), (0, 129), 30, False, diagnosis, None))
+    assert mark.steps == (20, 60, 90)
+
+
+def test_a_lane_goes_on_as_long_as_its_finding_stands(tmp_path):
+    seen = diagnose(open_run(write_run(tmp_path, skipped=30)))
+    # A layer is looked at every so many steps; what is over is over, however short ago.
+    ends = {FindingStatus.STANDS: (20, 129), FindingStatus.HEALS: (126, 126)}
+    for standing, (last, end) in ends.items():
+        head = dataclasses.replace(
+            seen.findings[0], first_step=10, last_step=last, standing=standing
+        )
+        diagnosis = dataclasses.replace(seen, findings=(head,))
+        [mark] = marks_of(Shown(("loss",), (0, 129), 30, False, diagnosis, None))
+        assert (mark.first, mark.last) == (10, end)
 
 
 def test_every_code_on_the_chart_has_its_words_in_the_band(tmp_path):

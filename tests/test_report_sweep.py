@@ -73,7 +73,7 @@ def test_runs_that_contradict_one_another_give_no_boundary_but_their_names(any_r
     found = swept(any_run, (0.1, ILL), (0.2, WELL), (0.05, WELL))
     assert (found.stable, found.failing) == (None, None)
     assert "run-0 failed at 0.1 and run-1 is stable at 0.2" in found.sentence
-    assert "Something besides the learning rate decides" in found.sentence
+    assert "Something other than the learning rate decides" in found.sentence
 
 
 def test_at_one_rate_both_are_possible_just_at_the_limit(any_run):
@@ -115,6 +115,18 @@ def test_the_same_rate_under_another_name_and_what_only_names_runs_is_not_swept(
     assert [one.name for one in settings_to_sweep(runs)] == [RATE, "config.batch"]
     found = sweep_of(runs, settings_to_sweep(runs)[0], END, [(1.0, "1")] * 3)
     assert found.besides == ("config.batch",)
+
+
+def test_the_first_step_of_a_warm_up_is_the_learning_rate_and_another_groups_is_not(any_run):
+    peaks, other = (0.003, 0.02, 0.9), (0.1, 0.1, 0.2)
+    runs = [
+        run(any_run, n, WELL, peak, optimizer__lr=f"{peak / 50:.4g}", optimizer__group__1__lr=own)
+        for n, (peak, own) in enumerate(zip(peaks, other, strict=True))
+    ]
+    assert [one.name for one in settings_to_sweep(runs)] == [RATE, "optimizer.group.1.lr"]
+    found = compared(runs, [Divergence(0)] * 2).settings
+    assert found[RATE] == ("0.003", "0.02", "0.9")
+    assert "optimizer.lr" not in found
 
 
 def test_what_came_of_a_run_may_be_any_value_that_was_logged(any_run):

@@ -137,7 +137,7 @@ def test_a_rate_that_no_advice_repeats_is_still_the_one_in_use(tmp_path):
     kept = replace(diagnosis.learning_rate, recommended=None, current=0.30000000000000016)
     file = io.StringIO()
     print_report(Console(file=file, width=100), "x", run, replace(diagnosis, learning_rate=kept))
-    assert "Learning rate: no change suggested (now 0.3)." in file.getvalue()
+    assert "Learning rate: no change suggested (its peak: 0.3)." in file.getvalue()
 
 
 def test_the_range_of_the_learning_rate_is_called_an_estimate_and_no_confidence():

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from ampwatch.report import thinning
 from ampwatch.report.thinning import (
+    INF,
     MAX_POINTS,
+    MINUS_INF,
+    NAN,
     RUG_CELLS,
     NotFinite,
     broken_line,
     close_parts,
+    held_line,
     merged,
     not_finite,
     stepped_line,
@@ -107,6 +111,19 @@ def test_stairs_keep_each_change_and_reach_to_the_last_step():
     assert (line.x[-1], line.y[-1]) == (6, 14)
 
 
+def test_a_scale_told_at_skips_alone_is_held_between_them_but_not_where_nothing_was_logged():
+    step = np.concatenate([np.arange(0, 400), np.arange(600, 1000)])
+    values = np.full(len(step), np.nan, np.float32)
+    for at, value in ((100, 16), (101, 15), (300, 14), (700, 13)):
+        values[step == at] = value
+    line = held_line(step, values, step)
+    known = np.isfinite(line.y)
+    assert list(zip(line.x[known], line.y[known], strict=True)) == [
+        (101, 15), (300, 14), (700, 13), (999, 13),
+    ]  # fmt: skip
+    assert len(held_line(step, np.zeros(len(step), np.float32), step).x) == 0
+
+
 # --- stretches that are not finite ----------------------------------------------------------------
 
 
@@ -116,8 +133,16 @@ def as_pairs(found):
 
 def test_each_stretch_is_from_its_first_to_its_last_step():
     step = np.arange(0, 80, 10)
-    values = np.array([1, np.nan, np.inf, 2, 3, np.nan, 4, np.nan])
+    values = np.array([1, np.nan, np.nan, 2, 3, np.nan, 4, np.nan])
     assert as_pairs(not_finite(step, values)) == [(10, 20), (50, 50), (70, 70)]
+
+
+def test_a_stretch_is_of_one_kind_and_of_nan_where_kinds_were_joined():
+    values = np.array([np.nan, np.inf, np.inf, -np.inf, 1, np.inf])
+    found = not_finite(np.arange(6), values)
+    assert as_pairs(found) == [(0, 0), (1, 2), (3, 3), (5, 5)]
+    assert found.kind.tolist() == [NAN, INF, MINUS_INF, INF]
+    assert found.closed(1).kind.tolist() == [NAN, INF]
 
 
 def test_a_restart_ends_a_stretch():
@@ -133,7 +158,7 @@ def test_batches_change_nothing(rows, restart):
     finite = np.array([is_finite for is_finite, _ in rows], bool)
     grown, begin = NotFinite(), 0
     for end in [at + 1 for at, (_, cut) in enumerate(rows) if cut] + [len(rows)]:
-        grown.add(step[begin:end], finite[begin:end])
+        grown.add(step[begin:end], np.where(finite, 0.0, np.nan)[begin:end])
         begin = end
     whole = not_finite(step, np.where(finite, 0.0, np.nan))
     assert as_pairs(grown.stretches) == as_pairs(whole)
@@ -147,7 +172,7 @@ def test_more_than_can_be_shown_are_bounded_and_none_is_left_out(monkeypatch):
     odd = np.random.default_rng(0).random(10_000) < 0.05
     grown = NotFinite()
     for part in np.array_split(step, 100):
-        grown.add(part, ~odd[part])
+        grown.add(part, np.where(odd[part], np.inf, 0.0))
     found = as_pairs(grown.stretches)
     assert len(found) <= 64
     covered = np.zeros(10_000, bool)

@@ -64,7 +64,7 @@ WORDS = {
     "exception": ({"type": "RuntimeError", "message": "out of luck", "fatal": False},
                   "RuntimeError: out of luck (training went on)"),
     "gap": ({"lost_rows": 7, "reason": "the disk was full"},
-            "7 rows of the record are missing: the disk was full"),
+            "7 rows of the log are missing: the disk was full"),
     "control": ({"told": "A checkpoint was written."}, "A checkpoint was written."),
     "guard": ({"action": "leave-out", "done": True, "told": "Left out."}, "Left out."),
     "of-tomorrow": ({"x": 1, "y": "z"}, "x 1, y z"),

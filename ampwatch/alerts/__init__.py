@@ -32,7 +32,13 @@ from ampwatch.alerts.alert_settings import (
     settings_path,
     what_text,
 )
-from ampwatch.alerts.delivery import Delivery, Trial, missing_library, open_services
+from ampwatch.alerts.delivery import (
+    Delivery,
+    Trial,
+    is_web_hook,
+    missing_library,
+    open_services,
+)
 from ampwatch.alerts.sent_alerts import Outcome, read_outcomes
 
 __all__ = [
@@ -48,6 +54,7 @@ __all__ = [
     "add_setting",
     "alert_session",
     "change_setting",
+    "is_web_hook",
     "masked_address",
     "missing_library",
     "new_setting",

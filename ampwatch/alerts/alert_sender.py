@@ -246,7 +246,11 @@ class RunAlerts:
         if self._setting is not None:
             if not self._setting.wants_run(name):
                 return []
-            asked = tuple(f for f in diagnosis.findings if self._setting.names(f.code, f.name))
+            asked = tuple(
+                each
+                for each in diagnosis.findings
+                if self._setting.names(each.code, each.name, *each.former_names)
+            )
             diagnosis = replace(diagnosis, findings=asked)
         # A remark on the end says what the alert of a lost run says at more length.
         fresh = [

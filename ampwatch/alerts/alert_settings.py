@@ -32,7 +32,7 @@ KINDS = {
     "AMP5*": "speed and memory",
     "AMP6*": "ranks that differ",
     "AMP7*": "fewer than 16 bits",
-    "AMP9*": "the record, and runs that were cut off",
+    "AMP9*": "the log, and runs that were cut off",
 }
 LEAST_WORDS = {
     Severity.ERROR: "errors only",
@@ -106,7 +106,7 @@ def read_settings() -> tuple[AlertSetting, ...]:
         if told["version"] > _VERSION:
             raise AlertError(
                 f"{path} was written by a newer ampwatch: install that one, or move the file away "
-                "to begin anew."
+                "to start again."
             )
         return tuple(_from_json(one) for one in told["alerts"])
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def read_settings() -> tuple[AlertSetting, ...]:
     except BAD_VALUES:  # the error may quote an address
         raise AlertError(
             f"{path}, which says whom alerts go to, is damaged. It is left as it is and no alerts "
-            "go by it: mend it, or move it away and set alerts up again."
+            "are sent: repair it, or move it away and set alerts up again."
         ) from None
 
 
@@ -186,7 +186,7 @@ def _the(setting_id: str, settings: Sequence[AlertSetting]) -> AlertSetting:
 def _checked(setting: AlertSetting) -> AlertSetting:
     """The setting, tidied; AlertError if a part could never match anything."""
     for pattern in setting.what:
-        if not any(_fits((pattern,), (rule.code, rule.name)) for rule in RULES):
+        if not any(_fits((pattern,), rule.names) for rule in RULES):
             raise AlertError(
                 f"No finding is called {pattern!r}; `ampwatch explain` lists them, and AMP1* "
                 "means all whose codes begin so."

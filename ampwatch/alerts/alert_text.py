@@ -52,8 +52,8 @@ def lost_alert(name: str, place: str, diagnosis: Diagnosis) -> Alert:
     ended = next((f for f in diagnosis.findings if f.code == "AMP902"), None)
     if ended is None or not diagnosis.run.clean_end:
         what = (
-            "It has no end mark, and its process is gone: it was killed, or its machine or "
-            "connection is lost."
+            "The process stopped without closing the run: it was killed, it crashed, or its "
+            "machine or connection is lost."
         )
     else:
         what = f"{ended.summary} {ended.cause}"

@@ -7,15 +7,20 @@ on. What it logs while it sends says why a service did not accept something.
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import json
 import logging
 import re
 import threading
 import time
+import urllib.error
+import urllib.request
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from ampwatch.alerts.alert_settings import AlertSetting, masked_address
 from ampwatch.alerts.alert_text import Alert, bundle
@@ -25,6 +30,7 @@ from ampwatch.diagnosis.value_text import count_text, time_text
 from ampwatch.errors import AlertError
 from ampwatch.retry import Retry
 
+_LACKING = "Alerts to Slack, by e-mail and such need the library apprise, which is not installed"
 INSTALL = "pip install -e '.[notify]'"
 EXAMPLES = "slack://…, discord://…, mailto://…, json://…"
 ADDRESSES = "https://appriseit.com/services/"
@@ -74,14 +80,14 @@ def missing_library() -> str:
         is_there = importlib.util.find_spec("apprise") is not None
     except ValueError:  # somebody has put something else in its place
         is_there = False
-    return (
-        "" if is_there else f"Alerts need the library apprise, which is not installed: {INSTALL}."
-    )
+    return "" if is_there else f"{_LACKING}: {INSTALL}. A web hook of your own (json://) works."
 
 
 def open_services(addresses: Sequence[str]) -> tuple[Service, ...]:
     """A service that takes alerts for each address; AlertError says what is wrong."""
     if sentence := missing_library():
+        if all(is_web_hook(address) for address in addresses):
+            return tuple(map(_web_hook, _labels(addresses), addresses))
         raise AlertError(sentence)
     import apprise
 
@@ -93,10 +99,55 @@ def open_services(addresses: Sequence[str]) -> tuple[Service, ...]:
             _target(apprise, "The address" if alone else f"Address number {at}", address)
             for at, address in enumerate(addresses, 1)
         ]
+    pairs = zip(_labels(addresses), targets, strict=True)
+    return tuple(_service(apprise, *pair) for pair in pairs)
+
+
+def _labels(addresses: Sequence[str]) -> list[str]:
+    """What is shown of each address: its scheme, and a number where others have the same."""
     labels = [masked_address(address) for address in addresses]
-    if len(set(labels)) < len(labels):
-        labels = [f"{label} (number {at})" for at, label in enumerate(labels, 1)]
-    return tuple(_service(apprise, *pair) for pair in zip(labels, targets, strict=True))
+    if len(set(labels)) == len(labels):
+        return labels
+    return [f"{label} (number {at})" for at, label in enumerate(labels, 1)]
+
+
+# --- a web hook, which needs no library -----------------------------------------------------------
+
+_HOOKS = {"json": "http", "jsons": "https"}
+_HOOK_WAIT_S = 10.0
+_TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.ERROR: "failure"}
+
+
+def is_web_hook(address: str) -> bool:
+    """Whether an address is that of a plain web hook, which takes JSON."""
+    parts = urlsplit(address)
+    return parts.scheme in _HOOKS and bool(parts.hostname)
+
+
+def _web_hook(label: str, address: str) -> Service:
+    """A web hook of the user's own; it gets the message in the form that apprise gives it."""
+    parts = urlsplit(address)
+    host = parts.netloc.rpartition("@")[2]
+    url = urlunsplit((_HOOKS[parts.scheme], host, parts.path or "/", parts.query, ""))
+    headers = {"Content-Type": "application/json"}
+    if parts.username is not None:
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
+
+    def send(alert: Alert) -> bool:
+        kind = _TYPES[alert.severity]
+        message = {"version": "1.0", "title": alert.title, "message": alert.body, "type": kind}
+        data = json.dumps(message).encode()
+        request = urllib.request.Request(url, data, headers)  # noqa: S310 - http or https only
+        try:
+            with urllib.request.urlopen(request, timeout=_HOOK_WAIT_S):  # noqa: S310
+                return True
+        except urllib.error.HTTPError as error:
+            raise AlertError(_meaning([f"error={error.code}"])) from None
+        except OSError as error:
+            raise AlertError(_meaning([str(error)])) from None
+
+    return Service(label, send, "JSON")
 
 
 def _target(apprise: Any, which: str, address: str) -> Any:

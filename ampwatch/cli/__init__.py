@@ -1,8 +1,7 @@
 """The command line: `ampwatch COMMAND`, one file for each subject.
 
-Exit codes: 0 done, 1 `--fail-on` met, 2 wrong use or unreadable input, with one line on stderr and
-never a traceback. Heavy libraries are imported by the command that needs them, so that `--help` is
-quick.
+Its exit codes stand in `exit_codes`; an error is one line on stderr. Heavy libraries are imported
+by the command that needs them, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from types import TracebackType
 
 import typer
 
@@ -24,6 +25,7 @@ from ampwatch.cli import (
     fleet,
     import_export,
     keys,
+    mcp,
     plan,
     prove,
     publish,
@@ -35,44 +37,35 @@ from ampwatch.cli import (
 from ampwatch.cli import (
     run as run_script,
 )
-from ampwatch.cli.terminal import complain, prepare_streams
+from ampwatch.cli.help_page import CommandHelp, ProgramHelp
+from ampwatch.cli.terminal import answer, complain, is_verbose, prepare_streams, set_volume
 from ampwatch.errors import AmpwatchError
-
-INTERRUPTED = 130
+from ampwatch.exit_codes import ExitCode
 
 # typer carries its own copy of click or uses the installed one; either way this is its root error.
 _UsageError: type[Exception]
 _CommandLineError: type[Exception]
 _UsageError, _CommandLineError = typer.BadParameter.__mro__[1:3]
 
-HELP = """Find out why mixed-precision training goes wrong, and what to change.
+HELP = "Find out why mixed-precision training goes wrong, and what to change."
 
-One line in a training loop records a run:
+FIRST_STEPS = f"""{HELP}
 
-\b
-    ampwatch.attach(scaler, model)
+  ampwatch report train.log    a training log that you have: what went wrong
+  ampwatch run train.py        train, and record the run; then: ampwatch report
+  ampwatch demo                no training yet: one that fails, and its report
 
-Then:
+In code, one line before the loop does what `ampwatch run` does:
 
-\b
-    ampwatch runs                        the runs in ./ampwatch-runs
-    ampwatch tag RUN good                put tags and a note on a run
-    ampwatch watch RUN                   a live view in the terminal
-    ampwatch report [RUN]                what is wrong, why, and what to do
-    ampwatch prove RUN                   train again with a lower rate, and say which holds
-    ampwatch plan RUN                    how to start again, for people and launchers
-    ampwatch compare RUN RUN             where runs differ, and which settings do
-    ampwatch fleet PLACE                 what broke in the runs of a whole team
-    ampwatch dashboard                   the same in the browser
+  ampwatch.attach(scaler, model)
 
-To try it, run `ampwatch demo`: it trains a small model and shows its loss scale collapse.
-"""
+All commands: ampwatch --help"""
 
 _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("demo", demo.command, demo.HELP),
     ("dashboard", dashboard.command, dashboard.HELP),
     ("run", run_script.command, run_script.HELP),
-    ("runs", runs.list_runs_in, runs.HELP),
+    ("list", runs.list_runs_in, runs.HELP),
     ("tag", runs.tag, runs.TAG_HELP),
     ("watch", watch.command, watch.HELP),
     ("report", report.command, report.HELP),
@@ -85,9 +78,10 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("compact", runs.compact, runs.COMPACT_HELP),
     ("publish", publish.publish, publish.HELP),
     ("fleet", fleet.command, fleet.HELP),
-    ("sweep", publish.sweep, publish.SWEEP_HELP),
+    ("prune", publish.prune, publish.PRUNE_HELP),
     ("keys", keys.command, keys.HELP),
     ("explain", explain.command, explain.HELP),
+    ("mcp", mcp.command, mcp.HELP),
 )
 
 
@@ -95,37 +89,55 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `ampwatch` with these arguments, or those of sys.argv, and exit."""
     prepare_streams()
     signal.signal(signal.SIGTERM, _end)  # child processes must not outlive us
+    sys.excepthook = _report_defect
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
-def _end(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
+def _end(_: int, __: object) -> None:
+    raise SystemExit(ExitCode.TERMINATED)
+
+
+def _report_defect(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print the traceback of a defect; Python alone would exit with the code of a finding."""
+    sys.__excepthook__(kind, error, trace)
+    raise SystemExit(ExitCode.DEFECT)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; trouble is one line on stderr."""
+    set_volume("")
     try:
         code = build()(args=list(arguments), prog_name="ampwatch", standalone_mode=False)
     except _CommandLineError as error:
-        return complain(_with_hint(error))
+        return _refused(error, _with_hint(error))
     except AmpwatchError as error:
-        return complain(str(error))
+        return _refused(error, str(error))
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output is gone (`ampwatch runs | head`): there is nobody to tell.
+        # The reader of our output is gone (`ampwatch list | head`): there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return ExitCode.DONE
     except OSError as error:
-        return complain(f"{error.filename or 'ampwatch'}: {error.strerror or error}.")
-    return code if isinstance(code, int) else 0
+        return _refused(error, f"{error.filename or 'ampwatch'}: {error.strerror or error}.")
+    return code if isinstance(code, int) else ExitCode.DONE
+
+
+def _refused(error: Exception, sentence: str) -> int:
+    if is_verbose():
+        traceback.print_exception(error)
+    complain(sentence)
+    return ExitCode.REFUSED
 
 
 def build() -> typer.Typer:
     """Build the program `ampwatch` with all its commands."""
     app = typer.Typer(
         help=HELP,
-        no_args_is_help=True,
+        cls=ProgramHelp,
+        invoke_without_command=True,
         add_completion=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -134,7 +146,7 @@ def build() -> typer.Typer:
     for name, function, text in _COMMANDS:
         # What stands after a script belongs to the script.
         settings = {"allow_interspersed_args": False} if name == "run" else None
-        app.command(name, help=text, context_settings=settings)(function)
+        app.command(name, help=text, cls=CommandHelp, context_settings=settings)(function)
     alerts.add_to(app)  # it has commands of its own
     return app
 
@@ -148,11 +160,14 @@ def _version(asked: bool) -> None:
 
 
 def _program(
+    context: typer.Context,
     version: bool = typer.Option(
-        False, "--version", help="Print the version.", is_eager=True, callback=_version
+        False, "-V", "--version", help="Print the version.", is_eager=True, callback=_version
     ),
 ) -> None:
     del version  # handled by its callback
+    if context.invoked_subcommand is None:
+        answer(FIRST_STEPS)
 
 
 # typer lists every command that is spelled alike, the likeliest first.

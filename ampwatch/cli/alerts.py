@@ -9,42 +9,38 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ampwatch.cli.terminal import FAILED, age_text, answer, complain
+from ampwatch.cli.help_page import CommandHelp, ProgramHelp
+from ampwatch.cli.terminal import age_text, answer, complain
 from ampwatch.errors import AlertError
+from ampwatch.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ampwatch.alerts import AlertSetting, Outcome
 
-HELP = """Say whom to tell when a live run goes wrong, and try it.
+HELP = """Set who gets a message when a live run fails.
 
-A dashboard and `ampwatch record` send by this list while they run; the dashboard's page Alerts
-shows the same one. To install: `pip install -e '.[notify]'`. Addresses may hold passwords: they
-are kept in a file that only you can read, and never shown.
-
-\b
-Examples:
-  ampwatch alerts                                        the list, and what was sent last
-  ampwatch alerts add --name team                        asks for the address, unseen
-  ampwatch alerts add slack://… --least error            errors only
-  ampwatch alerts add ntfy://topic --what 'AMP1*' --what out-of-memory --run 'train-*'
-  ampwatch alerts test team                              send a test message now
-  ampwatch alerts change team --off                      pause; --on goes on
+  ampwatch alerts                                  the list, the last messages
+  ampwatch alerts add --name team                  asks for the address, hidden
+  ampwatch alerts add slack://... --min-severity error
+  ampwatch alerts add ntfy://topic --finding 'AMP1*' --run 'train-*'
+  ampwatch alerts test team                        send a test message now
+  ampwatch alerts change team --off                pause; --on resumes
   ampwatch alerts remove team
 
-\b
-Addresses:
-  slack://TOKEN_A/TOKEN_B/TOKEN_C          discord://WEBHOOK_ID/WEBHOOK_TOKEN
-  mailto://user:password@example.com       json://my.server/hook
-  and a hundred more: https://appriseit.com/services/
+Running dashboards and `ampwatch record` send messages to this list. Addresses:
+slack://TOKEN_A/TOKEN_B/TOKEN_C, discord://WEBHOOK_ID/WEBHOOK_TOKEN,
+mailto://user:password@example.com, json://my.server/hook, and a hundred more:
+https://appriseit.com/services/. Only you can read the file with the
+addresses, and they are never shown. To install: pip install -e '.[notify]'
 """
 _WHICH_HELP = "Its name, or its number in the list."
-_NAME = typer.Option(None, "--name", metavar="TEXT", help="How to call it.", show_default=False)
-_LEAST = typer.Option(
-    None, "--least", metavar="LEVEL", help="info, warning or error.  [default: warning]",
-    show_default=False,
+_NAME = typer.Option(None, "--name", metavar="TEXT", help="A name for it.", show_default=False)
+_MIN_SEVERITY = typer.Option(
+    None, "--min-severity", metavar="LEVEL", show_default=False,
+    help="info, warning or error.  [default: warning]",
 )  # fmt: skip
-_WHAT = typer.Option(
-    None, "--what", metavar="CODE", show_default=False,
+_FINDING = typer.Option(
+    None, "--finding", metavar="CODE", show_default=False,
     help="Only these findings, such as AMP103, 'AMP1*' or bad-batch; may be repeated.",
 )  # fmt: skip
 _RUN = typer.Option(
@@ -57,14 +53,13 @@ def add_to(app: typer.Typer) -> None:
     """Add `ampwatch alerts` to the program, with commands of its own."""
     group = typer.Typer(
         help=HELP,
+        cls=ProgramHelp,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     group.callback(invoke_without_command=True)(_list_unless_asked)
-    group.command("add")(add)
-    group.command("test")(try_out)
-    group.command("change")(change)
-    group.command("remove")(remove)
+    for name, function in (("add", add), ("test", try_out), ("change", change), ("remove", remove)):
+        group.command(name, cls=CommandHelp)(function)
     app.add_typer(group, name="alerts")
 
 
@@ -102,18 +97,18 @@ def _ago(time_ns: int) -> str:
 def add(
     address: str = typer.Argument(
         None, metavar="ADDRESS", show_default=False,
-        help="Where messages go. Without it you are asked, so that no history keeps it; or it is "
-        "read from a pipe.",
+        help="Where to send messages. Without it, ampwatch asks for it or reads a pipe, so that "
+        "it is in no shell history.",
     ),
     name: str = _NAME,
-    least: str = _LEAST,
-    what: list[str] = _WHAT,
+    min_severity: str = _MIN_SEVERITY,
+    finding: list[str] = _FINDING,
     run: list[str] = _RUN,
 ) -> None:  # fmt: skip
-    """Add somebody who gets alerts."""
+    """Add a receiver of alerts."""
     from ampwatch.alerts import add_setting, new_setting, open_services
 
-    setting = new_setting(address or _asked_address(), **_parts(name, least, what, run))
+    setting = new_setting(address or _asked_address(), **_parts(name, min_severity, finding, run))
     open_services([setting.address])  # whether it is understood
     add_setting(setting)
     answer(f"{setting.label} gets alerts from now on: {setting.scope}. Try `ampwatch alerts test`.")
@@ -124,12 +119,12 @@ def try_out(
         None, metavar="WHICH", help=f"{_WHICH_HELP}  [default: all]", show_default=False
     ),
 ) -> None:
-    """Send a test alert, and say what became of it."""
+    """Send a test message, and say whether it was accepted."""
     from ampwatch.alerts import Trial, read_settings
 
     settings = read_settings() if which is None else (_find(which),)
     if not settings:
-        raise AlertError("Nobody is set up: `ampwatch alerts add` does that.")
+        raise AlertError("Nobody gets alerts yet: add somebody with `ampwatch alerts add`.")
     results = [(one.label, Trial(one)) for one in settings]
     failed = False
     for label, trial in results:
@@ -141,7 +136,7 @@ def try_out(
         else:
             complain(sentence)
     if failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(ExitCode.PARTLY_DONE)
 
 
 def change(
@@ -150,18 +145,18 @@ def change(
         None, "--address", metavar="ADDRESS", help="Another one; - asks for it.", show_default=False
     ),
     name: str = _NAME,
-    least: str = _LEAST,
-    what: list[str] = _WHAT,
+    min_severity: str = _MIN_SEVERITY,
+    finding: list[str] = _FINDING,
     run: list[str] = _RUN,
     on: bool = typer.Option(None, "--on/--off", help="Send, or pause.", show_default=False),
 ) -> None:
-    """Change the given parts of an alert setting.
+    """Change the settings of a receiver.
 
     '*' stands for all findings or all runs.
     """
     from ampwatch.alerts import change_setting, open_services
 
-    found, parts = _find(which), _parts(name, least, what, run)
+    found, parts = _find(which), _parts(name, min_severity, finding, run)
     if address is not None:
         parts["address"] = _asked_address() if address == "-" else address
         open_services([parts["address"]])
@@ -174,7 +169,7 @@ def change(
 def remove(
     which: str = typer.Argument(..., metavar="WHICH", help=_WHICH_HELP, show_default=False),
 ) -> None:
-    """Remove somebody who gets alerts, with the address."""
+    """Remove a receiver and its address."""
     from ampwatch.alerts import remove_setting
 
     found = _find(which)
@@ -183,7 +178,7 @@ def remove(
 
 
 def _parts(
-    name: str | None, least: str | None, what: Sequence[str] | None, run: Sequence[str] | None
+    name: str | None, least: str | None, codes: Sequence[str] | None, run: Sequence[str] | None
 ) -> dict[str, Any]:
     """The parts of an alert setting that the command line gives."""
     from ampwatch.diagnosis import Severity
@@ -191,11 +186,11 @@ def _parts(
     try:
         severity = None if least is None else Severity(least.lower())
     except ValueError:
-        raise AlertError(f"--least is info, warning or error, not {least!r}.") from None
+        raise AlertError(f"--min-severity is info, warning or error, not {least!r}.") from None
     parts = {
         "name": name,
         "least": severity,
-        "what": tuple(one for one in what if one != "*") if what else None,
+        "what": tuple(code for code in codes if code != "*") if codes else None,
         "runs": tuple(one for one in run if one != "*") if run else None,
     }
     return {key: value for key, value in parts.items() if value is not None}

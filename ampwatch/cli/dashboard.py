@@ -24,39 +24,47 @@ import typer
 from ampwatch.cli.terminal import say
 from ampwatch.errors import AmpwatchError
 
-HELP = """Show runs in the browser, live and finished, until Ctrl-C. Listens on this machine only.
+HELP = """Show runs in the browser, live and finished, until Ctrl-C.
 
-\b
-Examples:
-  ampwatch dashboard                   ./ampwatch-runs, and runs attached elsewhere
+  ampwatch dashboard                   ./ampwatch-runs, and runs elsewhere
   ampwatch dashboard /data/runs more/
-  ampwatch dashboard s3://team/runs    what was published there, and how the fleet fares
+  ampwatch dashboard s3://team/runs    published runs, and what broke in them
   ampwatch dashboard --no-browser      on a server: only print the address
 
-From a checkout `streamlit run dashboard` does the same.
+It listens on this machine only. From a checkout `streamlit run dashboard` does
+the same.
 """
 
 DEFAULT_PORT = 8501
 _PATIENCE_S = 60.0
+# Freed memory goes back to the system: glibc's defaults, an arena a thread and a heap for large
+# arrays too, keep it, and so does Arrow's own pool.
+_GIVES_BACK = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
 
 
 def command(
     folders: list[str] = typer.Argument(
-        None, metavar="DIR|PLACE", help="Where to look for runs.", show_default=False
+        None,
+        metavar="DIR|PLACE",
+        help="Folders with runs, or a place to which runs were published.",
+        show_default=False,
     ),
     port: int = typer.Option(
         0,
         metavar="PORT",
-        help="Where to listen.  [default: 8501, or a free one]",
+        help="The port to listen on.  [default: 8501, or a free one]",
         show_default=False,
     ),
-    browser: bool = typer.Option(
-        True, "--browser/--no-browser", help="Open a browser, or only print the address."
-    ),
+    browser: bool = typer.Option(True, "--browser/--no-browser", help="Only print the address."),
     keep: bool = typer.Option(
         False,
         "--keep",
-        help="Keep the runs that come over the feed; else they are shown until the dashboard ends.",
+        help="Store the runs that trainings send, for after the dashboard has ended.",
     ),
 ) -> None:
     """Serve the dashboard until interrupted."""
@@ -132,7 +140,7 @@ class Server:
         self._child = subprocess.Popen(
             command_line(self.port),
             env={
-                "MALLOC_ARENA_MAX": "2",  # glibc's default, one arena a thread, keeps freed memory
+                **_GIVES_BACK,
                 **os.environ,
                 **(folders if self._folders else {}),
                 **(places if self._places else {}),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.dashboard import Server, installed_folder, missing_parts, search_path
+from ampwatch.cli.options import RUNS_FOLDER_OPTION
 from ampwatch.cli.terminal import answer, answers, asides, say
 from ampwatch.errors import AmpwatchError
 
@@ -25,17 +26,15 @@ if TYPE_CHECKING:
 
     from ampwatch.store import RunSummary
 
-HELP = """See a loss scale collapse.
+HELP = """Train a small model that fails, and explain it.
 
-Trains a small model in fp16 on this machine, in under a minute, with a learning rate that is too
-high on purpose.
-
-\b
-Examples:
   ampwatch demo                       shows it in the browser while it trains
   ampwatch demo --no-dashboard        prints the report instead
   ampwatch demo --list                the other scenarios
   ampwatch demo --scenario healthy
+
+The demo trains in fp16 on this machine, in less than a minute. Its learning
+rate is too high on purpose, so the loss scale collapses.
 """
 
 
@@ -70,16 +69,10 @@ def command(
     dashboard: bool = typer.Option(
         True,
         "--dashboard/--no-dashboard",
-        help="Show the training in the browser, or only print the report.",
+        help="Only print the report, without a browser.",
     ),
-    seed: int = typer.Option(0, metavar="NUMBER", help="Seed of the training."),
-    folder: Path = typer.Option(
-        None,
-        "--dir",
-        metavar="DIR",
-        help="Where the run goes.  [default: ./ampwatch-runs]",
-        show_default=False,
-    ),
+    seed: int = typer.Option(0, metavar="N", help="Seed of the training."),
+    folder: Path = RUNS_FOLDER_OPTION,
 ) -> None:
     """Run a scenario of the demo and show its run."""
     if listing:

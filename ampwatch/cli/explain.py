@@ -9,19 +9,21 @@ import typer
 
 from ampwatch.cli.terminal import answer
 from ampwatch.errors import AmpwatchError
+from ampwatch.printable_text import cut, printable
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Rule
 
-HELP = """Explain a finding, or a message: its meaning, and what to do.
+_LONGEST_NAME = 60  # of a run
 
-With a run, its evidence in that run as well. Without a code, the list of
-all findings.
+HELP = """Explain a finding, or a message that a training printed.
 
-Examples:
   ampwatch explain AMP103
-  ampwatch explain scale-collapse RUN
+  ampwatch explain scale-collapse train-1204    with its evidence in that run
   ampwatch explain "Attempting to unscale FP16 gradients."
+  ampwatch explain                              the list of all findings
+
+A name that is nearly right is enough.
 """
 
 
@@ -29,7 +31,7 @@ def command(
     code: str = typer.Argument(
         None,
         metavar="CODE|MESSAGE",
-        help="Such as AMP103, scale-collapse, or what a training printed.",
+        help="A code or a name of a finding, or a message in quotes.",
         show_default=False,
     ),
     run: str = typer.Argument(
@@ -37,23 +39,23 @@ def command(
     ),
 ) -> None:
     """Explain a finding, or list all findings."""
+    answer(page_of(code, run))
+
+
+def page_of(code: str | None, run: str | None = None) -> str:
+    """The page of a finding, with its evidence in a run; or the list of all findings."""
     from ampwatch.diagnosis import RULES
     from ampwatch.diagnosis.rule_pages import plain_page
 
     if code is None:
         width = max(len(rule.name) for rule in RULES)
-        answer("\n".join(f"{r.code}  {r.name:{width}}  {r.usual.value}" for r in RULES))
-        return
+        return "\n".join(f"{r.code}  {r.name:{width}}  {r.usual.value}" for r in RULES)
     rules = _rules_meant(code)
     if len(rules) == 1:
-        answer(plain_page(rules[0]) + ("" if run is None else _in_run(rules[0], run)))
-        return
-    answer("This message belongs to:\n")
-    for rule in rules:
-        answer(f"{rule.code} {rule.name}\n{_indented(rule.page.meaning)}\n")
-    answer(
-        f"More of one: ampwatch explain {rules[0].code}. Which it is, `ampwatch report LOG` says."
-    )
+        return plain_page(rules[0]) + ("" if run is None else _in_run(rules[0], run))
+    meanings = [f"{rule.code} {rule.name}\n{_indented(rule.page.meaning)}\n" for rule in rules]
+    more = f"More: ampwatch explain {rules[0].code}. `ampwatch report LOG` says which one it is."
+    return "\n".join(["This message belongs to:\n", *meanings, more])
 
 
 def _in_run(rule: Rule, text: str) -> str:
@@ -63,7 +65,7 @@ def _in_run(rule: Rule, text: str) -> str:
     from ampwatch.diagnosis.causes import RATE
 
     with opened_run_or_log(text) as run:
-        case, name = Engine().feed(run).case(), run.info.name
+        case, name = Engine().feed(run).case(), cut(printable(run.info.name), _LONGEST_NAME)
     every = conclude(case).findings
     found = [finding for finding in every if finding.code == rule.code]
     if not found and rule.code in RATE:  # they weigh the same evidence
@@ -72,7 +74,7 @@ def _in_run(rule: Rule, text: str) -> str:
         return f"\n\nIn {name}\n  {rule.code} was not found."
     told = [_indented(f.cause) for f in found]
     if rule.code in RATE:
-        told += ["", "  What each sign adds for the rate"]
+        told += ["", "  What each sign adds for the learning rate"]
         told += [
             fill(line, 76, initial_indent="  ", subsequent_indent="    ")
             for line in rate_evidence_lines(case)
@@ -90,7 +92,7 @@ def _rules_meant(text: str) -> list[Rule]:
     like = "".join(f"\n  {rule.code} {rule.name}" for rule in rules_like(text))
     hint = f" Did you mean:{like}" if like else " `ampwatch explain` lists them."
     raise AmpwatchError(
-        f"{text!r} is no finding of this version, and no message that is known.{hint}"
+        f"{text!r} is not a finding of this version, and not a message that ampwatch knows.{hint}"
     )
 
 

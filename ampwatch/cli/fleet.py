@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.terminal import answer, answers, asides, empty_table, say, say_reasons
+from ampwatch.cli.terminal import answer, answers, asides, complain, empty_table, say, say_reasons
 from ampwatch.errors import AmpwatchError
+from ampwatch.exit_codes import ExitCode
 from ampwatch.files import draft_of
 from ampwatch.printable_text import printable
 
@@ -26,21 +27,18 @@ if TYPE_CHECKING:
 
 HELP = """Judge the runs in a place: what broke, and what it cost.
 
-Only what is new is judged, or was judged by other rules; verdicts and findings are stored in the
-place, as tables. Stopped by Ctrl-C, the command keeps what it has judged, and goes on when it is
-called again.
-
-EXPR is what the search of runs takes: words of the name, fields (verdict:failing, finding:AMP103,
-model:vit, tag:sweep, person:ada, steps>1000, rate>=0.01, lost_hours>2, age<2d) and the runs'
-settings by their path (optimizer.name:adamw, lr>0.01). All must hold; "-" before one: it must not.
-
-\b
-Examples:
   ampwatch fleet s3://team/runs
   ampwatch fleet s3://team/runs --since 7d --where "verdict:failing -tag:test"
-  ampwatch fleet s3://team/runs --like ampwatch-runs/train-1204
+  ampwatch fleet s3://team/runs --similar-to ampwatch-runs/train-1204
   ampwatch fleet s3://team/runs --engine ray --address ray://head:10001
   ampwatch fleet s3://team/runs --json | jq .summary
+
+Only new runs are judged; verdicts are stored in the place, as tables. After
+Ctrl-C the same command continues.
+
+EXPR: words of the name; verdict:failing, finding:AMP103, model:vit, tag:sweep,
+person:ada, steps>1000, lr>=0.01, lost_hours>2, age<2d; settings by their path
+(optimizer.name:adamw). Terms are combined with AND; - before one excludes it.
 """
 
 _MOST_ROWS = 12  # of a table of counts
@@ -57,44 +55,50 @@ class Engine(str, enum.Enum):
 
 
 def command(
-    place: str = typer.Argument(metavar="PLACE", show_default=False, help="Where runs are."),
+    place: str = typer.Argument(
+        metavar="PLACE",
+        show_default=False,
+        help="A bucket or folder to which runs were published.",
+    ),
     engine: Engine = typer.Option(
-        Engine.LOCAL, "--engine", help="Processes of this machine, or a Ray cluster."
+        Engine.LOCAL, "--engine", metavar="local|ray", help="This machine, or a Ray cluster."
     ),
     address: str = typer.Option(
-        None, "--address", metavar="URL", help="Of the Ray cluster, as ray://HEAD:10001."
+        None, "--address", metavar="URL", help="The Ray cluster's address, as ray://HEAD:10001."
     ),
     workers: int = typer.Option(
-        None, "--workers", metavar="N", min=1, help="How many judge at a time."
+        None, "--workers", metavar="N", min=1, help="How many processes judge."
     ),
     since: str = typer.Option(
-        None, "--since", metavar="AGE", help="Only runs that started within: 12h, 7d, 4w."
+        None, "--since", metavar="AGE", help="Only runs that started within this time: 12h, 7d, 4w."
     ),
-    where: str = typer.Option("", "--where", metavar="EXPR", help="Only runs that are so."),
-    like: str = typer.Option(
-        None, "--like", metavar="RUN", help="Only runs that are made of what this one is."
+    where: str = typer.Option("", "--where", metavar="EXPR", help="Only runs that match EXPR."),
+    similar_to: str = typer.Option(
+        None, "--similar-to", metavar="RUN",
+        help="Only runs with the same model, optimizer and precision as RUN.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of the tables."),
-    parquet: Path = typer.Option(
-        None, "--parquet", metavar="OUT", help="Write verdicts and findings to a folder instead."
+    output: Path = typer.Option(
+        None, "-o", "--output", metavar="DIR",
+        help="Write verdicts and findings as Parquet files.",
     ),
-) -> None:
+) -> None:  # fmt: skip
     """Judge the runs of a place and print what is known of them."""
     from ampwatch.fleet.chosen_runs import choice_of
     from ampwatch.fleet.judging import workers_of
     from ampwatch.fleet.summary import to_json
     from ampwatch.store import open_run
 
-    if as_json and parquet:
-        raise AmpwatchError("--json cannot be combined with --parquet.")
-    if parquet and parquet.exists() and not parquet.is_dir():
-        raise AmpwatchError(f"{parquet} is a file: pass a folder.")
-    alike = open_run(like) if like else None
+    if as_json and output:
+        raise AmpwatchError("--json cannot be combined with -o, which writes Parquet files.")
+    if output and output.exists() and not output.is_dir():
+        raise AmpwatchError(f"{output} is a file: pass a folder.")
+    alike = open_run(similar_to) if similar_to else None
     choice = choice_of(since, where, alike)
     judges = workers_of(engine.value, address, workers)
-    verdicts = _judged(place, choice, judges, findings=as_json or bool(parquet))
-    if parquet:
-        _write(verdicts, parquet)
+    verdicts = _judged(place, choice, judges, findings=as_json or bool(output))
+    if output:
+        _write(verdicts, output)
     elif as_json:
         typer.echo(json.dumps(to_json(verdicts), indent=2, allow_nan=False, ensure_ascii=False))
     else:
@@ -146,16 +150,19 @@ def _write(verdicts: FleetVerdicts, folder: Path) -> None:
 
 
 def _complain(verdicts: FleetVerdicts) -> None:
-    """Say which runs were not judged; AmpwatchError if any could not be."""
+    """Say which runs were not judged; exit with NOT_JUDGED if any could not be."""
     if verdicts.changed:
         say(
             f"{verdicts.changed:,} runs were published again or deleted meanwhile; the same "
             "command judges what is there now."
         )
+    from ampwatch.diagnosis.value_text import count_text
+
     failed = verdicts.failed
     say_reasons("Not judged", [(run.name, run.reason) for run in failed])
     if failed:
-        raise AmpwatchError(f"{len(failed):,} runs were not judged; the reasons stand above.")
+        complain(f"Not judged: {count_text(len(failed), 'run')}; see the reasons above.")
+        raise typer.Exit(ExitCode.NOT_JUDGED)
 
 
 # --- the summary, as the dashboard's page has it, top to bottom -----------------------------------
@@ -168,7 +175,7 @@ def _print_summary(fleet: FleetVerdicts, alike: Run | None = None) -> None:
 
     runs = fleet.runs
     if not runs:
-        answer(f"{fleet.place}: no run is judged of those that were asked for.")
+        answer(f"{fleet.place}: none of the runs that match has been judged.")
         return
     answer(_sums(fleet))
     if alike is not None and (lesson := lesson_in(runs, alike)) is not None:
@@ -179,7 +186,7 @@ def _print_summary(fleet: FleetVerdicts, alike: Run | None = None) -> None:
     for group in (summary.MODEL, summary.PERSON, summary.TAG):
         tallies = summary.by_setting(runs, group)
         if any(tally.key for tally in tallies):
-            _print_counts(group, [(t.key or f"no {group} told", t) for t in tallies])
+            _print_counts(group, [(t.key or f"no {group} known", t) for t in tallies])
     _print_worst(summary.worst(runs, _MOST_RUNS), fleet.place)
 
 
@@ -228,7 +235,7 @@ def _print_worst(runs: Sequence[RunVerdict], place: str) -> None:
         name, head = _short(one.name, _KEY_LETTERS), printable(one.headline)
         table.add_row(name, one.verdict, *numbers, head)
     answers().print(table)
-    answer(f"More of one: ampwatch report '{place}#{printable(runs[0].name)}'")
+    answer(f"More about a run: ampwatch report '{place}#{printable(runs[0].name)}'")
 
 
 def _table(*names: str) -> Table:

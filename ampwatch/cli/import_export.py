@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ampwatch.cli.options import FORMAT_OPTION, RUNS_FOLDER_OPTION
 from ampwatch.cli.run_argument import (
-    AS_OPTION,
     MAP_OPTION,
     RUN_ARGUMENT,
     clipboard_help,
     make_run,
 )
-from ampwatch.cli.terminal import answer
+from ampwatch.cli.terminal import answer, say
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import draft_of
 
@@ -24,54 +24,42 @@ if TYPE_CHECKING:
 
     from ampwatch.store import Run
 
-IMPORT_HELP = f"""Import the log of another trainer as a run.
+IMPORT_HELP = f"""Import another trainer's log as a run.
 
-All other commands then work on it. Reads the text that Apex, fairseq, DeepSpeed, Megatron-LM,
-Hugging Face's Trainer and others print, plain or compressed, and CSV, JSON, Parquet, TensorBoard
-and W&B files. Values that the log does not contain are absent in the run. FILE may be - for
-standard input, or a folder in which each rank wrote a log of its own: NVIDIA's inspector and
-torchtitan do so.
-
-\b
-Examples:
   ampwatch import train.log
-  ampwatch import metrics.csv --map loss=my_loss --map lr=rate
-  ampwatch import slurm-81.out.gz --as deepspeed --out runs/
-  ampwatch import nvdlfw_inspect_statistics_logs/
+  ampwatch import metrics.csv --map loss=my_loss --map lr=alpha
+  ampwatch import slurm-81.out.gz --format deepspeed -o runs/
+  ampwatch import nvdlfw_inspect_statistics_logs/    one log for each rank
+  {clipboard_help("import")}
 
-{clipboard_help("import")}"""
+Other commands then find it by its name. It reads text of Hugging Face, Apex,
+DeepSpeed, Megatron-LM, fairseq and others, plain or compressed; CSV, JSON,
+Parquet, TensorBoard and W&B files. Values that the log lacks stay absent.
+"""
 
 
 def import_(
-    file: str = typer.Argument(metavar="FILE", show_default=False, help="The log, or - for stdin."),
-    as_: str = AS_OPTION,
+    file: str = typer.Argument(metavar="FILE", show_default=False, help="The log; - reads a pipe."),
+    format_: str = FORMAT_OPTION,
     mapped: list[str] = MAP_OPTION,
-    out: Path = typer.Option(
-        None,
-        "--out",
-        metavar="DIR",
-        show_default=False,
-        help="The folder for the run.  [default: ./ampwatch-runs]",
-    ),
+    out: Path = RUNS_FOLDER_OPTION,
 ) -> None:
     """Import a log and say where the run is."""
-    folder = make_run(file, as_, mapped, out)
+    folder = make_run(file, format_, mapped, out)
     answer(f"{folder}\n`ampwatch report {folder}` shows what is wrong with it.")
 
 
 EXPORT_HELP = """Write a run as Parquet, CSV or TensorBoard files.
 
-Parquet and CSV: one file for each table, in the folder OUT. In CSV, absent values are empty cells
+  ampwatch export train-1204 --format parquet -o tables/
+  ampwatch export train-1204 --format csv -o tables/
+  ampwatch export train-1204 --format tensorboard -o events/
+  tensorboard --logdir events/
+
+Parquet and CSV: a file for each table. In CSV, absent values are empty cells,
 and lists (learning rates by group, exponent histograms) are JSON text.
-
-TensorBoard: an event file with the scalars of steps, layers and devices, and the findings and
-settings as text; each rank is a run of its own.
-
-\b
-Examples:
-  ampwatch export train-1204 --to parquet tables/
-  ampwatch export train-1204 --to csv tables/
-  ampwatch export train-1204 --to tensorboard events/ && tensorboard --logdir events/
+TensorBoard: the scalars of steps, layers and devices, findings and settings as
+text; each rank is a run of its own.
 """
 
 TABLES = ("steps", "layers", "devices", "events")
@@ -87,25 +75,34 @@ class Format(str, enum.Enum):
 
 def export(
     run: str = RUN_ARGUMENT,
-    out: Path = typer.Argument(
-        metavar="OUT", show_default=False, help="A folder; it is created if needed."
+    old_out: Path = typer.Argument(None, hidden=True),
+    format_: Format = typer.Option(
+        ..., "--format", metavar="parquet|csv|tensorboard", help="What to write."
     ),
-    to: Format = typer.Option(..., "--to", help="The format."),
-) -> None:
+    out: Path = typer.Option(
+        None, "-o", "--output", metavar="DIR", show_default=False,
+        help="The folder to write to; it is made if needed.",
+    ),
+) -> None:  # fmt: skip
     """Export a run's tables to files."""
     from ampwatch.store import open_run
 
+    if out is None and old_out is not None:
+        say(f"`ampwatch export {run} {old_out}` is `ampwatch export {run} -o {old_out}` now.")
+    out = out or old_out
+    if out is None:
+        raise AmpwatchError("-o DIR is missing: the folder to write to.")
     opened = open_run(run)
     if out.exists() and not out.is_dir():
         raise AmpwatchError(f"{out} is a file: pass a folder.")
     out.mkdir(parents=True, exist_ok=True)
-    if to is Format.TENSORBOARD:
+    if format_ is Format.TENSORBOARD:
         _write_events(opened, out)
         return
     for table in TABLES:
         rows = opened.read(table)
-        path = out / f"{table}.{to.value}"
-        write(rows, path, to)
+        path = out / f"{table}.{format_.value}"
+        write(rows, path, format_)
         answer(f"{path}: {rows.num_rows:,} rows")
 
 

@@ -6,15 +6,14 @@ import typer
 
 from ampwatch.cli.terminal import answer
 
-HELP = """Print your public key and the keys that may send to you.
+HELP = """Print your public key, and the keys that may send to you.
 
-On one machine, or with a shared home folder, there is nothing to do: the key pair is created on
-first use, and both sides find it. Between machines, exchange public keys:
+  ampwatch keys                              on the trainer: print its key
+  ampwatch keys --allow KEY --comment node7  on the recorder: let it connect
+  AMPWATCH_RECORDER_KEY=KEY python train.py  on the trainer: the recorder's key
 
-\b
-  ampwatch keys                                 on the trainer: print its key
-  ampwatch keys --allow KEY --comment node7     on the recorder: let it connect
-  AMPWATCH_RECORDER_KEY=KEY python train.py     on the trainer: the recorder's key
+On one machine, or with a shared home folder, there is nothing to do: the key
+pair is made on first use, and both sides find it.
 """
 
 

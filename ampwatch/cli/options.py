@@ -1,4 +1,4 @@
-"""Options that several commands share, and what each does: --to, --notify, --publish, --text."""
+"""Options that several commands share: --output, --format, --to, --notify, --publish, --text."""
 
 from __future__ import annotations
 
@@ -6,52 +6,115 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ampwatch.cli.terminal import say
+from ampwatch.cli.terminal import answer, say
+from ampwatch.errors import ReportError
+from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
     from ampwatch.alerts import Delivery
     from ampwatch.fleet.background_publisher import BackgroundPublisher
     from ampwatch.mirrors import MirrorWorker
 
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LEAVING_WAIT_S = 20.0  # how long to wait when the user leaves: for a mirror, for a place
 
 
-# --- --to PLACE: mirrors the run in other tools ---------------------------------------------------
+def seconds(text: str, option: str) -> float:
+    """The time that an option gives, as 90s, 15m or 2h."""
+    unit = _SECONDS.get(text[-1:])
+    try:
+        return float(text[:-1] if unit else text) * (unit or 1.0)
+    except ValueError:
+        raise typer.BadParameter(f"{option} takes 90s, 15m or 2h, not {text!r}") from None
+
+
+# --- --output FILE: writes the answer to a file ---------------------------------------------------
+
+FORMAT_OPTION = typer.Option(
+    None, "--format", metavar="FORMAT", show_default=False,
+    help="The log's format, if it is not recognised.",
+)  # fmt: skip
+
+RUNS_FOLDER_OPTION = typer.Option(
+    None, "-o", "--output", metavar="DIR", show_default=False,
+    help="Folder for runs.  [default: ./ampwatch-runs]",
+)  # fmt: skip
+
+_KINDS = {
+    ".html": "html", ".htm": "html", ".json": "json", ".txt": "text", ".sarif": "sarif",
+    ".xml": "junit",
+}  # fmt: skip
+
+
+def output_option(kinds: str) -> Any:
+    """The option -o of a command that can write these kinds of files."""
+    return typer.Option(
+        None, "-o", "--output", metavar="FILE", show_default=False,
+        help=f"Write a file: {kinds}.",
+    )  # fmt: skip
+
+
+def output_kind(
+    path: Path | None, *, json: bool, kinds: Sequence[str] = (".html", ".json", ".txt")
+) -> str:
+    """What is written, such as "html"; the file's name says it, or --json."""
+    if path is None:
+        return "json" if json else "text"
+    kind = _KINDS.get(path.suffix.lower(), "")
+    if kind not in {_KINDS[each] for each in kinds}:
+        names = [f"out{each}" for each in kinds]
+        named = f"{', '.join(names[:-1])} or {names[-1]}"
+        raise ReportError(f"-o {path}: the name says what to write: {named}.")
+    if json and kind != "json":
+        raise ReportError(f"--json cannot be combined with -o {path}.")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ReportError(f"{path} cannot be written: pass a file in an existing folder.")
+    return kind
+
+
+@contextlib.contextmanager
+def written_to(path: Path | None) -> Iterator[None]:
+    """Within this, what is printed goes to the file, which appears whole or not at all."""
+    if path is None:
+        yield
+        return
+    with (
+        draft_of(path) as draft,
+        draft.open("w", encoding="utf-8") as file,
+        contextlib.redirect_stdout(file),
+    ):
+        yield
+    say_written(path)
+
+
+def say_written(path: Path) -> None:
+    """Print a written file's name and size."""
+    from ampwatch.diagnosis.value_text import bytes_text
+
+    answer(f"{path}: {bytes_text(path.stat().st_size)}")
+
+
+# --- --to TOOL: mirrors the run in other tools ----------------------------------------------------
 
 TO_OPTION = typer.Option(
-    None,
-    "--to",
-    metavar="PLACE",
-    help="Also show scalars and findings in PLACE; may be repeated.",
-    show_default=False,
-)
+    None, "--to", metavar="TOOL", show_default=False,
+    help="Also show it in wandb:PROJECT, tensorboard:DIR, ...",
+)  # fmt: skip
 
-THIN_OPTION = typer.Option(
-    1, "--thin", metavar="N", min=1, help="With --to: only every N-th step, and every skipped one."
-)
-
-TO_HELP = """Mirrors: --to shows the scale, skips, loss, rate, norms, step time, memory and findings
-in another tool, through that tool's own client.
-
-\b
-    tensorboard:DIR                   event files in DIR/RUN
-    prometheus://:9464                an endpoint to scrape on this machine, or HOST:9464
-                                      (pip install prometheus-client)
-    otlp://HOST:4318                  an OpenTelemetry collector; otlps:// with TLS
-    wandb:PROJECT                     a run there; this and the next two use their own
-    mlflow:EXPERIMENT                 client and that client's settings (WANDB_MODE,
-    trackio:PROJECT                   MLFLOW_TRACKING_URI, ...)
-"""
+TO_EVERY_OPTION = typer.Option(
+    None, "--to-every", metavar="N", min=1, show_default=False,
+    help="With --to: only every N-th step, and skipped ones.",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
 def mirroring(
     places: Sequence[str] | None,
-    thin: int,
+    every: int | None,
     say: Callable[[str], None] = say,
     *,
     wait_s: float | None = None,
@@ -63,7 +126,7 @@ def mirroring(
     from ampwatch.mirrors import MirrorWorker, close_workers, open_mirrors
 
     mirrors = open_mirrors(places, is_inside=False)
-    workers = [MirrorWorker(mirror, say, thin=thin) for mirror in mirrors]
+    workers = [MirrorWorker(mirror, say, thin=every or 1) for mirror in mirrors]
     say(f"Mirrored to {', '.join(mirror.label for mirror in mirrors)}.")
     try:
         yield workers
@@ -80,21 +143,9 @@ NOTIFY_OPTION = typer.Option(
     "--notify",
     metavar="URL",
     envvar="AMPWATCH_NOTIFY",
-    help="Send warnings and errors to URL; may be repeated.",
+    help="Send warnings and errors to URL; repeatable.",
     show_default=False,
 )
-
-NOTIFY_HELP = """Alerts: --notify sends each warning and error once, with what to do, and again if
-it gets worse. Alerts within a minute are sent as one message. To install: `pip install
-'ampwatch[notify]'`. To keep passwords out of the command line, set AMPWATCH_NOTIFY; addresses are
-never shown. `ampwatch alerts` keeps them for every recorder and dashboard.
-
-\b
-    slack://TOKEN_A/TOKEN_B/TOKEN_C/#channel
-    discord://WEBHOOK_ID/WEBHOOK_TOKEN
-    mailto://user:password@mail.example.com
-    json://my.server/hook             (and a hundred more: https://appriseit.com/services/)
-"""
 
 
 @contextlib.contextmanager
@@ -119,18 +170,17 @@ PUBLISH_OPTION = typer.Option(
     None,
     "--publish",
     metavar="PLACE",
-    help="Publish runs to PLACE when they end or are lost, and runs in DIR that PLACE lacks.",
+    help="Copy each run to PLACE when it has ended or is lost.",
     show_default=False,
 )
 PUBLISH_LIVE_OPTION = typer.Option(
     None,
     "--publish-live",
     metavar="EVERY",
-    help="With --publish: also publish live runs, at this interval (such as 5m).",
+    help="With --publish: live runs, too, as every 5m.",
     show_default=False,
 )
 
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SHORTEST_S = 5.0
 
 
@@ -173,7 +223,7 @@ def _seconds(text: str) -> float:
 
 TEXT_OPTION = typer.Option(
     None, "--text", metavar="FILE|-", show_default=False,
-    help="Follow another trainer's log; - reads a pipe and passes it on.",
+    help="Follow a log as it grows; - reads a pipe and passes it on.",
 )  # fmt: skip
 
 

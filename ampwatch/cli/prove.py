@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from ampwatch.cli.options import seconds
 from ampwatch.cli.run import environment_of
-from ampwatch.cli.run_argument import RUN_ARGUMENT
+from ampwatch.cli.run_argument import is_log, make_run
 from ampwatch.cli.terminal import answer, say
 from ampwatch.errors import AmpwatchError
+from ampwatch.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ampwatch.recovery.change import Value
@@ -25,81 +29,97 @@ if TYPE_CHECKING:
     from ampwatch.report.restart_place import Checkpoint
     from ampwatch.store import RunInfo
 
-HELP = """Train again with one thing changed, and say what holds.
+HELP = """Rerun a training with one change, and say which change helps.
 
-Starts the run's own command again, watched. Where the learning rate is too high: with the advised
-rate first, then halving what is left, until the limit is known within a factor of two or the time
-is up. Where another cause is named: with the cures of that finding, and with lower rates if none of
-them brings the training to learn. What the script writes goes to a folder of the reruns; your files
-stay as they are.
+  ampwatch prove train-1204
+  ampwatch prove train-1204 --steps 300 --budget 15m
+  ampwatch prove train-1204 --bisect               switch one thing at a time
+  ampwatch prove train-1204 --set lr=0.01          try this learning rate first
+  ampwatch prove train-1204 --lr-flag=--lr         the script takes it as --lr
+  ampwatch prove train.log -- python train.py      a log, and its command
 
-\b
-Examples:
-  ampwatch prove RUN
-  ampwatch prove RUN --steps 300 --budget 15m
-  ampwatch prove RUN --bisect                      switch one thing at a time
-  ampwatch prove RUN --set lr=0.01                 try this rate first
-  ampwatch prove RUN --rate-argument --lr          the script takes its rate as --lr
-  ampwatch prove RUN --resume-argument --resume    begin at the last clean checkpoint
-  ampwatch prove RUN -- python train.py --small    this command instead of the run's own
-
-Exits with 0 if a rate or a cure held, with 3 if none did.
+If the learning rate is too high, the reruns search for the highest one that
+works. If the report names another cause, they try its remedies, then lower
+learning rates. Your files are not changed. Exit code: 0 if a change is proved,
+3 if none is.
 """
-
-NOTHING_HELD = 3
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def command(
-    run: str = RUN_ARGUMENT,
+    run: str = typer.Argument(
+        metavar="RUN|FILE", show_default=False, help="A run's folder or name, or a log.",
+    ),
     own_command: list[str] = typer.Argument(
-        None, metavar="[-- COMMAND...]", show_default=False, help="A command to start instead."
+        None, metavar="-- COMMAND", show_default=False, help=""
     ),
     steps: int = typer.Option(
         None, metavar="N", min=1, show_default=False,
-        help="Steps to train.  [default: 1.5 times as many as the run took to fail]",
+        help="Steps to train.  [default: 1.5 times the failing step, or the warm-up]",
     ),
     budget: str = typer.Option("15m", metavar="TIME", help="Time for all reruns: 90s, 15m, 2h."),
     bisect: bool = typer.Option(
         False, "--bisect", help="Switch one thing at a time: autocast, the scaler, ..."
     ),
     set_: str = typer.Option(
-        None, "--set", metavar="lr=RATE", show_default=False, help="The rate to try first."
+        None, "--set", metavar="lr=VALUE", show_default=False,
+        help="The learning rate to try first.",
     ),
-    rate_argument: str = typer.Option(
+    lr_flag: str = typer.Option(
         None, metavar="OPTION", show_default=False,
-        help="The script's own option for the rate, if the script sets the rate itself.",
+        help="The script's own option for the learning rate.",
     ),
-    resume_argument: str = typer.Option(
+    resume_flag: str = typer.Option(
         None, metavar="OPTION", show_default=False,
-        help="The script's own option that takes a checkpoint to resume from.",
+        help="The script's own option for a checkpoint to begin at.",
     ),
     place: Path = typer.Option(
-        None, "--dir", metavar="DIR", show_default=False,
-        help="Where the reruns go.  [default: a new folder beside the run]",
+        None, "-o", "--output", metavar="DIR", show_default=False,
+        help="Folder for the reruns.  [default: beside the run]",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:  # fmt: skip
     """Rerun, and print what held."""
     from ampwatch.recovery.prove import Budget, Reruns, prove
-    from ampwatch.store import find_run, read_info
+    from ampwatch.store import read_info
 
-    path = find_run(run)
-    arguments, cwd = _arguments(read_info(path), own_command or ())
-    saved = None if resume_argument is None else _checkpoint(path, cwd)
-    options = _Options(rate_argument, resume_argument, None if saved is None else saved.path)
-    reruns = Reruns(
-        starter(arguments, options), cwd, lambda: _place(path, place),
-        0 if saved is None else saved.step, say,
-    )  # fmt: skip
-    limits, first = Budget(_seconds(budget), steps), _rate(set_) if set_ else None
-    proof = prove(path, reruns, limits, first=first, bisects=bisect)
+    with _run_of(run, own_command or ()) as path:
+        arguments, cwd = _arguments(read_info(path), own_command or ())
+        saved = None if resume_flag is None else _checkpoint(path, cwd)
+        options = _Options(lr_flag, resume_flag, None if saved is None else saved.path)
+        reruns = Reruns(
+            starter(arguments, options), cwd, lambda: _place(path, place),
+            0 if saved is None else saved.step, say,
+        )  # fmt: skip
+        limits, first = Budget(seconds(budget, "--budget"), steps), _rate(set_) if set_ else None
+        proof = prove(path, reruns, limits, first=first, bisects=bisect)
     if as_json:
         sys.stdout.write(json.dumps(proof.to_json(), ensure_ascii=False) + "\n")
     else:
         _print(proof)
     if proof.proved is None:
-        raise typer.Exit(NOTHING_HELD)
+        raise typer.Exit(ExitCode.NOTHING_HELD)
+
+
+@contextlib.contextmanager
+def _run_of(text: str, own: Sequence[str]) -> Iterator[Path]:
+    """The run to rerun; a log becomes a run, beside which is kept what reruns prove of it."""
+    from ampwatch.store import find_run
+
+    if not is_log(text):
+        yield find_run(text)
+        return
+    if not own:
+        raise AmpwatchError(
+            "A log does not record which command trained it. Give the command: "
+            f"`ampwatch prove {text} -- python train.py ...`."
+        )
+    path = make_run(text, None, ())
+    try:
+        yield path
+    except AmpwatchError:
+        shutil.rmtree(path)  # nothing was proved
+        raise
+    say(f"The log is the run {path.name} now: `ampwatch report {path.name}` says what held.")
 
 
 def _checkpoint(path: Path, cwd: Path) -> Checkpoint | None:
@@ -215,16 +235,8 @@ def _rate(text: str) -> float:
     except ValueError:
         rate = -1.0
     if name != "lr" or not rate > 0:
-        raise typer.BadParameter(f"--set takes lr=RATE, not {text!r}")
+        raise typer.BadParameter(f"--set takes a learning rate, as lr=0.01, not {text!r}")
     return rate
-
-
-def _seconds(text: str) -> float:
-    unit = _UNITS.get(text[-1:])
-    try:
-        return float(text[:-1] if unit else text) * (unit or 1.0)
-    except ValueError:
-        raise typer.BadParameter(f"--budget takes 90s, 15m or 2h, not {text!r}") from None
 
 
 def _print(proof: Proof) -> None:

@@ -1,4 +1,4 @@
-"""`ampwatch publish` and `ampwatch sweep`: copy runs to a place, and delete what none needs."""
+"""`ampwatch publish` and `ampwatch prune`: copy runs to a place, and delete what none needs."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ampwatch.cli.terminal import answer, asides, say, say_reasons
-from ampwatch.errors import AmpwatchError
+from ampwatch.cli.terminal import answer, asides, complain, say, say_reasons
+from ampwatch.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ampwatch.fleet import Outcome
 
 HELP = """Copy runs to a bucket or a shared folder, as Delta tables.
 
-PLACE is s3://BUCKET/PREFIX, gs://..., az://... or a folder. Runs that are already published are
-skipped, so the same command adds new runs, and continues after an interruption. Credentials come
-from the environment. A run becomes visible only when all of it is published.
-
-\b
-Examples:
   ampwatch publish ampwatch-runs s3://team/runs      every run in the folder
   ampwatch publish train-1204 s3://team/runs
-  ampwatch runs s3://team/runs
+  ampwatch list s3://team/runs
   ampwatch report s3://team/runs#train-1204
+
+PLACE is s3://BUCKET/PREFIX, gs://..., az://... or a folder. Credentials come
+from the environment. Runs that are there already are skipped, so the same
+command adds new runs and continues after an interruption. Readers see a run
+only when all of it is published.
 """
 
 _UNITS = {"h": "hours", "d": "days"}
@@ -47,6 +46,7 @@ def publish(
     """Publish a run, or all runs of a folder, with a progress bar."""
     from rich.progress import Progress
 
+    from ampwatch.diagnosis.value_text import count_text
     from ampwatch.fleet import publishing
     from ampwatch.store import find_run
 
@@ -63,13 +63,13 @@ def publish(
         )
     _say_outcome(outcome, place)
     if outcome.skipped:
-        raise AmpwatchError(
-            f"{len(outcome.skipped):,} runs were not published; see the reasons above."
-        )
+        what = count_text(len(outcome.skipped), "run")
+        complain(f"Not published: {what}; see the reasons above.")
+        raise typer.Exit(ExitCode.PARTLY_DONE)
 
 
 def _say_outcome(outcome: Outcome, place: str) -> None:
-    from ampwatch.diagnosis.value_text import bytes_text
+    from ampwatch.diagnosis.value_text import bytes_text, count_text
 
     say_reasons("Not published", list(outcome.skipped.items()))
     if outcome.live:
@@ -79,28 +79,26 @@ def _say_outcome(outcome: Outcome, place: str) -> None:
         )
     size = f", {bytes_text(outcome.bytes_written)}" if outcome.published else ""
     answer(
-        f"{place}: {len(outcome.published):,} runs published{size}, "
-        f"{len(outcome.unchanged):,} were already there."
+        f"{place}: {count_text(len(outcome.published), 'run')} published{size}, "
+        f"{len(outcome.unchanged):,} already there."
     )
 
 
-# --- sweep ----------------------------------------------------------------------------------------
+# --- prune ----------------------------------------------------------------------------------------
 
-SWEEP_HELP = """Delete what no run in a place needs any more.
+PRUNE_HELP = """Delete files in a place that no run needs.
 
-Files remain when a run is published again or deleted, and when `publish` is killed. Those that no
-run needs are first removed from their tables, and deleted after the safe age has passed, so that
-readers are not disturbed. No run is changed.
+  ampwatch prune s3://team/runs --dry-run      show what it would delete
+  ampwatch prune s3://team/runs
+  ampwatch prune s3://team/runs --older-than 30d
 
-\b
-Examples:
-  ampwatch sweep s3://team/runs --dry-run      show what it would delete
-  ampwatch sweep s3://team/runs
-  ampwatch sweep s3://team/runs --older-than 30d
+Such files remain when a run is published again or deleted, and when `publish`
+is killed. They are first removed from their tables, and deleted after the safe
+age, so that readers are not disturbed. No run is changed.
 """
 
 
-def sweep(
+def prune(
     place: str = typer.Argument(
         metavar="PLACE", show_default=False, help="The bucket or folder with the runs."
     ),
@@ -109,7 +107,7 @@ def sweep(
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would be deleted."),
 ) -> None:
-    """Sweep a place and print what was deleted."""
+    """Prune a place and print what was deleted."""
     from ampwatch.diagnosis.value_text import bytes_text
     from ampwatch.fleet import sweeping
 

@@ -15,12 +15,11 @@ import typer
 
 from ampwatch.cli.options import (
     LEAVING_WAIT_S,
-    NOTIFY_HELP,
     NOTIFY_OPTION,
     PUBLISH_LIVE_OPTION,
     PUBLISH_OPTION,
-    THIN_OPTION,
-    TO_HELP,
+    RUNS_FOLDER_OPTION,
+    TO_EVERY_OPTION,
     TO_OPTION,
     delivering,
     mirroring,
@@ -35,49 +34,38 @@ if TYPE_CHECKING:
     from ampwatch.follow import FollowThread
     from ampwatch.recorder import Recorder
 
-HELP = f"""Receive runs from trainers and store them here, until Ctrl-C. Needs no browser.
+HELP = """Receive runs from trainers and store them, until Ctrl-C.
 
-Trainers keep their own logs: what was missed while the recorder was down is sent again, as long as
-the trainer runs. To allow other machines, use `ampwatch keys`.
-
-\b
-Examples:
   ampwatch record
-  ampwatch record --fallback                    if a dashboard uses the default port
-  ampwatch record --bind tcp://0.0.0.0:5797 --dir /data/runs
-  ampwatch record --notify slack://…            get a message when a run goes wrong
-  ampwatch record --to prometheus://:9464       metrics of all runs for Prometheus
-  ampwatch record --publish s3://team/runs      copy each run to a bucket when it has ended
+  ampwatch record --any-port                  if a dashboard has the usual port
+  ampwatch record --bind tcp://0.0.0.0:5797 -o /data/runs
+  ampwatch record --notify slack://...        a message when a run goes wrong
+  ampwatch record --to prometheus://:9464     metrics for Prometheus
+  ampwatch record --publish s3://team/runs    copy each run at its end
 
-{NOTIFY_HELP}
-{TO_HELP}"""
+To record a script: ampwatch run train.py. To let other machines send: ampwatch
+keys. For --notify: ampwatch alerts -h. An unknown TOOL lists all.
+"""
 
 
 def command(
+    script: str = typer.Argument(None, hidden=True),
     bind: str = typer.Option(
         None,
         metavar="ENDPOINT",
         help="Where to listen.  [default: tcp://127.0.0.1:5797]",
         show_default=False,
     ),
-    folder: Path = typer.Option(
-        None,
-        "--dir",
-        metavar="DIR",
-        help="Where runs go.  [default: ./ampwatch-runs]",
-        show_default=False,
-    ),
-    fallback: bool = typer.Option(
-        False,
-        "--fallback/--no-fallback",
-        help="If the port is taken, listen on a free one; trainers started later find it.",
+    folder: Path = RUNS_FOLDER_OPTION,
+    any_port: bool = typer.Option(
+        False, "--any-port", help="If the port is taken, listen on a free one."
     ),
     insecure: bool = typer.Option(
-        False, "--insecure", help="No encryption and no keys: anyone who reaches the port may send."
+        False, "--insecure", help="No encryption and no keys: anybody may send."
     ),
     notify: list[str] = NOTIFY_OPTION,
     to: list[str] = TO_OPTION,
-    thin: int = THIN_OPTION,
+    to_every: int = TO_EVERY_OPTION,
     publish: str = PUBLISH_OPTION,
     publish_live: str = PUBLISH_LIVE_OPTION,
 ) -> None:
@@ -86,18 +74,22 @@ def command(
     from ampwatch.recorder import Recorder
     from ampwatch.store import default_log_dir
 
+    if script is not None:
+        raise typer.BadParameter(
+            f"record receives runs from trainers. To train and record: `ampwatch run {script}`."
+        )
     where = folder or default_log_dir()
     with (
         _warnings_as_sentences(),
         _told_to_end() as ended,
         _flag_named(),
         _alerts(notify) as alerts,
-        mirroring(to, thin, wait_s=LEAVING_WAIT_S) as workers,
+        mirroring(to, to_every, wait_s=LEAVING_WAIT_S) as workers,
         publishing(where, publish, publish_live) as publishers,
     ):
         threads = [*alerts, *(worker.thread for worker in workers)]
         recorder = Recorder(
-            bind or feed.DEFAULT_ENDPOINT, where, insecure=insecure, fallback=fallback,
+            bind or feed.DEFAULT_ENDPOINT, where, insecure=insecure, fallback=any_port,
             on_rows=partial(_wake, [*threads, *publishers]), on_note=say,
         )  # fmt: skip
         with recorder:
@@ -156,7 +148,7 @@ def _flag_named() -> Iterator[None]:
     try:
         yield
     except EndpointTakenError as error:
-        raise EndpointTakenError(f"{error} Or use --fallback to listen on a free one.") from None
+        raise EndpointTakenError(f"{error} Or use --any-port to listen on a free one.") from None
 
 
 @contextlib.contextmanager

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ampwatch.cli.options import (
+    FORMAT_OPTION,
+    output_kind,
+    output_option,
+    say_written,
+    written_to,
+)
 from ampwatch.cli.run_argument import (
     MAP_OPTION,
     clipboard_help,
@@ -17,35 +27,29 @@ from ampwatch.cli.run_argument import (
     is_log,
     opened_run_or_log,
 )
-from ampwatch.cli.terminal import answer, answers, say
+from ampwatch.cli.terminal import answer, answers, is_verbose, say
 from ampwatch.errors import PlaceError, ReportError
+from ampwatch.exit_codes import ExitCode
 from ampwatch.files import draft_of
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis, SeveralDiagnoses
     from ampwatch.diagnosis.earlier_runs import EarlierRun
+    from ampwatch.recovery.proof import JudgedRun
+    from ampwatch.report.health_check import HealthCheck
     from ampwatch.store import Run
 
-HELP = f"""Print what is wrong with a run, why, and what to do.
+HELP = f"""Say what is wrong with a run, why, and what to do.
 
-Without RUN, reports on the newest run. For several runs of one model with different learning rates,
-prints one advice on the rate. FILE is the log of another trainer (Apex, fairseq, DeepSpeed,
-Megatron-LM, ...), or - for standard input; the report says what such a log cannot show.
-`ampwatch import` keeps it as a run.
+  ampwatch report                           the newest run
+  ampwatch report train.log                 another trainer's log
+  ampwatch report train-1204 --all          every finding in full, every number
+  ampwatch report train-1204 -o out.html    with charts and layers, as one file
+  ampwatch report lr-0.1 lr-0.03            one learning rate from several runs
+  {clipboard_help("report")}
 
-\b
-Examples:
-  ampwatch report                                the newest run
-  ampwatch report train.log
-  ampwatch report ampwatch-runs/train-1204
-  ampwatch report train-1204 --json | jq .verdict
-  ampwatch report train-1204 --html out.html     with charts and layers, as one file
-  ampwatch report train-1204 --all               every finding in full, every number
-  ampwatch report train-1204 --fail-on error     exit code 1 if there is an error
-  ampwatch report rate-0.1 rate-0.03             one learning rate from both runs
-  ampwatch report train-1204 --earlier s3://team/runs    what runs like it showed there
-
-{clipboard_help("report")}"""
+FILE is a log of Hugging Face, DeepSpeed, Megatron-LM, fairseq, Apex, ...
+"""
 
 
 class FailOn(str, enum.Enum):
@@ -55,114 +59,199 @@ class FailOn(str, enum.Enum):
     WARNING = "warning"
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command line asks of a report."""
+
+    kind: str  # html, json, text, sarif or junit
+    output: Path | None
+    earlier: str | None
+    everything: bool
+    baseline: Run | None
+    fail_on: FailOn | None
+
+
 def command(
     runs: list[str] = typer.Argument(
         None,
         metavar="RUN|FILE",
         show_default=False,
-        help="A run's folder, its name in ./ampwatch-runs, another trainer's log, or -.",
+        help="A run's folder or name, or a log; - reads a pipe.",
     ),
     json: bool = typer.Option(False, "--json", help="Print JSON instead of the report."),
     fail_on: FailOn = typer.Option(
         None,
         "--fail-on",
-        help="Exit with 1 if there is a finding of this severity or worse.",
+        metavar="warning|error",
+        help="Exit with 1 at such a finding, 4 if too short.",
         show_default=False,
     ),
-    html: Path = typer.Option(
-        None, "--html", metavar="OUT", show_default=False, help="Write one HTML file instead."
+    baseline: str = typer.Option(
+        None,
+        "--baseline",
+        metavar="RUN|TAG",
+        help="--fail-on fails if worse than this run.",
+        show_default=False,
     ),
-    as_: str = typer.Option(
-        None, "--as", metavar="FORMAT", show_default=False, help="The format of FILE."
-    ),
+    output: Path = output_option(".html, .json, .txt, .sarif, .xml"),
+    format_: str = FORMAT_OPTION,
     earlier: str = typer.Option(
         None,
         "--earlier",
         metavar="PLACE",
         envvar="AMPWATCH_EARLIER",
         show_default=False,
-        help="Also say what runs in a place showed that are made of the same.",
+        help="Compare with runs in PLACE.",
     ),
     everything: bool = typer.Option(
-        False, "--all", help="Also print every finding in full, with evidence and arithmetic."
+        False, "--all", help="Print every finding with evidence and arithmetic."
     ),
     mapped: list[str] = MAP_OPTION,
 ) -> None:
     """Report on one run or several."""
-    runs = runs or [newest_run(is_of_log=bool(as_ or mapped))]
-    if html and (json or len(runs) > 1):
-        raise ReportError(
-            "--html takes one run and cannot be combined with --json; for several "
-            "runs use `ampwatch compare --html`."
-        )
+    kind = output_kind(output, json=json, kinds=(".html", ".json", ".txt", ".sarif", ".xml"))
+    runs = runs or [newest_run(is_of_log=bool(format_ or mapped))]
+    if kind == "html" and len(runs) > 1:
+        raise ReportError("An HTML report takes one run; for several use `ampwatch compare -o`.")
     with ExitStack() as stack:
-        opened = [stack.enter_context(opened_run_or_log(run, as_, mapped)) for run in runs]
+        opened = [stack.enter_context(opened_run_or_log(run, format_, mapped)) for run in runs]
+        held = None if baseline is None else _opened_baseline(baseline, opened[0], stack)
+        asked = Asked(kind, output, earlier, everything or is_verbose(), held, fail_on)
         # A log's name is what was typed: the commands that the report names take that.
         names = [
-            text if is_log(text, as_, mapped) else run.info.name
+            text if is_log(text, format_, mapped) else run.info.name
             for text, run in zip(runs, opened, strict=True)
         ]
-        diagnosis: Diagnosis | SeveralDiagnoses
-        if len(opened) > 1:
-            diagnosis = _report_together(names, opened, json=json)
-        else:
-            diagnosis = _report(
-                names[0], opened[0], html, earlier, json=json, everything=everything
-            )
-    from ampwatch.diagnosis import Severity
+        checks = _report(names, opened, asked)
+    if fail_on is not None and (code := exit_code(checks)):
+        raise typer.Exit(code)
 
-    worst = diagnosis.worst()
-    if fail_on and worst and worst.weight >= Severity(fail_on.value).weight:
-        raise typer.Exit(1)
+
+def exit_code(checks: Sequence[HealthCheck]) -> ExitCode:
+    """What `--fail-on` says of the runs: one is not healthy, one is not judged, or neither."""
+    if not all(check.is_healthy for check in checks):
+        return ExitCode.FINDING
+    return ExitCode.DONE if all(check.is_judged for check in checks) else ExitCode.NOT_JUDGED
 
 
 def newest_run(*, is_of_log: bool) -> str:
-    """The run to report on where none is named; `--as` and `--map` are of a log and need one."""
+    """The run to report on where none is named; `--format` and `--map` are of a log."""
     if is_of_log:
-        raise ReportError("--as and --map say how to read a FILE: name it, too.")
+        raise ReportError("--format and --map say how to read a FILE: name it, too.")
     return str(find_newest(say, "Reporting on"))
 
 
-def _report_together(names: Sequence[str], runs: Sequence[Run], *, json: bool) -> SeveralDiagnoses:
+def _opened_baseline(text: str, judged: Run, stack: ExitStack) -> Run:
+    """The run or the log that `--baseline` names."""
+    from ampwatch.report.health_check import open_baseline
+
+    if is_log(text):
+        return stack.enter_context(opened_run_or_log(text))
+    return open_baseline(text, apart_from=judged)
+
+
+def _report(names: Sequence[str], runs: Sequence[Run], asked: Asked) -> list[HealthCheck]:
+    """Write the report as it is asked for."""
+    from ampwatch.diagnosis import Severity
     from ampwatch.follow import diagnose_together
-    from ampwatch.report import print_reports, to_json
+    from ampwatch.recovery.proof import judge
+    from ampwatch.report.health_check import health_check
 
-    together = diagnose_together(runs)
-    if json:
-        typer.echo(to_json(together))
+    least = Severity((asked.fail_on or FailOn.WARNING).value)
+    check = partial(health_check, baseline=asked.baseline, least=least)
+    if len(runs) > 1 and asked.kind in {"json", "text"}:
+        together = diagnose_together(runs)
+        checks = [check(run, one) for run, one in zip(runs, together.diagnoses, strict=True)]
+        with written_to(asked.output):
+            _print_together(names, together, checks, asked)
+        return checks
+    judged = [judge(run, _published_runs(asked.earlier)) for run in runs]
+    checks = [check(run, one.diagnosis) for run, one in zip(runs, judged, strict=True)]
+    if asked.kind == "html":
+        _write_html(asked, judged[0], checks[0])
     else:
-        print_reports(answers(), names, together)
-    return together
+        with written_to(asked.output):
+            _print(list(zip(names, checks, strict=True)), judged[0], asked)
+    return checks
 
 
-def _report(
-    name: str, run: Run, html: Path | None, earlier: str | None, *, json: bool, everything: bool
-) -> Diagnosis:
-    """Report on one run: as one HTML file, as JSON or as text."""
-    from ampwatch.recovery.proof import judge, sentence_of
-    from ampwatch.report import html_report, print_fact, print_report, to_json
+def _print_together(
+    names: Sequence[str], together: SeveralDiagnoses, checks: Sequence[HealthCheck], asked: Asked
+) -> None:
+    from ampwatch.report import print_reports
+
+    if asked.kind == "json":
+        _print_json(together, checks)
+        return
+    print_reports(answers(), names, together)
+    for name, check in zip(names, checks, strict=True):
+        if check.baseline is not None:
+            answer(f"{name}: {check.baseline_text}")
+
+
+def _print(checks: Sequence[tuple[str, HealthCheck]], judged: JudgedRun, asked: Asked) -> None:
+    """Print the report as JSON, as text, or in a format of CI."""
+    if asked.kind == "sarif":
+        from ampwatch.report.sarif_file import sarif_of
+
+        typer.echo(json.dumps(sarif_of(checks), indent=1, allow_nan=False, ensure_ascii=False))
+    elif asked.kind == "junit":
+        from ampwatch.report.junit_file import junit_of
+
+        typer.echo(junit_of(checks), nl=False)
+    elif asked.kind == "json":
+        from ampwatch.report.letter import letter_of
+
+        name, check = checks[0]
+        letter = {}
+        if asked.everything:
+            letter = {"letter": letter_of(name, check.run, judged.diagnosis).to_json()}
+        _print_json(judged.diagnosis, [check], **letter)
+    else:
+        _print_text(*checks[0], judged, asked)
+
+
+def _print_json(
+    body: Diagnosis | SeveralDiagnoses, checks: Sequence[HealthCheck], **more: Any
+) -> None:
+    """Print the object of `--json`, with what was held against a baseline."""
+    from ampwatch.report import to_json
+
+    compared = [check.baseline_json() for check in checks if check.baseline is not None]
+    if compared:
+        more["baseline"] = compared[0] if len(checks) == 1 else compared
+    typer.echo(to_json(body, **more))
+
+
+def _print_text(name: str, check: HealthCheck, judged: JudgedRun, asked: Asked) -> None:
+    from ampwatch.recovery.proof import sentence_of
+    from ampwatch.report import print_fact, print_report
     from ampwatch.report.settings import changed_text
 
-    if html:
-        refuse_no_file(html)
-    judged = judge(run, _published_runs(earlier) if earlier else ())
-    diagnosis, lesson, proof = judged.diagnosis, judged.lesson, judged.proof
-    if html:
-        write_page(html, html_report(run, diagnosis, judged.established_scale))
-    elif json:
-        typer.echo(to_json(diagnosis))
-    else:
-        print_report(answers(), name, run, diagnosis, everything=everything)
-        if everything or earlier:
-            print_fact(answers(), "changed", changed_text(run))
-            print_fact(answers(), "alike", lesson.text if lesson else "")
-        if proof is not None and diagnosis.learning_rate.because != sentence_of(proof):
-            answer(sentence_of(proof))
-    return diagnosis
+    run, lesson, proof = check.run, judged.lesson, judged.proof
+    print_report(answers(), name, run, judged.diagnosis, everything=asked.everything)
+    print_fact(answers(), "baseline", check.baseline_text)
+    if asked.everything or asked.earlier:
+        print_fact(answers(), "changed", changed_text(run))
+        print_fact(answers(), "alike", lesson.text if lesson else "")
+    if proof is not None and judged.diagnosis.learning_rate.because != sentence_of(proof):
+        answer(sentence_of(proof))
 
 
-def _published_runs(place: str) -> Sequence[EarlierRun]:
+def _write_html(asked: Asked, judged: JudgedRun, check: HealthCheck) -> None:
+    from ampwatch.report import html_report
+
+    assert asked.output is not None
+    page = html_report(check.run, judged.diagnosis, judged.established_scale)
+    write_page(asked.output, page)
+    if check.baseline is not None:
+        answer(check.baseline_text)
+
+
+def _published_runs(place: str | None) -> Sequence[EarlierRun]:
     """The judged runs of the place that --earlier names; none, and why, if it cannot be read."""
+    if not place:
+        return []
     from ampwatch.fleet.alike_runs import runs_in
 
     try:
@@ -172,16 +261,8 @@ def _published_runs(place: str) -> Sequence[EarlierRun]:
         return []
 
 
-def refuse_no_file(path: Path) -> None:
-    """Refuse, before any work, to report into a file that cannot be written."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise ReportError(f"{path} cannot be written: pass a file in an existing folder.")
-
-
 def write_page(path: Path, page: str) -> None:
     """Write a report's HTML, complete or not at all, and print its size."""
-    from ampwatch.diagnosis.value_text import bytes_text
-
     with draft_of(path) as draft:
         draft.write_text(page, encoding="utf-8")
-    answer(f"{path}: {bytes_text(path.stat().st_size)}")
+    say_written(path)

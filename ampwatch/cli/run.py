@@ -1,4 +1,4 @@
-"""`ampwatch run SCRIPT ARGS...`: watches a training without changing its code.
+"""`ampwatch run SCRIPT ARGS...`: trains with a script as it is, and records the run.
 
 A fresh Python replaces this process and runs the script. A folder on its path makes it load, at its
 start, the code that attaches. So arguments, exit code, signals, `__main__` and tracebacks are those
@@ -18,56 +18,51 @@ from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined
 
 import typer
 
+from ampwatch.cli.options import RUNS_FOLDER_OPTION
+from ampwatch.cli.terminal import is_quiet
 from ampwatch.errors import AmpwatchError
 from ampwatch.integrations.script_watch import OPTIONS, PROCESS_ID
 
-HELP = """Watch a training script without changing it.
+HELP = """Run a training script without changes, and record the run.
 
-Watches the script's scaler and the model that its optimizer trains.
-
-\b
-Examples:
   ampwatch run train.py --lr 1e-3 --epochs 3
   ampwatch run -m mypackage.train --config small.yaml
-  ampwatch run --run night-3 train.py         a name for the run
+  ampwatch run --name night-3 train.py        a name for the run
   ampwatch run torchrun --nproc-per-node 2 train.py
   ampwatch run accelerate launch train.py
 
-All arguments after the script belong to the script. It runs as it would alone: same arguments,
-exit code, signals and tracebacks. One line on stderr says where the run is; AMPWATCH_QUIET=1 leaves
-it out. Afterwards: ampwatch report.
+ampwatch finds the scaler, and the model that the optimizer trains. All words
+after the script are passed to the script. Its exit code, signals and
+tracebacks stay the same. One line on stderr names the folder of the run (not
+with -q). Afterwards: ampwatch report.
 """
 
 
 def command(
     script: str = typer.Argument(..., metavar="SCRIPT", help="A script, a module, or a launcher."),
-    arguments: list[str] = typer.Argument(None, metavar="ARGS...", help="Its own arguments."),
+    arguments: list[str] = typer.Argument(None, metavar="ARGS", help="The script's own arguments."),
     module: bool = typer.Option(
         False, "-m", help="SCRIPT is a module's name, as for python -m.", show_default=False
     ),
-    run: str = typer.Option(
+    name: str = typer.Option(
         None,
+        "--name",
         metavar="NAME",
-        help="Name of the run.  [default: the script's, and the time]",
+        help="The run's name.  [default: the script's, and the time]",
         show_default=False,
     ),
-    log_dir: Path = typer.Option(
-        None,
-        metavar="DIR",
-        help="Where runs go.  [default: $AMPWATCH_DIR or ./ampwatch-runs]",
-        show_default=False,
-    ),
+    folder: Path = RUNS_FOLDER_OPTION,
     endpoint: str = typer.Option(
-        None, metavar="ENDPOINT", help='Where it is shown live, or "off".', show_default=False
+        None, metavar="ENDPOINT", help='The address of a recorder, or "off".', show_default=False
     ),
     layer_every: int = typer.Option(
-        50, metavar="N", help="Detailed layer statistics on every N-th step.", min=1
+        50, metavar="N", help="Examine the layers in every N-th step.", min=1
     ),
 ) -> None:
     """Replace this process by the script, which is watched."""
     asked = {
-        "run": run,
-        "log_dir": None if log_dir is None else str(log_dir.resolve()),
+        "run": name,
+        "log_dir": None if folder is None else str(folder.resolve()),
         "endpoint": endpoint,
         "layer_every": layer_every,
     }
@@ -78,7 +73,9 @@ def command(
         )
     become(
         _command_line(script, module=module) + list(arguments or ()),
-        environment_of(asked) | {PROCESS_ID: str(os.getpid())},
+        environment_of(asked)
+        | {PROCESS_ID: str(os.getpid())}
+        | ({"AMPWATCH_QUIET": "1"} if is_quiet() else {}),
     )
 
 

@@ -34,13 +34,9 @@ RUN_ARGUMENT = typer.Argument(
 # For smaller files a progress bar would only flicker.
 BAR_FROM_BYTES = 32 << 20
 
-AS_OPTION = typer.Option(
-    None, "--as", metavar="FORMAT", show_default=False, help="The format, if it is not recognised."
-)
-
 MAP_OPTION = typer.Option(
     [], "--map", metavar="COLUMN=NAME", show_default=False,
-    help="The table's name for one of our columns, such as loss=train/loss.",
+    help="The log's name of a value: loss=train/loss.",
 )  # fmt: skip
 
 
@@ -85,7 +81,7 @@ def opened_run_or_log(
 def is_log(text: str, source: str | None = None, mapped: Sequence[str] = ()) -> bool:
     """Whether RUN is another trainer's log: standard input, a file, or a folder of ranks' logs.
 
-    `--as` and `--map` are of a log.
+    `--format` and `--map` are of a log.
     """
     if text == MARK or source is not None or mapped:
         return True
@@ -98,7 +94,7 @@ def is_log(text: str, source: str | None = None, mapped: Sequence[str] = ()) -> 
 
 
 def _options(source: str | None, mapped: Sequence[str]) -> ImportOptions:
-    """The import options that `--as` and `--map` give."""
+    """The import options that `--format` and `--map` give."""
     from ampwatch.importers import ImportOptions
 
     pairs = {}
@@ -152,13 +148,9 @@ _MARK_IN_SENTENCE = re.compile(r"(?<!\S)-(?=[\s:])")
 
 
 def clipboard_help(command: str) -> str:
-    """The lines of a command's --help about a log in the clipboard."""
-    return f"""\b
-The log in the clipboard:
-  xclip -o -sel c | ampwatch {command} -{"":{10 - len(command)}}Linux; with Wayland wl-paste
-  pbpaste | ampwatch {command} -{"":{18 - len(command)}}macOS
-  Get-Clipboard | ampwatch {command} -{"":{12 - len(command)}}Windows, in PowerShell
-"""
+    """The example of a command's --help about a log in the clipboard."""
+    return f"""xclip -o -sel c | ampwatch {command} -       the clipboard; on macOS pbpaste,
+                                            in PowerShell Get-Clipboard"""
 
 
 class _TypedText(io.RawIOBase):

@@ -1,12 +1,14 @@
-"""Commands on runs as they lie in a folder: `ampwatch runs`, `ampwatch tag`, `ampwatch compact`."""
+"""Commands on runs as they lie in a folder: `ampwatch list`, `ampwatch tag`, `ampwatch compact`."""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -22,14 +24,15 @@ if TYPE_CHECKING:
     from ampwatch.follow import KeptEntries, ListEntry
     from ampwatch.store import RunSummary
 
-HELP = """List the runs in a folder, with their verdicts, or in a place.
+HELP = """List the runs in a folder, with their verdicts.
 
-\b
-Examples:
-  ampwatch runs                the runs in ./ampwatch-runs (or $AMPWATCH_DIR)
-  ampwatch runs /data/runs
-  ampwatch runs --all          also all runs that were attached elsewhere
-  ampwatch runs s3://team/runs    runs that were published
+  ampwatch list                  the runs in ./ampwatch-runs (or $AMPWATCH_DIR)
+  ampwatch list /data/runs
+  ampwatch list --all            also all runs that were attached elsewhere
+  ampwatch list s3://team/runs   published runs
+  ampwatch list --json           as JSON, for a script
+
+A run that cannot be read is listed with the reason.
 """
 
 # How many runs of other folders are listed without --all.
@@ -38,37 +41,62 @@ ELSEWHERE = 20
 # Lines of a place's table; more than that nobody reads.
 MOST_IN_PLACE = 50
 
+SCHEMA = 1  # of the JSON
 COLUMNS = ("run", "verdict", "steps", "skips", "final scale", "age", "tags", "source")
+# Of a run's entry; the schema `schemas/list.json` says what each is.
+_AS_JSON = (
+    "verdict", "finding", "steps", "skipped", "final_scale", "highest_rate", "loss", "damage",
+)  # fmt: skip
 PLACE_COLUMNS = ("run", "state", "steps", "ranks", "started", "id")
 
 
 def list_runs_in(
     folder: str = typer.Argument(
-        None, metavar="DIR|PLACE", help="Where to look.", show_default=False
+        None,
+        metavar="DIR|PLACE",
+        help="A folder with runs, or a place to which runs were published.",
+        show_default=False,
     ),
     every: bool = typer.Option(
         False,
         "--all",
-        help=f"List all runs of other folders, not only the newest {ELSEWHERE}; all of a place.",
+        help=f"Also list the runs of other folders beyond the newest {ELSEWHERE}; all of a place.",
     ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of the table."),
 ) -> None:
     """List the runs of a folder or a place."""
     from ampwatch.fleet import is_place
     from ampwatch.store import default_log_dir, list_runs
 
     if folder and is_place(folder):
+        if as_json:
+            raise AmpwatchError(
+                f"--json lists a folder. For a place: `ampwatch fleet {folder} --json`."
+            )
         _print_place(folder, every=every)
         return
     if folder and not Path(folder).is_dir():
         raise NotARunError(f"{folder} is not a folder.", path=folder)
     here, runs = Path(folder or default_log_dir()), list_runs(folder)
+    if as_json:
+        _print_json(runs if every else _nearest(runs, here))
+        return
     if not runs:
         answer(f"No runs in {folder or here}. `ampwatch demo` creates one.")
         return
     listed = runs if every else _nearest(runs, here)
     answers().print(_table(listed, here))
     if len(listed) < len(runs):
-        answer(f"{len(runs) - len(listed):,} older runs in other folders: ampwatch runs --all.")
+        answer(f"{len(runs) - len(listed):,} older runs in other folders: ampwatch list --all.")
+
+
+def _print_json(listed: Sequence[RunSummary]) -> None:
+    from ampwatch.follow import KeptEntries
+
+    kept = KeptEntries()
+    told = {"schema": SCHEMA, "runs": [run_as_json(summary, kept) for summary in listed]}
+    kept.save()
+    sys.stdout.write(json.dumps(told, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def _nearest(runs: Sequence[RunSummary], here: Path) -> list[RunSummary]:
@@ -175,6 +203,26 @@ def _entry(summary: RunSummary, kept: KeptEntries) -> ListEntry:
     return entry
 
 
+def run_as_json(summary: RunSummary, kept: KeptEntries) -> dict[str, Any]:
+    """A listed run as `list --json` prints it; an unreadable one has its problem."""
+    from ampwatch.diagnosis.findings import json_value
+    from ampwatch.store import is_written
+
+    told: dict[str, Any] = {
+        "name": summary.path.name, "path": str(summary.path), "id": summary.id,
+        "source": summary.source, "started_ns": summary.started_ns,
+        "last_time_ns": summary.last_time_ns,
+        "live": not summary.ended and is_written(summary.path),
+        "tags": list(summary.tags), "note": summary.note, "problem": summary.problem,
+    }  # fmt: skip
+    entry: ListEntry | None = None
+    try:
+        entry = _entry(summary, kept)
+    except (AmpwatchError, OSError) as problem:  # its files may be deleted meanwhile
+        told["problem"] = str(problem)
+    return told | {name: json_value(getattr(entry, name, None)) for name in _AS_JSON}
+
+
 def _age(summary: RunSummary) -> str:
     """How long ago the listed run grew; empty for a log without times."""
     if not summary.last_time_ns:
@@ -205,29 +253,28 @@ def _print_place(place: str, *, every: bool) -> None:
         table.add_row(*map(printable, cells))
     answers().print(table)
     if len(listed) < len(runs):
-        answer(f"{len(runs) - len(listed):,} older runs: ampwatch runs {place} --all.")
+        answer(f"{len(runs) - len(listed):,} older runs: ampwatch list {place} --all.")
 
 
 # --- tags -----------------------------------------------------------------------------------------
 
 TAG_HELP = """Put tags and a note on a run, or print them.
 
-They are kept in the run's folder, and shown by `ampwatch runs` and the dashboard. Who tags a run at
-the same time as you loses nothing.
+  ampwatch tag train-1204 good sweep-3
+  ampwatch tag train-1204 --remove good --note "diverged after the restart"
+  ampwatch tag train-1204 --mute "AMP201=the head is frozen"
+  ampwatch tag train-1204                       print its tags and its note
 
-\b
-Examples:
-  ampwatch tag my-run good sweep-3
-  ampwatch tag my-run --remove good --note "diverged after the restart"
-  ampwatch tag my-run                           print its tags and its note
+Tags, note and muted findings are kept in the run's folder, and shown by
+`ampwatch list`, reports and the dashboard. A muted finding is listed with its
+reason and no longer counts. Two people who tag a run at the same time lose
+nothing.
 """
 
 
 def tag(
     run: str = RUN_ARGUMENT,
-    tags: list[str] = typer.Argument(
-        None, metavar="TAG", show_default=False, help="Tags to add; a + before a tag is ignored."
-    ),
+    tags: list[str] = typer.Argument(None, metavar="TAG", show_default=False, help="Tags to add."),
     remove: list[str] = typer.Option(
         [], "--remove", metavar="TAG", show_default=False, help="A tag to remove; may be repeated."
     ),
@@ -235,6 +282,16 @@ def tag(
         None, "--note", metavar="TEXT", show_default=False, help="A line to add to the note."
     ),
     clear_note: bool = typer.Option(False, "--clear-note", help="Remove the note so far."),
+    mute: list[str] = typer.Option(
+        [],
+        "--mute",
+        metavar="CODE=REASON",
+        show_default=False,
+        help="A finding that is no problem, and why; may be repeated.",
+    ),
+    unmute: list[str] = typer.Option(
+        [], "--unmute", metavar="CODE", show_default=False, help="Let a muted finding count again."
+    ),
 ) -> None:
     """Change a run's tags and print what they are now."""
     from ampwatch.store import edit_tags, find_run, read_tags
@@ -242,26 +299,43 @@ def tag(
     path = find_run(run)
     now = read_tags(path)
     added = [tag.removeprefix("+") for tag in tags or ()]
-    if added or remove or note is not None or clear_note:
+    muted = _muted(mute, unmute)
+    if added or remove or note is not None or clear_note or muted:
         seen = now.note
         text = None
         if note is not None or clear_note:
             text = "\n".join(part for part in ("" if clear_note else seen, note or "") if part)
-        now = edit_tags(path, add=added, remove=remove, note=text, note_seen=seen)
+        now = edit_tags(path, add=added, remove=remove, note=text, note_seen=seen, mute=muted)
     tagged = " ".join(now.tags) or "no tags"
     lines = [f"{path.name}: {tagged}", *now.note.splitlines()]
+    lines += [f"muted: {code} ({why})" for code, why in now.muted]
     answer("\n".join(printable(line) for line in lines))
+
+
+def _muted(mute: Sequence[str], unmute: Sequence[str]) -> dict[str, str | None]:
+    """The findings to mute, each with its reason, and those to let count again."""
+    from ampwatch.diagnosis import RULES
+
+    changes: dict[str, str | None] = {}
+    for text in mute:
+        code, _, why = text.partition("=")
+        if not why.strip():
+            raise AmpwatchError(f'Say why {code} is no problem: --mute "{code}=the reason".')
+        changes[code.strip().upper()] = why
+    changes |= dict.fromkeys(map(str.upper, unmute))
+    for code in changes.keys() - {rule.code for rule in RULES}:
+        raise AmpwatchError(f"No finding has the code {code}: `ampwatch explain` lists them.")
+    return changes
 
 
 # --- compaction -----------------------------------------------------------------------------------
 
 COMPACT_HELP = """Rewrite a finished run so that it opens fast.
 
-Many small batches become a few large compressed files. Nothing is lost, and it is never necessary:
-a run that is not compacted can be read as well. The new files are written beside the old ones and
-then renamed. A run that is still being written is refused.
+  ampwatch compact ampwatch-runs/train-1204
 
-Example: ampwatch compact ampwatch-runs/train-1204
+It is never necessary, and nothing is lost: many small batches become a few
+large compressed files. A run that is still being written is refused.
 """
 
 

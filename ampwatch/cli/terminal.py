@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-FAILED = 2
 _MOST_REASONS = 10
+_volume = ""  # "quiet" or "verbose", as -q and -v say
 
 
 def prepare_streams() -> None:
@@ -24,29 +24,45 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def complain(message: str) -> int:
-    """Print an error as one line on the terminal's stderr; return the exit code for errors."""
+def set_volume(volume: str) -> None:
+    """Print less from now on ("quiet"), or more ("verbose"), or as usual ("")."""
+    global _volume  # noqa: PLW0603  a program has one volume, in every thread
+    _volume = volume
+
+
+def is_quiet() -> bool:
+    """Whether only answers and errors are printed."""
+    return _volume == "quiet"
+
+
+def is_verbose() -> bool:
+    """Whether a report has every number, and an error says where it arose."""
+    return _volume == "verbose"
+
+
+def complain(message: str) -> None:
+    """Print an error as one line on the terminal's stderr."""
     print(f"ampwatch: {printable(' '.join(message.split()))}", file=sys.stderr)
-    return FAILED
 
 
 def answers() -> Console:
     """The terminal's console for answers, on stdout."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    return Console(highlight=False, markup=False, emoji=False, force_jupyter=False)
 
 
 def asides() -> Console:
     """The terminal's console for progress and remarks, on stderr."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, force_jupyter=False)
 
 
 def say(text: str) -> None:
-    """Print a remark on the terminal's stderr, on one line."""
-    asides().print(printable(text), soft_wrap=True)
+    """Print a remark on the terminal's stderr, on one line; nothing if it is to be quiet."""
+    if not is_quiet():
+        asides().print(printable(text), soft_wrap=True)
 
 
 def answer(text: str) -> None:
@@ -58,9 +74,9 @@ def answer(text: str) -> None:
 def say_reasons(what: str, reasons: Sequence[tuple[str, str]]) -> None:
     """Say of each run, by its name, why something was not done with it; of many, the first ten."""
     for name, reason in reasons[:_MOST_REASONS]:
-        say(f"{what}: {name}: {reason}")
+        complain(f"{what}: {name}: {reason}")
     if len(reasons) > _MOST_REASONS:
-        say(f"And {len(reasons) - _MOST_REASONS:,} more.")
+        complain(f"And {len(reasons) - _MOST_REASONS:,} more.")
 
 
 def empty_table() -> Table:

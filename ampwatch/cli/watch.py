@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from ampwatch.cli.options import (
+    FORMAT_OPTION,
     LEAVING_WAIT_S,
-    NOTIFY_HELP,
     NOTIFY_OPTION,
     TEXT_OPTION,
-    THIN_OPTION,
-    TO_HELP,
+    TO_EVERY_OPTION,
     TO_OPTION,
     delivering,
     following,
@@ -33,23 +32,18 @@ if TYPE_CHECKING:
     from ampwatch.follow import FollowedRun, Follower
     from ampwatch.store import Run
 
-HELP = f"""Show a live view of a run in the terminal.
+HELP = """Show a live view of a run in the terminal.
 
-Shows the scale, skips, loss, gradient norm and findings. Ends when the run ends, or with Ctrl-C,
-which does not affect the training. If the output is not a terminal, prints plain lines. Without
-RUN, shows the newest run.
+  ampwatch watch                                   the newest run
+  ampwatch watch train-1204
+  ampwatch watch train-1204 --notify slack://...   send warnings and errors
+  ampwatch watch train-1204 --to tensorboard:tb    also write its curves there
+  ampwatch watch --text train.log                  a log, as it grows
+  some-trainer 2>&1 | ampwatch watch --text -      a pipe, passed on
 
-\b
-Examples:
-  ampwatch watch
-  ampwatch watch ampwatch-runs/train-1204
-  ampwatch watch train-1204 --notify slack://…        send warnings and errors
-  ampwatch watch train-1204 --to tensorboard:tb       also write its curves elsewhere
-  ampwatch watch --text train.log                     another trainer's log, as it grows
-  some-trainer 2>&1 | ampwatch watch --text -         the same from a pipe, passed on
-
-{NOTIFY_HELP}
-{TO_HELP}"""
+It ends when the run ends, or with Ctrl-C, which does not affect the training.
+Addresses for --notify: ampwatch alerts -h. An unknown TOOL lists all.
+"""
 
 PLAIN_EVERY_S = 5.0
 _END_EVERY_S = 0.5  # the end of a run is noticed this soon, however rarely the view is updated
@@ -68,20 +62,18 @@ def command(
     ),
     notify: list[str] = NOTIFY_OPTION,
     to: list[str] = TO_OPTION,
-    thin: int = THIN_OPTION,
+    to_every: int = TO_EVERY_OPTION,
     text: str = TEXT_OPTION,
-    as_: str = typer.Option(
-        None, "--as", metavar="FORMAT", show_default=False, help="The format of that log."
-    ),
+    format_: str = FORMAT_OPTION,
 ) -> None:
     """Watch a run until it ends."""
     from ampwatch.store import find_run
 
-    asked = Asked(every, tuple(notify or ()), tuple(to or ()), thin)
+    asked = Asked(every, tuple(notify or ()), tuple(to or ()), to_every)
     if text is not None:
         if run is not None:
             raise typer.BadParameter("pass a RUN or a log with --text, not both")
-        with following(text, as_) as folder:
+        with following(text, format_) as folder:
             _watch(folder, asides() if text == "-" else answers(), asked)
         return
     _watch(find_run(run) if run else find_newest(say, "Watching"), answers(), asked)
@@ -94,7 +86,7 @@ class Asked:
     every_s: float
     notify: tuple[str, ...]
     to: tuple[str, ...]
-    thin: int
+    to_every: int | None
 
 
 def _watch(path: Path, console: Console, asked: Asked) -> None:
@@ -104,7 +96,7 @@ def _watch(path: Path, console: Console, asked: Asked) -> None:
     aside = _aside(console)
     with (
         delivering(asked.notify, aside) as delivery,
-        mirroring(asked.to, asked.thin, aside) as workers,
+        mirroring(asked.to, asked.to_every, aside) as workers,
     ):
         follower, alerts = follow(path), RunAlerts(path)
         for worker in workers:
@@ -211,9 +203,9 @@ def _show_plain(
 
 def _say_how_it_ended(path: Path, followed: FollowedRun) -> None:
     if followed.info.source != "ampwatch":
-        say("The log has ended, or it is not read any more.")
+        say("The log has ended, or nobody reads it any more.")
     elif not followed.diagnosis.run.clean_end:
-        say("The training process is gone, and the run has no end mark.")
+        say("The process stopped without closing the run: it was killed, or it crashed.")
     say(f"The run is over. `ampwatch report {path}` shows this again.")
 
 

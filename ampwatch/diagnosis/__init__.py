@@ -9,7 +9,14 @@ follows a run that grows. `RULES` are the pages that `ampwatch explain` prints.
 from __future__ import annotations
 
 from ampwatch.diagnosis.engine import Engine, diagnose
-from ampwatch.diagnosis.findings import Diagnosis, Finding, RunFacts, Severity, Verdict
+from ampwatch.diagnosis.findings import (
+    Diagnosis,
+    Finding,
+    RunFacts,
+    Severity,
+    Verdict,
+    with_muted,
+)
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.record import Record
 from ampwatch.diagnosis.rule import Rule
@@ -20,6 +27,7 @@ from ampwatch.diagnosis.several_runs import (
     SeveralDiagnoses,
     advise_on_all,
     diagnose_together,
+    difference_of_models,
 )
 from ampwatch.diagnosis.value_text import Evidence
 from ampwatch.diagnosis.verdict import conclude
@@ -43,5 +51,7 @@ __all__ = [
     "conclude",
     "diagnose",
     "diagnose_together",
+    "difference_of_models",
     "rate_evidence_lines",
+    "with_muted",
 ]

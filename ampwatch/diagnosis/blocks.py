@@ -257,9 +257,7 @@ def _at(values: npt.NDArray[Any], rows: Integers) -> Any:
 
 def _fold(operation: np.ufunc, values: npt.NDArray[Any], firsts: Integers) -> Any:
     """Combine the rows of each step of a block into one value."""
-    if len(firsts) == len(values):
-        return values
-    return operation.reduceat(values, firsts)
+    return values if len(firsts) == len(values) else operation.reduceat(values, firsts)
 
 
 def _any_not(values: Flags, firsts: Integers) -> Flags:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ampwatch.diagnosis import learning_rate, thresholds
 from ampwatch.diagnosis.blocks import Block, Times
+from ampwatch.diagnosis.column_arrays import known_of, median_of_known
 from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.event_history import EventHistory, GuardHistory, overflows_of
 from ampwatch.diagnosis.findings import FindingStatus, Outcome
@@ -27,10 +28,7 @@ from ampwatch.diagnosis.gradient_history import (
     NonfiniteGradientHistory,
     ZeroGradientHistory,
 )
-from ampwatch.diagnosis.layer_history import (
-    AttentionScoreHistory,
-    LayerHistory,
-)
+from ampwatch.diagnosis.layer_history import AttentionScoreHistory, LayerHistory
 from ampwatch.diagnosis.learning_rate.advice import Advice
 from ampwatch.diagnosis.loss_spikes import LossSpikes
 from ampwatch.diagnosis.metric_history import MetricHistory
@@ -41,6 +39,7 @@ from ampwatch.diagnosis.rate_setup import RateLeaps, RateSetup
 from ampwatch.diagnosis.record import Record, RecordFacts, scaler_of
 from ampwatch.diagnosis.restart_history import RestartHistory
 from ampwatch.diagnosis.scale_history import ScaleFall, ScaleHistory, SkipSpan
+from ampwatch.diagnosis.value_text import steps_text
 from ampwatch.metric_names import Metric
 
 # What a run of our own probe has as its source.
@@ -56,11 +55,13 @@ class Observed:
     loop: bool  # the loop itself was watched: its exact numbers, its layers, its end
     table: bool  # each column is one that the training itself wrote
     every_step: bool  # each has a row, so what lies close together is known
+    single_steps: bool  # ... and no row sums up an epoch
     loss: bool
     rate: bool
     scale: bool
 
 
+_OFTEN = 0.1  # of all steps: far more than a few bad batches
 # A history that is folded by the blocks alone: its line in `Case` is all that adds one.
 _OWN = {"folds": "blocks"}
 
@@ -141,11 +142,13 @@ class Case:
         """Which signals the record holds; a foreign log's marks say how its columns are read."""
         scale, numbers = self.scale, self.numbers
         loop = self.record.source == NATIVE
-        numbered = "placed" not in self.record.marks.get("step", ())
+        marks = self.record.marks.get("step", ())
+        every_step = loop or ("placed" not in marks and scale.steps <= scale.entries)
         return Observed(
             loop=loop,
             table=self.record.source in _TABLES,
-            every_step=loop or (numbered and scale.steps <= scale.entries),
+            every_step=every_step,
+            single_steps=every_step and "epochs" not in marks,
             loss="loss" in numbers.told,
             rate="lr" in numbers.told,
             scale=scale.has_scaler,
@@ -159,8 +162,8 @@ class Case:
     @cached_property
     def judgement(self) -> learning_rate.Judgement:
         """The judgement of the learning rate; computed once, when a rule first asks for it."""
-        seen = learning_rate.judge_rate(self.rate)
-        return replace(seen, alignment=None) if self.has_adversary else seen
+        judgement = learning_rate.judge_rate(self.rate)
+        return replace(judgement, alignment=None) if self.has_adversary else judgement
 
     @cached_property
     def rate_advice(self) -> Advice:
@@ -179,6 +182,16 @@ class Case:
         return (
             self.rate.setup.inner_updates and self.loop.moved > 0 and self.stands(self.loop.still)
         )
+
+    @property
+    def is_all_learnt(self) -> bool:
+        """Whether next to nothing is left of the loss: lost gradients then cost nothing."""
+        head, tail = (rows.of("loss") for rows in (self.rate.head, self.rate.tail))
+        if not (known_of(head) > 0).all() or not (known_of(tail) >= 0).all():
+            return False  # below 0 there is always more to learn
+        first = median_of_known(head[: thresholds.LOSS_LINES])
+        last = median_of_known(tail[-learning_rate.constants.FINAL_STEPS :])
+        return last <= thresholds.ALL_LEARNT * first
 
     @property
     def is_searching(self) -> bool:
@@ -264,6 +277,17 @@ class Case:
             return FindingStatus.STANDS
         return FindingStatus.HEALS if self._brought_about_the_fall(times) else FindingStatus.HEALED
 
+    def recurrence(self, times: Times) -> FindingStatus:
+        """Whether what happens at single times, such as a reset, goes on or has paused."""
+        goes_on = self.stands(times) or self.returns(times)
+        return FindingStatus.STANDS if goes_on else FindingStatus.PAUSED
+
+    @property
+    def evaluation_is_spoilt(self) -> bool:
+        """Whether running statistics store bad inputs so often that no reset would last."""
+        bad = self.numbers.bad_input.count
+        return bool(self.precision.batch_norms) and bad > _OFTEN * self.scale.entries
+
     def stands(self, times: Times) -> bool:
         """Whether something seen at these times still goes on at the end of the record."""
         entries = self.scale.entries
@@ -275,6 +299,37 @@ class Case:
         )
         return times.last_position >= entries - recent
 
+    def returns(self, times: Times) -> bool:
+        """Whether something seen at these times is away no longer than it was between them."""
+        first, last, end = times.first_step, times.last_step, self.scale.last_step
+        if times.count < 2 or first is None or last is None or end is None:
+            return False
+        return end - last <= (last - first) / (times.count - 1)
+
+    def comes_and_goes(self, times: Times) -> bool:
+        """Whether the loss was finite between or after these times, and is not lost by now.
+
+        It is lost if most losses that are not finite stand in a row at the end.
+        """
+        tail = self.rate.tail
+        rows = tail.where((tail.of("loss_bad") > 0) | np.isfinite(tail.of("loss")))
+        bad = rows.of("loss_bad")[rows.of("step") >= (times.first_step or 0)] > 0
+        streak = len(bad) if bad.all() else int(np.argmin(bad[::-1]))
+        return bool(bad.any() and len(bad) > streak and bad.sum() >= 2 * streak)
+
+    def times_text(self, times: Times) -> str:
+        """In how many steps something was seen, and whether the latest step is one of them."""
+        where = steps_text(times.first_step, times.last_step)
+        if times.count > 1:
+            where = f"in {times.count:,} steps from {times.first_step:,} to {times.last_step:,}"
+        return where + self.latest_text(times)
+
+    def latest_text(self, times: Times) -> str:
+        """Whether the latest step is one of several, as the end of a sentence."""
+        if times.last_step != self.scale.last_step:
+            return f", but not at the latest step, {self.scale.last_step:,}"
+        return ", the latest step among them" if times.count > 1 else ""
+
     def _brought_about_the_fall(self, times: Times) -> bool:
         fall, first, last = self.standing_fall, times.first_step, times.last_step
         if first is None or last is None:
@@ -285,7 +340,8 @@ class Case:
         if fall is None:
             return False
         meets = first <= fall.end_step and last >= fall.first_step
-        return meets and 2 * times.count >= fall.skips
+        # At a scale of next to nothing every step is skipped, whatever brought it there.
+        return meets and 2 * times.count >= fall.skips - self.scale.tiny.count
 
     @property
     def lone_rank(self) -> int | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.findings import Finding, Outcome, Severity, WeighedCause
+from ampwatch.diagnosis.findings import Finding, FindingStatus, Outcome, Severity, WeighedCause
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
 from ampwatch.diagnosis.learning_rate.judgement import WEIGHED, Attribution, Cause, chances_of
 from ampwatch.diagnosis.rule import title_of
@@ -71,19 +71,20 @@ _ROWS = (
     ("AMP212", f"AMP209 {_NOT_FINITE} AMP211 AMP206"),
     # Scaled gradients in the update look like far too high a rate; after a jump a good rate is too
     # high.
-    ("AMP301", "AMP404 AMP209 AMP306", _MIXED),
-    ("AMP302", "AMP404 AMP209", _MIXED),
+    ("AMP301", "AMP404 AMP209 AMP306", _MIXED, "autocast-off"),
+    ("AMP302", "AMP404 AMP209", _MIXED, "autocast-off"),
     ("AMP303", "AMP206", "", "clip"),
     ("AMP304", "", "", "clip"),
     # A rate must not be raised while gradients are lost or values diverge.
     ("AMP305", "", "AMP201 AMP205 AMP208 AMP210 AMP211 AMP304 AMP401 AMP408 AMP410 AMP418"),
     ("AMP307", f"{_NOT_ITS_GRADIENTS} {_RATE} AMP306", "", "clip"),
-    ("AMP309", "AMP410 AMP417 AMP402 AMP211 AMP103 AMP104 AMP105 AMP412", "AMP308"),
+    ("AMP309", "AMP410 AMP417 AMP401 AMP402 AMP211 AMP103 AMP104 AMP105 AMP412", "AMP308"),
     ("AMP311", f"{_RATE} AMP204 AMP207 AMP209"),
     ("AMP401", "", "AMP410"),  # what was cleared too early was not clipped
     ("AMP410", f"{_RATE} AMP408 AMP107 AMP103 AMP201"),
     ("AMP414", "AMP406"),  # with float32 weights, eps is not zero
-    ("AMP417", "AMP410 AMP308"),  # at a rate of next to nothing an update rounds to nothing
+    # With a learning rate or gradients next to zero, or in 16 bits, an update rounds to nothing.
+    ("AMP417", "AMP410 AMP308 AMP201 AMP418"),
     ("AMP505", "AMP508"),
     ("AMP506", "AMP503 AMP504"),
     ("AMP602", "AMP209 AMP203 AMP204"),
@@ -110,14 +111,25 @@ _DIES = "AMP410"  # too high a rate kills units that had gradients
 # to detect than what is told from the first skip on; a rise of the loss that a bad input cut short
 # might have recovered, as most do.
 _SHOWN_LATE = codes("AMP204 AMP207 AMP604")
-LATE_TO = {"AMP209": RATE} | dict.fromkeys(RATE, codes("AMP103 AMP104 AMP105 AMP202 AMP208"))
+# A goal (AMP311) is smoothed over its own entries: it is not known to the step when it fell.
+_BEFORE_THE_RATE = codes("AMP103 AMP104 AMP105 AMP202 AMP208 AMP311")
+LATE_TO = {"AMP209": RATE} | dict.fromkeys(RATE, _BEFORE_THE_RATE)
+# What comes before a trouble and is none itself: once there is one, that is the headline.
+_FORETELLS = codes("AMP304")
+# Over with its batch each time, however often it comes back: the skips that it costs add up.
+_PASSES = codes("AMP209")
 _ENDS_THE_RUN = "AMP902"  # its cause was still there then
 # What stands beside these may be cause or effect, so the first is the cause; what only loses steps
 # cannot be what made weights not finite.
 _IN_STRICT_ORDER, _SPARES_WEIGHTS = codes("AMP207 AMP211"), codes("AMP103 AMP105")
 
+# A fall of the loss scale that began with gradients goes on by the forward pass.
+# Where it went on without the forward pass for longer than a fifth, that is no cause.
+_FORWARD, _OF_THE_SCALE, _NEARLY_ALL = codes("AMP203"), codes("AMP103 AMP104 AMP105"), 0.8
+
 _LEAST = 0.05  # a cause less likely than this is not listed
 _MOST_SIGNS = 4
+_LEAST_SIGNS = 2  # a single one may be a first step like any
 _OTHERS = frozenset(WEIGHED) - {Cause.RATE}
 
 
@@ -148,7 +160,17 @@ def link_causes(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     sound = [f for f in findings if not _first_of(rows[f.code].groundless_beside, f, findings)]
     causes = [_first_of(rows[f.code].explained_by, f, sound) for f in sound]
     linked = [dataclasses.replace(f, because_of=why) for f, why in zip(sound, causes, strict=True)]
-    return tuple(sorted(linked, key=_rank))
+    weighed = tuple(_weighing_as_their_effects(linked))
+    return tuple(sorted(weighed, key=lambda finding: _rank(finding, weighed)))
+
+
+def _weighing_as_their_effects(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """The findings, of which a passing one weighs as much as what came with it each time."""
+    for finding in findings:
+        effects = [f.severity for f in findings if f.because_of == finding.code]
+        gravest = max(effects, key=lambda severity: severity.weight, default=Severity.INFO)
+        is_aside = finding.severity is Severity.INFO
+        yield dataclasses.replace(finding, severity=gravest) if is_aside else finding
 
 
 def _first_of(codes: Sequence[str], effect: Finding, findings: Sequence[Finding]) -> str | None:
@@ -158,7 +180,8 @@ def _first_of(codes: Sequence[str], effect: Finding, findings: Sequence[Finding]
 
 
 def _explains(cause: Finding, effect: Finding) -> bool:
-    if effect.severity is not Severity.INFO and cause.severity is Severity.INFO:
+    is_aside = cause.severity is Severity.INFO
+    if effect.severity is not Severity.INFO and is_aside and not _came_each_time(cause, effect):
         return False
     if cause.first_step is None or effect.first_step is None:
         return True
@@ -166,17 +189,63 @@ def _explains(cause: Finding, effect: Finding) -> bool:
         return cause.last_step + thresholds.DELAY_STEPS >= effect.first_step
     ordered = {cause.code, effect.code} & {*_IN_STRICT_ORDER}
     if ordered and effect.code not in _SPARES_WEIGHTS:
-        return cause.first_step <= effect.first_step
+        return cause.first_step <= effect.first_step or _was_seen_before(cause, effect.first_step)
     late = cause.code in _SHOWN_LATE or effect.code in LATE_TO.get(cause.code, ())
     delay = thresholds.SAMPLING_DELAY_STEPS if late else thresholds.DELAY_STEPS
-    return cause.first_step <= effect.first_step + delay
+    return cause.first_step <= effect.first_step + delay or _lasts_nearly_all_of(cause, effect)
 
 
-def _rank(finding: Finding) -> tuple[bool, bool, int, float, str]:
+def _lasts_nearly_all_of(cause: Finding, effect: Finding) -> bool:
+    """Whether the forward pass, which no loss scale reaches, overflows for nearly all of a fall."""
+    if cause.code not in _FORWARD or effect.code not in _OF_THE_SCALE:
+        return False
+    steps = (cause.first_step, cause.last_step, effect.first_step, effect.last_step)
+    known = [step for step in steps if step is not None]
+    if len(known) < len(steps):
+        return False
+    first, last, begins, ends = known
+    return first >= begins and min(last, ends) - first >= _NEARLY_ALL * (ends - begins)
+
+
+def _was_seen_before(cause: Finding, step: int) -> bool:
+    """Whether two signs of too high a learning rate came before this step.
+
+    It is told from the first step whose loss is not finite; gradients are so one step before.
+    """
+    before = sum(piece.step is not None and piece.step < step for piece in cause.evidence)
+    return cause.code in RATE and before >= _LEAST_SIGNS
+
+
+def _came_each_time(cause: Finding, effect: Finding) -> bool:
+    """Whether what passes by itself each time began with the effect, and was there at its last."""
+    begins, ends = effect.first_step, effect.last_step
+    if cause.code not in _PASSES or cause.first_step is None or cause.last_step is None:
+        return False
+    if begins is None or ends is None:
+        return False
+    return cause.first_step <= begins and cause.last_step + thresholds.DELAY_STEPS >= ends
+
+
+def _gravest_weight(finding: Finding, findings: Sequence[Finding], deep: int = 3) -> int:
+    """The weight of a finding or of the gravest one that follows from it, if that weighs more."""
+    follow = (f for f in findings if f.because_of == finding.code and deep)
+    weights = (_gravest_weight(one, findings, deep - 1) for one in follow)
+    return max(finding.severity.weight, *weights, 0)
+
+
+def _rank(
+    finding: Finding, findings: Sequence[Finding]
+) -> tuple[bool, bool, int, bool, float, str]:
     began = float("inf") if finding.first_step is None else finding.first_step
     explained = finding.because_of is not None
     is_aside = finding.severity is Severity.INFO  # below all that counts, explained or not
-    return (is_aside, explained, -finding.severity.weight, began, finding.code)
+    weight = finding.severity.weight if explained else _gravest_weight(finding, findings)
+    end = max((one.last_step or 0) for one in findings)
+    is_most = finding.last_step is not None and 2 * (finding.last_step - began) > end
+    # Though not what it has led to; what filled most of the record is the record's trouble.
+    is_over = finding.standing is FindingStatus.HEALS and not is_most
+    is_second = is_over or finding.code in _FORETELLS
+    return (is_aside, explained, -weight, is_second, began, finding.code)
 
 
 def causes_of(

@@ -13,14 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.codec import column
-from ampwatch.diagnosis.column_arrays import (
-    DoublingWindows,
-    Floats,
-    Integers,
-    integers,
-    numbers,
-    texts,
-)
+from ampwatch.diagnosis.column_arrays import Floats, Integers, integers, numbers, texts
+from ampwatch.diagnosis.doubling_windows import DoublingWindows
 
 # A series has between half as many and as many windows.
 MOST_WINDOWS = 32
@@ -91,8 +85,8 @@ class OneDeviceHistory:
         peak = np.where(np.isnan(peak), allocated, peak)
         left = total - np.fmax(used - reserved, 0.0)
         left[left <= 0] = np.nan
-        told = numbers(rows, "utilisation")
-        percent = np.rint(np.clip(told[np.isfinite(told)], 0.0, 1.0) * (_PERCENTS - 1))
+        shares = numbers(rows, "utilisation")
+        percent = np.rint(np.clip(shares[np.isfinite(shares)], 0.0, 1.0) * (_PERCENTS - 1))
         return replace(
             self,
             name=_latest(rows, "name") or self.name,
@@ -112,8 +106,8 @@ class OneDeviceHistory:
         """A quantile of the utilisation, 0 to 1; `busy` leaves out seconds without any kernel."""
         counts = self.utilisation.copy()
         counts[0] *= not busy
-        seen = np.cumsum(counts)
-        return float(np.searchsorted(seen, quantile * seen[-1])) / (_PERCENTS - 1)
+        totals = np.cumsum(counts)
+        return float(np.searchsorted(totals, quantile * totals[-1])) / (_PERCENTS - 1)
 
     def seconds_used(self, *, busy: bool = False) -> int:
         """How many samples tell the utilisation; `busy` leaves out those without a kernel."""
@@ -128,8 +122,8 @@ class OneDeviceHistory:
         first, last = floors[0], floors[-1]
         rises = bool((np.diff(floors) > 0).all())
         climbs = float((np.diff(peak) > 0).mean()) >= MEMORY_RISING_SHARE
-        kept = last - first >= MEMORY_FLOOR_SHARE * (peaks[-1] - peaks[0])
-        if not (rises and climbs and kept) or last < MEMORY_GROWTH * first:
+        lasts = last - first >= MEMORY_FLOOR_SHARE * (peaks[-1] - peaks[0])
+        if not (rises and climbs and lasts) or last < MEMORY_GROWTH * first:
             return None
         seconds = (self.last_time_ns - self.first_time_ns) / 1e9
         judged_s = seconds * (MEMORY_PART - MEMORY_PART / MEMORY_QUARTERS)
@@ -163,8 +157,8 @@ class DeviceHistory:
         for code in np.unique(codes[codes >= 0]).tolist():
             key = (rank, names[code])
             if key in devices or len(devices) < MOST_DEVICES:
-                known = devices.get(key) or OneDeviceHistory(*key)
-                devices[key] = known.with_rows(rows.filter(column(codes == code, pa.bool_())))
+                device = devices.get(key) or OneDeviceHistory(*key)
+                devices[key] = device.with_rows(rows.filter(column(codes == code, pa.bool_())))
         return DeviceHistory(devices)
 
     def last_times_ns(self) -> dict[int, int]:

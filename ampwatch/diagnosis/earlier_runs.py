@@ -102,11 +102,9 @@ def signature_of(run: Run) -> Signature | None:
     if not weighted or not optimizers:
         return None
     autocast, micro_batches = _first_steps(run, rank)
-    precision = [
-        autocast,
-        _most_frequent(layer["param_dtype"] for layer in weighted),
-        _formats(weighted),
-    ]
+    formats = {str(layer[name]) for layer in weighted for name in _FORMATS if layer[name]}
+    dtype = _most_frequent(layer["param_dtype"] for layer in weighted)
+    precision = [autocast, dtype, sorted(formats)]
     parts = Counter(_part(layer) for layer in [*weighted, *_bare_leaves(layers)])
     kinds = sorted({(kind, len(shape), trainable) for kind, shape, trainable in parts})
     return Signature(
@@ -119,9 +117,7 @@ def signature_of(run: Run) -> Signature | None:
 
 
 def _close(size: float | None, other: float | None, octaves: float) -> bool:
-    if size is None or other is None:
-        return size is other
-    return abs(size - other) <= octaves
+    return size is other if size is None or other is None else abs(size - other) <= octaves
 
 
 def _layers(rows: Iterable[_Layer]) -> list[_Layer]:
@@ -187,10 +183,6 @@ def _most_frequent(values: Iterable[Any]) -> Any:
     """The most frequent value among layers or first steps, for the signature; None if unknown."""
     counts = Counter(value for value in values if value is not None)
     return max(counts, key=lambda value: (counts[value], str(value)), default=None)
-
-
-def _formats(layers: Iterable[_Layer]) -> list[str]:
-    return sorted({str(layer[name]) for layer in layers for name in _FORMATS if layer[name]})
 
 
 def _width(layers: Sequence[_Layer]) -> float:
@@ -263,12 +255,12 @@ class LessonOfEarlierRuns:
     def _rates(self) -> str:
         held, failed = self.stable_to, self.failing_from
         if held is None and failed is None:
-            return "none tells which rate holds"
+            return "none tells which learning rate holds"
         if held is None:
             return f"failing from {_rate(failed)} on, none stable"
         stable = f"stable up to {_rate(held)} ({count_text(held.steps, 'step')})"
         if failed is None:
-            return f"{stable}, none failed by its rate"
+            return f"{stable}, none failed by its learning rate"
         if _of(failed) > _of(held):
             return f"{stable}, failing from {_rate(failed)} on"
         return f"{stable}, yet others failed from {_rate(failed)} on"
@@ -306,7 +298,7 @@ def with_lesson(diagnosis: Diagnosis, lesson: LessonOfEarlierRuns | None) -> Dia
         return diagnosis
     most = failed * 2.0**-constants.BELOW_FAILED
     advised = min(at, failed * 2.0**-constants.LEAST_OCTAVES)
-    below = f" The advised rate is below that, not {at:.3g}." if advised < at else ""
+    below = f" The advised learning rate is below that, not {at:.3g}." if advised < at else ""
     reason = f"Earlier runs alike failed at {failed:.3g}, which bounds the interval.{below}"
     bounded = replace(
         advice,
@@ -348,17 +340,17 @@ def steps_held(diagnosis: Diagnosis) -> int:
 def _lesson(runs: Sequence[EarlierRun]) -> LessonOfEarlierRuns:
     failing = [run for run in runs if run.outcome is Outcome.FAILING and run.rate]
     stable = [run for run in runs if run.outcome is Outcome.STABLE and run.rate]
-    proven = [run for run in stable if not any(_refutes(other, run) for other in failing)]
+    # A stable run proves nothing if it ended before the step at which another one failed.
+    proven = [
+        run
+        for run in stable
+        if not any(_of(bad) <= _of(run) and run.steps <= bad.steps for bad in failing)
+    ]
     return LessonOfEarlierRuns(
         runs=tuple(runs),
         stable_to=max(proven, key=lambda run: (_of(run), run.steps), default=None),
         failing_from=min(failing, key=_of, default=None),
     )
-
-
-def _refutes(failed: EarlierRun, stable: EarlierRun) -> bool:
-    """Whether a stable earlier run ended before the step at which another one failed."""
-    return _of(failed) <= _of(stable) and stable.steps <= failed.steps
 
 
 def _of(run: EarlierRun | None) -> float:

@@ -12,13 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ampwatch.diagnosis.blocks import (
-    BLOCK_ROWS,
-    DEVICE_COLUMNS,
-    Block,
-    BlockCutter,
-    UncutRows,
-)
+from ampwatch.diagnosis.blocks import BLOCK_ROWS, DEVICE_COLUMNS, Block, BlockCutter, UncutRows
 from ampwatch.diagnosis.case import Case, new_case
 from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.findings import Diagnosis

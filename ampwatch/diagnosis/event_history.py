@@ -210,14 +210,14 @@ NO_GRAPH = "does not require grad and does not have a grad_fn"
 AT_FLOOR = ("inimum loss scale reached", "loss scale already at minimum", "grad_scale is too small")
 TELLING_TEXTS = (NO_GRADIENTS, NO_GRAPH, FLOAT16_PARAMETERS)
 
+_OF_RATE = EventKind.LR_CHANGED.value
 _CHANGES = frozenset(
-    kind.value
-    for kind in (
-        EventKind.STATE_LOADED,
-        EventKind.OPTIMIZER_REPLACED,
-        EventKind.SCALER_REPLACED,
-        EventKind.BATCH_SIZE_CHANGED,
-        EventKind.LR_CHANGED,
+    (
+        EventKind.STATE_LOADED.value,
+        EventKind.OPTIMIZER_REPLACED.value,
+        EventKind.SCALER_REPLACED.value,
+        EventKind.BATCH_SIZE_CHANGED.value,
+        _OF_RATE,
     )
 )
 _MOST_CHANGES = 64
@@ -257,15 +257,15 @@ class EventHistory:
 
     def fold(self, block: Block, bad_inputs: frozenset[int], makers: Mapping[int, str]) -> None:
         """Add a block's events; `makers` are layers that made another model's bad input."""
-        known = {kind.value for kind in EventKind}
+        kinds = {kind.value for kind in EventKind}
         for event in block.events:
-            if event.kind in known:
+            if event.kind in kinds:
                 position = block.position(event.step)
                 times = self.kinds.get(event.kind, Times()).and_at(event.step, position)
                 self.kinds = {**self.kinds, event.kind: times}
                 maker = makers.get(event.step) if event.is_traced_to("input") else None
-                told = event if maker is None else event.retraced("forward", maker)
-                self._take(told, position, bad_inputs)
+                meant = event if maker is None else event.retraced("forward", maker)
+                self._take(meant, position, bad_inputs)
 
     def _take(self, event: Event, position: int, bad_inputs: frozenset[int]) -> None:
         if event.kind == EventKind.OVERFLOW.value:
@@ -279,8 +279,10 @@ class EventHistory:
             self.started = event
         elif event.kind == EventKind.OPTIMIZER.value:
             self.optimizers = (*self.optimizers, event)[:_MOST_KEPT]
-        elif event.kind in _CHANGES and not _is_warmup(event, position):
-            self.changes = (*self.changes, event)[-_MOST_CHANGES:]
+        elif event.kind in _CHANGES:
+            # A learning rate that changes so early belongs to the warm-up.
+            if event.kind != _OF_RATE or position >= thresholds.JUMP_LEAST_POSITION:
+                self.changes = (*self.changes, event)[-_MOST_CHANGES:]
         elif event.kind == EventKind.GAP.value:
             reason = {str(event.detail["reason"])} if event.detail.get("reason") else set()
             self.gap_reasons = _few(self.gap_reasons | reason, self.gap_reasons)
@@ -311,11 +313,6 @@ def _few(more: frozenset[Any], before: frozenset[Any]) -> frozenset[Any]:
     return more if len(more) <= _MOST_KEPT else before
 
 
-def _is_warmup(event: Event, position: int) -> bool:
-    """Whether an event about the rate comes so early that it belongs to the warm-up."""
-    return event.kind == EventKind.LR_CHANGED.value and position < thresholds.JUMP_LEAST_POSITION
-
-
 @dataclass(frozen=True, slots=True)
 class GuardHistory:
     """What the guard did, would have done, and had to let pass; ranks act alike and count once."""
@@ -331,11 +328,11 @@ class GuardHistory:
 
     def fold(self, block: Block) -> GuardHistory:
         """The history of the guard with one more block."""
-        made = self
+        history = self
         for event in block.events:
             if event.kind == EventKind.GUARD.value:
-                made = made._and(event, block.position(event.step))
-        return made
+                history = history._and(event, block.position(event.step))
+        return history
 
     def _and(self, event: Event, position: int) -> GuardHistory:
         detail, step = event.detail, event.step

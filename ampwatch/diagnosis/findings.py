@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from ampwatch.diagnosis.learning_rate.advice import Advice
@@ -46,6 +48,7 @@ class State(str, enum.Enum):
     GOAL_LOST = "a goal is lost"
     ADVERSARY_WON = "one of two adversaries has won"
     RATE_LEAPT = "worse since the learning rate leapt"
+    LOST_BY_LEAP = "much worse since the learning rate leapt, and not coming back"
     WITHOUT_END = "falls without end"
     WIDER = "swings about zero, ever wider"
     ANOTHER_LEVEL = "another level, cannot tell"
@@ -58,8 +61,8 @@ class State(str, enum.Enum):
 
 
 _BAD = {
-    State.STANDS_STILL, State.WORSE, State.NOT_FINITE, State.NO_STEPS, State.NOTHING_LEARNS,
-    State.GOAL_LOST, State.ADVERSARY_WON, State.EXCEPTION,
+    State.STANDS_STILL, State.WORSE, State.LOST_BY_LEAP, State.NOT_FINITE, State.NO_STEPS,
+    State.NOTHING_LEARNS, State.GOAL_LOST, State.ADVERSARY_WON, State.EXCEPTION,
 }  # fmt: skip
 _DOUBTFUL = {
     State.ANOTHER_LEVEL, State.RATE_LEAPT, State.NOT_BACK, State.HARDLY_FALLS,
@@ -105,6 +108,11 @@ class Outcome:
         return Severity.WARNING if self.state in _DOUBTFUL else Severity.INFO
 
     @property
+    def is_leap(self) -> bool:
+        """Whether the learning rate leapt as the loss rose."""
+        return self.state in {State.RATE_LEAPT, State.LOST_BY_LEAP}
+
+    @property
     def grew_apart(self) -> bool:
         """Whether rollout and training grew apart before it."""
         return self.sign is not None and self.sign.cause != Cause.RATE.value
@@ -116,9 +124,13 @@ class Outcome:
 
 
 class FindingStatus(enum.Enum):
-    """How a finding stands at the end: it goes on, is over but left damage, or is all over."""
+    """How a finding stands at the end: it goes on, is over but left damage, or is all over.
+
+    What came and went by itself, such as a spike, paused: it is over, as its name says.
+    """
 
     STANDS = "stands"
+    PAUSED = "paused"
     HEALS = "heals"
     HEALED = "healed"
 
@@ -130,7 +142,8 @@ class FindingStatus(enum.Enum):
     @property
     def ending(self) -> str:
         """How a finding's sentence ends: empty while it stands, else that it is over."""
-        return "" if self is FindingStatus.STANDS else ", but no longer at the end"
+        is_over = self in {FindingStatus.HEALS, FindingStatus.HEALED}
+        return ", but no longer at the end" if is_over else ""
 
 
 class Verdict(str, enum.Enum):
@@ -144,6 +157,10 @@ class Verdict(str, enum.Enum):
 
 
 CALM = frozenset((Verdict.INCOMPLETE, Verdict.HEALTHY, Verdict.CUT_OFF))
+_NORMAL_SKIPS = (
+    ("AMP101", "the first loss scale is too high on purpose"),
+    ("AMP102", "the scaler tries a higher loss scale now and then"),
+)
 LIVE, ENDED, CUT_OFF = "live", "ended", "cut off"  # how a run stands, in words
 _UNCLEAN_END = "AMP902"
 
@@ -164,6 +181,27 @@ class Finding:
     action: str
     because_of: str | None = None
     evidence: tuple[Evidence, ...] = ()
+    steps: tuple[int, ...] = ()  # where single steps count, not all between first and last
+    muted: str | None = None  # why somebody muted it: then it does not weigh
+    former_names: tuple[str, ...] = ()
+    # In some steps, with others between or after them that are as they should be.
+    comes_and_goes: bool = dataclasses.field(default=False, metadata={"json": False})
+    standing: FindingStatus = dataclasses.field(
+        default=FindingStatus.STANDS, metadata={"json": False}
+    )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the finding holds to the record's end.
+
+        Its last step is then only the last at which it was looked for, such as a layer's sample.
+        """
+        stands = self.standing is FindingStatus.STANDS and self.severity.weight > 0
+        return stands and not self.steps
+
+    def last_in(self, end: int) -> int:
+        """The step up to which the finding holds in a record that ends at this step."""
+        return end if self.goes_on or self.last_step is None else self.last_step
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -228,9 +266,17 @@ class Diagnosis:
     @property
     def suspect(self) -> Finding | None:
         """The finding that names a layer: the headline, or the most severe one that it explains."""
-        head = self.headline
-        chain = [f for f in self.findings if f is head or (head and f.because_of == head.code)]
+        chain = [f for f in self.findings if f is self.headline or f.code in self.effects]
         return next((f for f in chain if f.layer), None)
+
+    @property
+    def effects(self) -> frozenset[str]:
+        """The codes of what follows from the headline, directly or not."""
+        head = frozenset(() if self.headline is None else {self.headline.code})
+        codes = head
+        for _ in self.findings:
+            codes |= {finding.code for finding in self.findings if finding.because_of in codes}
+        return codes - head
 
     def is_symptom(self, suspect: Finding) -> bool:
         """Whether the suspect layer's finding only follows from the headline."""
@@ -242,14 +288,33 @@ class Diagnosis:
         if self.verdict not in CALM:
             return None
         if self.verdict is Verdict.INCOMPLETE and self.little_seen is None:
-            return "The record ends before anything could be judged."
+            return "The log ends before anything could be judged."
         ended = next((f for f in self.findings if f.code == _UNCLEAN_END), None)
         if self.verdict is Verdict.CUT_OFF and self.little_seen is None and ended is not None:
             return f"{ended.summary} No problems found until then."
         if ended is None:
-            return self.little_seen or f"No problems found in {count_text(self.run.steps, 'step')}."
+            text = self.little_seen or f"No problems found in {count_text(self.run.steps, 'step')}."
+            return " ".join(filter(None, (text, self.skips_text, self.muted_text)))
         first = self.little_seen or "No problems found in its numbers."
         return f"{first} {ended.summary} {ended.cause}"
+
+    @property
+    def skips_text(self) -> str:
+        """Why the skipped steps of a run without trouble are none; empty if there are none."""
+        count = self.run.skipped
+        if not count or self.muted_text or self.verdict in {Verdict.INCOMPLETE, Verdict.CUT_OFF}:
+            return ""
+        codes = {finding.code for finding in self.findings}
+        why = ", and ".join(words for code, words in _NORMAL_SKIPS if code in codes)
+        return (
+            f"{count_text(count, 'step was', 'steps were')} skipped: {why or 'training went on'}."
+        )
+
+    @property
+    def muted_text(self) -> str:
+        """The sentence on the findings that somebody muted; empty if there are none."""
+        muted = [f"{one.code} ({one.muted})" for one in self.findings if one.muted is not None]
+        return f"Muted: {', '.join(muted)}." if muted else ""
 
     def worst(self) -> Severity | None:
         """The highest severity among the findings; None if there are none."""
@@ -278,7 +343,7 @@ class Diagnosis:
             return self._of(CUT_OFF, findings=findings)
         little_seen = self.little_seen
         if self.verdict is Verdict.INCOMPLETE and little_seen is None:
-            little_seen = "The record ends before anything could be judged."
+            little_seen = "The log ends before anything could be judged."
         return self._of(
             CUT_OFF, findings=findings, verdict=Verdict.CUT_OFF, little_seen=little_seen
         )
@@ -286,6 +351,11 @@ class Diagnosis:
     def _of(self, state: str, **changed: Any) -> Diagnosis:
         run = dataclasses.replace(self.run, state=state)
         return dataclasses.replace(self, run=run, **changed)
+
+    def _repr_html_(self) -> str:
+        """The diagnosis in a notebook."""
+        # By name: reports stand above what judges.
+        return str(import_module("ampwatch.report.notebook_html").diagnosis_html(self))
 
     def to_json(self) -> dict[str, Any]:
         """The run's facts, findings and advice as the object that `report --json` prints."""
@@ -317,3 +387,38 @@ def json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+# --- findings that somebody muted: "known, and not a problem" -------------------------------------
+
+
+def with_muted(diagnosis: Diagnosis, reasons: Mapping[str, str]) -> Diagnosis:
+    """The diagnosis with these codes muted, each with its reason: they no longer weigh.
+
+    What follows from a muted finding is muted with it. The verdict is that of the other findings.
+    """
+    findings = tuple(_muted(finding, reasons) for finding in diagnosis.findings)
+    if not any(finding.muted for finding in findings):
+        return diagnosis
+    ordered = sorted(findings, key=lambda finding: finding.muted is not None)
+    verdict = diagnosis.verdict
+    if verdict not in CALM:
+        verdict = _verdict_of(ordered)
+    return dataclasses.replace(diagnosis, findings=tuple(ordered), verdict=verdict)
+
+
+def _muted(finding: Finding, reasons: Mapping[str, str]) -> Finding:
+    reason = reasons.get(finding.code)
+    cause = finding.because_of
+    if reason is None and cause is not None and cause in reasons:
+        reason = f"follows from {cause}: {reasons[cause]}"
+    if reason is None:
+        return finding
+    return dataclasses.replace(finding, severity=Severity.INFO, muted=reason)
+
+
+def _verdict_of(findings: list[Finding]) -> Verdict:
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        return Verdict.FAILING
+    return Verdict.WARNING if Severity.WARNING in severities else Verdict.HEALTHY

@@ -50,8 +50,11 @@ class FinitenessHistory:
     second_steps: Times = field(default_factory=Times)
     second_unscales: Times = field(default_factory=Times)  # after another backward
     open_missing: tuple[int, int] | None = None  # the last entry, if no update closed it
+    last_raised: list[int] = field(default_factory=list)  # exceptions in the last step seen
     steps: int = 0
+    new_steps: int = 0  # without those that a later attempt took again
     skipped_steps: int = 0
+    highest_step: int = -1
     last_step: int | None = None
     last_skipped_step: int | None = None
     last_position: int = -1
@@ -75,6 +78,9 @@ class FinitenessHistory:
 
     def _count(self, block: Block) -> None:
         self.steps += _count_distinct_steps(block.step, self.last_step)
+        highest = np.maximum.accumulate(np.concatenate(([self.highest_step], block.step)))
+        self.new_steps += int(np.count_nonzero(np.diff(highest)))
+        self.highest_step = int(highest[-1])
         skipped = block.step[block.skipped]
         self.skipped_steps += _count_distinct_steps(skipped, self.last_skipped_step)
         if len(skipped):
@@ -96,12 +102,12 @@ class FinitenessHistory:
     def _take_loss(self, block: Block, forward: Flags, bad_input: Mask) -> None:
         bad = block.loss_bad
         self.any_bad_loss |= bool(bad.any())
-        told = {e.step: e for e in block.events if e.is_guarded and e.is_traced_to("loss")}
-        bad |= block.entries_of(list(told))
+        traced = {e.step: e for e in block.events if e.is_guarded and e.is_traced_to("loss")}
+        bad |= block.entries_of(list(traced))
         bad &= ~bad_input
         at = np.flatnonzero(bad)
         if len(at) and not self.bad_loss.count:
-            guarded = told.get(int(block.step[at[0]]))
+            guarded = traced.get(int(block.step[at[0]]))
             value = None if guarded is None else guarded.detail.get("value")
             self.bad_loss_value = str(value or float(block.columns["loss"][at[0]]))
         self.bad_loss = self.bad_loss.and_where(bad, block)
@@ -125,7 +131,10 @@ class FinitenessHistory:
         """Count steps of the scaler without an update; the last one may still get its own."""
         raised = [e.step for e in block.events if e.kind == EventKind.EXCEPTION.value]
         missing = (block.update_seen == 0) & ~block.bypassed & ~block.left_out
+        if not block.restart:  # the step may go on from the block before
+            raised += self.last_raised
         missing &= ~block.entries_of(raised)
+        self.last_raised = [step for step in raised if step >= block.step[-1]]
         if self.open_missing is not None:
             self.missing_updates = self.missing_updates.and_at(*self.open_missing)
         closed = missing.copy()
@@ -160,8 +169,8 @@ def forward_finite(block: Block) -> Flags:
 
 def bad_input(block: Block) -> Mask:
     """Which steps of a block had an input that was not finite."""
-    told = [event.step for event in block.events if event.is_traced_to("input")]
-    return np.asarray((block.input_finite == 0) | block.entries_of(told))
+    steps = [event.step for event in block.events if event.is_traced_to("input")]
+    return np.asarray((block.input_finite == 0) | block.entries_of(steps))
 
 
 def inputs_from_models(block: Block) -> dict[int, str]:
@@ -173,17 +182,17 @@ def inputs_from_models(block: Block) -> dict[int, str]:
     if not layers.names or ROOT in layers.names or not bad_input(block).any():
         return {}
     makers = (layers.flags("act_finite") == 0) & (layers.flags("input_finite") == 1)
-    found: dict[int, str] = {}
+    makers_of: dict[int, str] = {}
     for at in np.flatnonzero(makers & (layers.layer >= 0)).tolist():
         step, name = int(layers.step[at]), layers.names[layers.layer[at]]
-        if step not in found or name.startswith(f"{found[step]}."):
-            found[step] = name
-    return found
+        if step not in makers_of or name.startswith(f"{makers_of[step]}."):
+            makers_of[step] = name
+    return makers_of
 
 
 def _is_second_step(event: Event) -> bool:
-    told = SECOND_STEP in str(event.detail.get("message", ""))
-    return bool(event.detail.get("second_step")) or told
+    is_worded = SECOND_STEP in str(event.detail.get("message", ""))
+    return bool(event.detail.get("second_step")) or is_worded
 
 
 def _count_distinct_steps(steps: Integers, before: int | None) -> int:

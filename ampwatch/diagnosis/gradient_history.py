@@ -45,14 +45,14 @@ class ZeroGradientRun:
         if not len(at):
             return self
         loss = block.columns["loss"][at]
-        known = loss[np.isfinite(loss)]
+        losses = loss[np.isfinite(loss)]
         shares = _shares(block, at)
         return ZeroGradientRun(
             self.times.and_entries(at, block),
             self.cleared + int(block.norm_cleared[at].sum()),
-            self.without_loss + int((known == 0).sum()),
-            float(min(self.lowest_loss, known.min(initial=np.inf))),
-            float(max(self.highest_loss, known.max(initial=-np.inf))),
+            self.without_loss + int((losses == 0).sum()),
+            float(min(self.lowest_loss, losses.min(initial=np.inf))),
+            float(max(self.highest_loss, losses.max(initial=-np.inf))),
             self.samples + len(shares),
             self.lost + int((shares >= ZERO_SHARE).sum()),
         )
@@ -72,24 +72,24 @@ class ZeroGradientHistory:
 
     def fold(self, block: Block) -> ZeroGradientHistory:
         """The history of zero gradients with one more block."""
-        made = self
+        history = self
         if len(block.layers):
             trainable = block.layers.flags("trainable")
-            made = replace(
+            history = replace(
                 self,
                 frozen=self.frozen or bool((trainable == 0).any()),
                 learning=self.learning or bool((trainable == 1).any()),
             )
         at = np.flatnonzero(~block.skipped & (block.norm_zero >= 0))
         if not len(at):
-            return made
+            return history
         good = np.flatnonzero(block.norm_zero[at] == 0)
         if not len(good):
-            return replace(made, run=self.run.and_entries(block, at))
+            return replace(history, run=self.run.and_entries(block, at))
         loss = block.columns["loss"][at[good]]
         losses = loss[np.isfinite(loss)]
         return replace(
-            made,
+            history,
             run=ZeroGradientRun().and_entries(block, at[good[-1] + 1 :]),
             earlier=self.earlier + self.run.times.count + int(good[-1]) + 1 - len(good),
             gave=self.gave + len(good),
@@ -134,8 +134,8 @@ class ZeroGradientHistory:
 
         Its units may be dead, and a large update may have killed them.
         """
-        known = self.is_lossless or self.is_underflow or self.run.cleared
-        return self.gave > 0 and not known and not self.is_learnt
+        is_harmless = self.is_lossless or self.is_underflow or self.run.cleared
+        return self.gave > 0 and not is_harmless and not self.is_learnt
 
 
 def _shares(block: Block, at: Integers) -> Floats:
@@ -223,10 +223,10 @@ def _maker(block: Block, at: Integers) -> str | None:
     layers = block.layers
     if not len(at) or not len(layers):
         return None
-    made = (layers.flags("grad_finite") == 0) | (layers.flags("in_grad_finite") == 0)
-    made &= (layers.flags("out_grad_finite") == 1) & layers.has_entry & np.isin(layers.entry, at)
+    makes = (layers.flags("grad_finite") == 0) | (layers.flags("in_grad_finite") == 0)
+    makes &= (layers.flags("out_grad_finite") == 1) & layers.has_entry & np.isin(layers.entry, at)
     names = innermost_layers(
-        {layers.names[code] for code in layers.layer[made].tolist() if code >= 0}
+        {layers.names[code] for code in layers.layer[makes].tolist() if code >= 0}
     )
     return names[0] if len(names) == 1 else None
 
@@ -276,7 +276,7 @@ class LoopHistory:
         lr, columns = block.columns["lr"], block.columns
         lr_before = np.concatenate(([self.last_lr], lr[:-1]))
         skipped_before = np.concatenate(([self.last_skipped], block.skipped[:-1]))
-        known = skipped_before & np.isfinite(lr) & np.isfinite(lr_before)
+        has_rates = skipped_before & np.isfinite(lr) & np.isfinite(lr_before)
         move = columns["update_norm"]
         pushed = ~block.skipped & ~block.guarded & (lr > 0) & np.isfinite(columns["grad_norm"])
         pushed &= columns["grad_norm"] > 0
@@ -292,8 +292,8 @@ class LoopHistory:
             starved=self.starved.and_where(starved, block),
             divided_twice=self.divided_twice + int(twice.sum()),
             starved_share=float(given[starved][-1]) if starved.any() else self.starved_share,
-            skips=self.skips + int(known.sum()),
-            moved_on_skips=self.moved_on_skips.and_where(known & (lr != lr_before), block),
+            skips=self.skips + int(has_rates.sum()),
+            moved_on_skips=self.moved_on_skips.and_where(has_rates & (lr != lr_before), block),
             skipped_in_part=self.skipped_in_part.and_where(block.skipped_in_part, block),
             still=self.still.and_where(pushed & (move == 0), block),
             moved=self.moved + int((pushed & (move > 0)).sum()),
@@ -307,14 +307,14 @@ class LoopHistory:
 
 def _searched(block: Block) -> int:
     """How many steps new scalers skipped before the loop's watch saw their first step."""
-    made = [event for event in block.events if event.kind == EventKind.SCALER_REPLACED.value]
-    if not made:
+    scalers = [event for event in block.events if event.kind == EventKind.SCALER_REPLACED.value]
+    if not scalers:
         return 0
-    at, there = block.at_step(np.array([event.step for event in made], np.int64))
+    at, there = block.at_step(np.array([event.step for event in scalers], np.int64))
     scales = block.columns["scale"][at].tolist()
     return sum(
         _halvings(event, scale)
-        for event, scale, known in zip(made, scales, there, strict=True)
+        for event, scale, known in zip(scalers, scales, there, strict=True)
         if known
     )
 

@@ -20,7 +20,8 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block, BlockLayerRows
-from ampwatch.diagnosis.column_arrays import DoublingWindows, Floats, Integers, Mask
+from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask
+from ampwatch.diagnosis.doubling_windows import DoublingWindows
 
 # A layer loses its gradients in most of its sampled steps, and in at least this many of them.
 UNDERFLOW_SAMPLES = 3
@@ -70,7 +71,7 @@ class LayerHistory:
     numbers: dict[str, int] = field(default_factory=dict)
     samples: Integers = field(default_factory=_no_counts)  # judged, with a share
     losing: Integers = field(default_factory=_no_counts)
-    share_sum: Floats = field(default_factory=lambda: np.zeros(0))
+    share_sum: Floats = field(default_factory=lambda: np.zeros(0))  # of the losing samples
     first_step: Integers = field(default_factory=_no_counts)  # losing
     last_step: Integers = field(default_factory=_no_counts)
     weight_bad: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
@@ -122,9 +123,12 @@ class LayerHistory:
         return grown._with_windows(layer, step, low, high)
 
     def loses_most(self, lost: Integers) -> tuple[int, float]:
-        """The layer that loses most of its gradients, the innermost if nested; its mean share."""
+        """The layer that loses most of its gradients, the innermost if nested, and what it loses.
+
+        That is the mean share of the samples in which it loses most.
+        """
         inner = set(innermost_layers([self.names[at] for at in lost]))
-        shares = {at: self.share_sum[at] / self.samples[at] for at in lost.tolist()}
+        shares = {at: self.share_sum[at] / self.losing[at] for at in lost.tolist()}
         most = max((at for at in shares if self.names[at] in inner), key=shares.__getitem__)
         return most, float(shares[most])
 
@@ -157,14 +161,14 @@ class LayerHistory:
         new = [n for n in names if n not in self.numbers][: MOST_LAYERS - len(self.names)]
         if not new:
             return self
-        known = (*self.names, *new)
+        names_now = (*self.names, *new)
         grown: dict[str, Any] = {}
         for name in (one.name for one in fields(self)):
             if isinstance(old := getattr(self, name), np.ndarray):
                 fresh = np.full((len(new), *old.shape[1:]), _ABSENT.get(name, 0), old.dtype)
                 grown[name] = np.concatenate([old, fresh])
-        numbers = {name: number for number, name in enumerate(known)}
-        return replace(self, names=known, numbers=numbers, **grown)
+        numbers = {name: number for number, name in enumerate(names_now)}
+        return replace(self, names=names_now, numbers=numbers, **grown)
 
     def _counts(self, layer: Integers, weights: Floats | None = None) -> Any:
         return np.bincount(layer, weights, minlength=len(self.names))
@@ -184,25 +188,25 @@ class LayerHistory:
     def _with_shares(
         self, layer: Integers, step: Integers, share: Floats, few_bits: Mask
     ) -> LayerHistory:
-        told = ~np.isnan(share)
-        layer, step, share = layer[told], step[told], share[told]
+        has_share = ~np.isnan(share)
+        layer, step, share = layer[has_share], step[has_share], share[has_share]
         first, last = self.first_step.copy(), self.last_step.copy()
         last[layer] = step
-        lost = (share >= thresholds.UNDERFLOW_SHARE) & few_bits[told]
+        lost = (share >= thresholds.UNDERFLOW_SHARE) & few_bits[has_share]
         losing, at = np.unique(layer[lost], return_index=True)
         first[losing] = np.where(first[losing] < 0, step[lost][at], first[losing])
         return replace(
             self,
             samples=self.samples + self._counts(layer),
             losing=self.losing + self._counts(layer[lost]),
-            share_sum=self.share_sum + self._counts(layer, share),
+            share_sum=self.share_sum + self._counts(layer[lost], share[lost]),
             first_step=first,
             last_step=last,
         )
 
     def _with_headrooms(self, layer: Integers, step: Integers, octaves: Floats) -> LayerHistory:
-        told = np.isfinite(octaves)
-        layer, step, octaves = layer[told], step[told], octaves[told]
+        is_finite = np.isfinite(octaves)
+        layer, step, octaves = layer[is_finite], step[is_finite], octaves[is_finite]
         order = np.argsort(layer, kind="stable")
         ends = np.searchsorted(layer[order], layer[order], side="right")
         age = ends - 1 - np.arange(len(order))  # 0 is the latest of its layer
@@ -222,19 +226,17 @@ class LayerHistory:
     def _with_windows(
         self, layer: Integers, step: Integers, low: Floats, high: Floats
     ) -> LayerHistory:
-        told = np.isfinite(low) | np.isfinite(high)
-        if not told.any():
+        has_window = np.isfinite(low) | np.isfinite(high)
+        if not has_window.any():
             return self
-        low = np.where(np.isfinite(low), low, -np.inf)[told]
-        high = np.where(np.isfinite(high), high, np.inf)[told]
-        layer, step = layer[told], step[told]
+        low = np.where(np.isfinite(low), low, -np.inf)[has_window]
+        high = np.where(np.isfinite(high), high, np.inf)[has_window]
+        layer, step = layer[has_window], step[has_window]
         begin = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
         tolerates, needs = np.minimum.reduceat(high, begin), np.maximum.reduceat(low, begin)
         bad = np.flatnonzero(needs > tolerates * 2.0**CONFLICT_OCTAVES).tolist()
         history = replace(
-            self,
-            window_steps=self.window_steps + len(begin),
-            conflicts=self.conflicts + len(bad),
+            self, window_steps=self.window_steps + len(begin), conflicts=self.conflicts + len(bad)
         )
         for at in sorted({*bad[:1], *bad[-1:]}):
             of_step = slice(begin[at], begin[at + 1] if at + 1 < len(begin) else None)
@@ -306,8 +308,8 @@ class AttentionScoreHistory:
             return self
         grown = self._with_names(tuple(rows.names[n] for n in ours))
         codes = np.full(len(rows.names) + 1, -1)
-        known = {name: number for number, name in enumerate(grown.names)}
-        codes[list(ours)] = [known.get(rows.names[n], -1) for n in ours]
+        numbers = {name: number for number, name in enumerate(grown.names)}
+        codes[list(ours)] = [numbers.get(rows.names[n], -1) for n in ours]
         layer, headroom = codes[rows.layer], rows.numbers("log2_headroom")
         at, there = rows.entry, rows.has_entry
         keep = np.flatnonzero((layer >= 0) & there & np.isfinite(headroom))
@@ -333,15 +335,15 @@ class AttentionScoreHistory:
         with np.errstate(invalid="ignore"):
             counts = self.counts.values
             means = self.sums.values / np.where(counts > 0, counts, np.nan)
-        made = [
+        levels = [
             means[:, list(score.parts)].sum(axis=1) - FORMAT_OCTAVES * (len(score.parts) - 1)
             for score in self.scores
         ]
-        return np.array(made).reshape(len(made), WINDOWS)
+        return np.array(levels).reshape(len(levels), WINDOWS)
 
     def _with_names(self, seen: tuple[str, ...]) -> AttentionScoreHistory:
-        known = set(self.names)
-        new = [name for name in seen if name not in known][: _MOST_ATTENTIONS - len(self.names)]
+        before = set(self.names)
+        new = [name for name in seen if name not in before][: _MOST_ATTENTIONS - len(self.names)]
         if not new:
             return self
         names = (*self.names, *new)
@@ -370,20 +372,20 @@ def is_attention(name: str) -> bool:
 def scores_of(names: tuple[str, ...]) -> tuple[AttentionScore, ...]:
     """The attention scores that can be read from layers of these names."""
     at = {name: number for number, name in enumerate(names)}
-    shown = {_around(name) for name in names if _SCORES.search(_last_part(name))}
+    scored = {_around(name) for name in names if _SCORES.search(_last_part(name))}
     keys = {_around(name): at[name] for name in names if _KEY.match(_last_part(name))}
-    made = []
+    scores = []
     for name in names:
         last, around = _last_part(name), _around(name)
         if _SCORES.search(last):
-            made.append(AttentionScore(name, (at[name],), product=False))
-        elif around in shown:
+            scores.append(AttentionScore(name, (at[name],), product=False))
+        elif around in scored:
             continue
         elif _BOTH.match(last):
-            made.append(AttentionScore(name, (at[name], at[name]), product=True))
+            scores.append(AttentionScore(name, (at[name], at[name]), product=True))
         elif _QUERY.match(last) and around in keys:
-            made.append(AttentionScore(name, (at[name], keys[around]), product=True))
-    return tuple(made)
+            scores.append(AttentionScore(name, (at[name], keys[around]), product=True))
+    return tuple(scores)
 
 
 def _last_part(name: str) -> str:

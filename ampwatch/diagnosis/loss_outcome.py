@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ampwatch.diagnosis.column_arrays import Floats, median
+from ampwatch.diagnosis.learning_rate.constants import NOTHING
 from ampwatch.diagnosis.learning_rate.noise import robust_deviation, trailing_medians
 from ampwatch.diagnosis.loss_spikes import independent_values
 
@@ -39,7 +40,6 @@ _GAVE_BACK = 0.2  # of the climb: the loss is on its way down
 _MOST_ABOVE = 0.8  # of all pairs of a loss before the rise and one at the end
 _LOST = 0.5  # of what was gained
 _CLIMBED, _ABRUPT, _AT_ONCE = 3 / 4, 1 / 20, 5  # of the height, within so much of the record
-NOTHING = 1e-3  # a loss below it is practically zero, and its level says nothing
 _USUAL = (2, 98)  # percentiles of what was before
 _SIGNED_TIMES = 4.0  # the range of all before, for a loss that may be negative
 
@@ -99,12 +99,13 @@ def loss_course(losses: Floats) -> LossCourse:
     )
     noise, bar = _noise(losses[:since], level)
     chance = noise * (bar * _error(since, count - since) + _luck(since, size))
-    if not _matters(losses, course, past, chance):
+    beyond = _beyond_spread(losses, course, size)
+    if beyond <= 1 or not _matters(losses, course, past, chance):
         gained = first - course.last
         flat = gained <= max(noise / np.sqrt(size), _OF_LEVEL / 4 * abs(first))
         return replace(course, end=LossEnd.FLAT if flat else LossEnd.LEARNING)
     end = _how_bad(smooth, course, past)
-    sure = since >= _MANY or height > _SURE * chance
+    sure = since >= _MANY or (height > _SURE * chance and beyond > _SURE)
     return replace(course, end=end if sure else LossEnd.NOT_BACK, wanders=_wanders(smooth, course))
 
 
@@ -118,6 +119,26 @@ def _wanders(smooth: Floats, course: LossCourse) -> bool:
     # The first fall of a record is no order of its data, but what was learnt.
     is_first = top < lasted and rose < _BEGUN * height
     return not is_first and bool(smooth[top] - course.best >= height / 2)
+
+
+def _beyond_spread(losses: Floats, course: LossCourse, size: int) -> float:
+    """How many times farther a few losses ended above their best than their ratios go by chance.
+
+    A loss of single samples spreads by its ratios: the lowest of a few lies far below all others.
+    How far it falls again after its best shows the noise as well as what was before.
+    """
+    since = course.since
+    if since >= _MANY or not losses.min() > NOTHING:
+        return float("inf")
+    logs = np.log(losses)
+    before, after = np.diff(logs[:since]), np.diff(logs[since:])
+    before -= before.mean() if len(before) else 0.0  # what was learnt is no noise
+    worth, changes = _PRIOR_WORTH + len(before), np.concatenate([before, after[after < 0]])
+    squares = _PRIOR_WORTH * _PRIOR**2 + float((changes**2).sum()) / 2
+    noise = float(np.sqrt(squares / (_PRIOR_WORTH + len(changes))))
+    bar = _DEVIATIONS * (1 + _FOR_FEW / worth)
+    chance = noise * (bar * _error(since, len(losses) - since) + _luck(since, size))
+    return float(np.log(course.last / course.best)) / chance
 
 
 def _noise(before: Floats, level: float) -> tuple[float, float]:

@@ -71,19 +71,31 @@ def loss_bands(values: Floats, begin: int, part: int, entries: int) -> LossBand:
     padded = np.concatenate([np.full(WINDOW, np.nan), values])
     windows = np.lib.stride_tricks.sliding_window_view(padded[:-1], WINDOW)[begin::part]
     before = part * np.arange(len(windows))
-    known = np.maximum((entries + before) // 2, LEAST_PAST)
-    known = np.minimum(known, np.minimum(begin + before, WINDOW))
-    if known.min() < WINDOW:
-        windows = np.where(np.arange(WINDOW) >= (WINDOW - known)[:, None], windows, np.nan)
+    lengths = np.maximum((entries + before) // 2, LEAST_PAST)
+    lengths = np.minimum(lengths, np.minimum(begin + before, WINDOW))
+    if lengths.min() < WINDOW:
+        windows = np.where(np.arange(WINDOW) >= (WINDOW - lengths)[:, None], windows, np.nan)
     ordered = np.sort(windows, axis=1)
+    band, known = _band_of(ordered, lengths), lengths
+    # Leaps of the past are no noise: left out, they do not hide the next ones.
+    highest = ordered[np.arange(len(ordered)), lengths - 1]
+    leaping = np.flatnonzero(band.heights(highest) >= OUT_OF_BAND)
+    if len(leaping):
+        heights = band.at(leaping[:, None]).heights(ordered[leaping])
+        known = lengths.copy()
+        known[leaping] -= (heights >= OUT_OF_BAND).sum(axis=1)
+        band = _band_of(ordered, known)
+    return replace(band, level=np.where(lengths < LEAST_PAST, np.nan, band.level))
+
+
+def _band_of(ordered: Floats, known: Integers) -> LossBand:
+    """The bands of windows in ascending order, of each its first `known` losses."""
     low, level, high = (_quantile(ordered, known, share) for share in (0.25, 0.5, 0.75))
     spread = np.maximum(high - level, level - low) / _QUARTILE
     spread = np.maximum(spread, np.maximum(ROUNDED * np.abs(level), 1e-12))
     with np.errstate(all="ignore"):
         logs = np.maximum(np.log(high / level), np.log(level / low)) / _QUARTILE
-    logs = np.where(ordered[:, 0] > 0, np.maximum(logs, ROUNDED), np.nan)
-    level[known < LEAST_PAST] = np.nan
-    return LossBand(level, spread, logs)
+    return LossBand(level, spread, np.where(ordered[:, 0] > 0, np.maximum(logs, ROUNDED), np.nan))
 
 
 def _quantile(ordered: Floats, known: Integers, share: float) -> Floats:
@@ -121,10 +133,10 @@ def independent_values(past: Floats, count: int) -> float:
     Correlated noise stays where it is for a while. A trend looks like correlation, which errs on
     the safe side.
     """
-    known = past[np.isfinite(past)]
-    if len(known) < LEAST_PAST:
+    finite = past[np.isfinite(past)]
+    if len(finite) < LEAST_PAST:
         return 1.0
-    centred = known - np.median(known)
+    centred = finite - np.median(finite)
     wide = 3 * float(np.median(np.abs(centred)))
     centred = centred.clip(-wide, wide)  # a single outlier is no memory, and hides none
     varies = float((centred**2).sum())
@@ -140,8 +152,8 @@ def leap_height(past: Floats, now: Floats) -> float:
     loss that rises and falls with the order of the data.
     """
     size = min(LEAP, len(now))
-    known = past[np.isfinite(past)]
-    parts = known[len(known) % size :].reshape(-1, size).mean(axis=1)
+    finite = past[np.isfinite(past)]
+    parts = finite[len(finite) % size :].reshape(-1, size).mean(axis=1)
     if len(parts) < 3:
         return math.inf
     changes = np.abs(np.diff(parts))
@@ -205,6 +217,7 @@ class LossRise:
     out: int = 0  # entries out of the band
     out_height: int = 0  # the sum of their heights in 1/1024, each at most TELLING
     strength: float = -math.inf  # of one that is judged: its height, or that of its entries' mean
+    high: int = 0  # of its first entries, those at half of its peak or more
     skips: int = 0
     left_out: int = 0  # of the entries out of the band: those that a guard left out
     last_step: int = 0
@@ -219,7 +232,7 @@ class LossRise:
         out, steps = np.flatnonzero(~back), rows[:, _AT["step"]]
         last = int(out[-1]) if len(out) else -1
         heights = self.band.heights(rows[:, 0])
-        made = replace(
+        series = replace(
             self,
             first=np.concatenate([self.first, rows[: max(0, _FIRST_ROWS - len(self.first))]]),
             back=len(rows) - 1 - last + (0 if len(out) else self.back),
@@ -233,9 +246,9 @@ class LossRise:
             left_out=self.left_out + int(rows[out, _AT["guarded"]].sum()),
         )
         if not len(out):
-            return made if self.back else replace(made, next_step=int(steps[0]))
+            return series if self.back else replace(series, next_step=int(steps[0]))
         return replace(
-            made,
+            series,
             entries=self.entries + self.back + last + 1,
             last_step=int(steps[last]),
             last_position=int(rows[last, _AT["position"]]),
@@ -244,15 +257,16 @@ class LossRise:
 
     def judged(self, latest: Floats = NO_ROWS) -> LossRise:
         """The rise, and what rose with it; `latest` are the last rows, if it has not ended."""
-        strength = self._strength()
-        if strength < TELLING and (self.entries <= SHORT or self.wanders):
-            return replace(self, strength=strength)
+        above = self.first[:, _AT["loss"]] - self.level
+        rise = replace(self, strength=self._strength(), high=_upper_half(above))
+        if rise.strength < TELLING and (self.entries <= SHORT or self.wanders):
+            return rise
         own = self.first[: self.entries]
         # Of a slow rise the beginning is small; what stands at the end is most of the last rows.
         pairs = [(own, max(2, len(own) // SHORT))] + [(latest, len(latest) // 2)] * (
             len(latest) > 1
         )
-        seen = [
+        leaps = [
             has_left_band(
                 self.past[:, _AT[name]],
                 rows[:, _AT[name]],
@@ -263,14 +277,14 @@ class LossRise:
             for rows, least in pairs
             for name in ("grad_norm", "update_norm")
         ]
-        known = [one for one in seen if one is not None]
+        leaps_known = [one for one in leaps if one is not None]
         norms = self.past[:, _AT["grad_norm"]]
-        undecided = (norms > 0).sum() >= LEAST_PAST and None in seen[::2]
+        undecided = (norms > 0).sum() >= LEAST_PAST and None in leaps[::2]
         recent = self.past[-thresholds.JUMP_STEPS :]
         meant = _rose(recent, self.first, "lr", LR_LEAP)
         meant |= _rose(self.past, self.first, "micro_batches", 1.0 + ROUNDED)
-        grew = True if any(known) else None if undecided or not known else False
-        return replace(self, strength=strength, grew=grew, is_meant=meant)
+        grew = True if any(leaps_known) else None if undecided or not leaps_known else False
+        return replace(rise, grew=grew, is_meant=meant)
 
     def _strength(self) -> float:
         """The rise's height, or the height of its mean loss if it is longer than chance.
@@ -364,6 +378,11 @@ class LossRise:
         return now - self.level < (1 - _DESCENT) * (top - self.level)
 
 
+def _upper_half(heights: Floats) -> int:
+    """How many of these heights reach half of the highest."""
+    return int((heights >= heights.max(initial=0.0) / 2).sum())
+
+
 def _rose(past: Floats, now: Floats, name: str, factor: float) -> bool:
     """Whether a column rose by this factor from its lowest before the rise of the loss."""
     low, high = (rows[rows[:, _AT[name]] > 0, _AT[name]] for rows in (past, now))
@@ -380,7 +399,7 @@ _MOST_SERIES = 8
 # So many rises of one height, or so large a share of all steps, are known well enough.
 _MANY, _MANY_SHARE = 64, 1 / 500
 # An octave's rises that are kept: three late ones make a habit.
-_KEPT = 4
+_KEPT = 16
 # Heights that stand apart: the octave below holds at most a quarter of those from there on, or as
 # many where chance does not make them. The tails of noise hold several times more.
 _APART_SHARE = 1 / 4
@@ -406,10 +425,10 @@ class SpikeOctave:
     @classmethod
     def of(cls, rise: LossRise) -> SpikeOctave:
         """A single spike as an octave of its own."""
-        kept = replace(rise, past=NO_ROWS, first=NO_ROWS)
+        bare = replace(rise, past=NO_ROWS, first=NO_ROWS)
         idle = rise.steps * (rise.grew is False)
         grown, left_out = int(rise.grew is True), int(rise.left_out == rise.out)
-        return cls(1, rise.steps, grown, idle, int(rise.is_sure), left_out, kept, (kept,))
+        return cls(1, rise.steps, grown, idle, int(rise.is_sure), left_out, bare, (bare,))
 
     def __add__(self, other: SpikeOctave) -> SpikeOctave:
         if not self.count or not other.count:
@@ -592,21 +611,21 @@ class LossSpikes:
         """The history of loss spikes with one more block."""
         columns = block.columns
         position = np.arange(block.start, block.start + len(block))
-        told = {**columns, "step": block.step, "skipped": block.skipped, "position": position}
-        told["guarded"] = block.guarded
+        values = {**columns, "step": block.step, "skipped": block.skipped, "position": position}
+        values["guarded"] = block.guarded
         rows = np.empty((len(block), len(COLUMNS)))
         for at, name in enumerate(COLUMNS):
-            rows[:, at] = told[name]
-        known = np.isfinite(rows[:, 0])
+            rows[:, at] = values[name]
+        valid = np.isfinite(rows[:, 0])
         number = columns["optimizer"]
         # A step that no optimizer took, as a last one without its turn, goes with the first one's.
         owner = np.nan_to_num(number).astype(np.int64)
-        made = dict(self.series)
-        for key in np.unique(owner[known]).tolist():
-            if key in made or len(made) < _MOST_SERIES:
-                own = known & (owner == key)
-                made[key] = made.get(key, SpikeSeries()).with_rows(rows if own.all() else rows[own])
-        return LossSpikes(made)
+        new = dict(self.series)
+        for key in np.unique(owner[valid]).tolist():
+            if key in new or len(new) < _MOST_SERIES:
+                own = valid & (owner == key)
+                new[key] = new.get(key, SpikeSeries()).with_rows(rows if own.all() else rows[own])
+        return LossSpikes(new)
 
     def finished(self) -> LossSpikes:
         """The history of loss spikes at the end of the record."""

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.column_arrays import DoublingWindows, Floats, Integers
+from ampwatch.diagnosis.column_arrays import Floats, Integers
+from ampwatch.diagnosis.doubling_windows import DoublingWindows
 from ampwatch.metric_names import Metric, metric_of
 
 _MOST_METRICS, _MOST_CELLS = 24, 512

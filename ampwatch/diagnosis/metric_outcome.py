@@ -21,19 +21,30 @@ from ampwatch.diagnosis.learning_rate.noise import robust_deviation, trailing_me
 from ampwatch.diagnosis.loss_outcome import LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.metric_history import MetricCourse
 from ampwatch.diagnosis.value_text import Evidence, two_digits
-from ampwatch.metric_names import Metric, is_error_share, is_of_validation, is_score
+from ampwatch.metric_names import (
+    Metric,
+    is_error_share,
+    is_of_validation,
+    is_roc_area,
+    is_score,
+    known_metric,
+)
 
 # A score that is zero, or stands still: of its level, in so many evaluations, below what is good;
 # and how far the training loss must have come down.
 _ZERO, _STILL, _FEW_SCORES, _STILL_SCORES, _HIGH, _LEARNT = 5e-3, 0.1, 5, 8, 0.6, 0.7
 _ALL_WRONG = 0.95  # of what is counted: such a share of errors is no better than guessing
 _LEAPT, _LASTED = 5.0, 5  # times the usual, in most of so many values: it has left its level
+# Nats: verl calls a larger divergence a significant gap (docs/algo/rollout_corr.md).
+_DIVERGENCE, _APART = "KL divergence of rollout and training", 0.1
 _FEW_LOST, _NEXT_TO_NONE = 3, 0.1  # values at either level; of the best, what is left
 # Times its lowest: so much matters of a validation loss, once a quarter of its fall is left.
 _RISEN, _CAME_DOWN = 1.1, 1 / 4
 _LEAST, _PART = 12, 10  # values of a goal that show a course; a tenth of them is its end
 # Of what was won, so much is lost; and what was won is so many times the noise of its parts.
 LOST, _WON = 0.7, 6.0
+_WORSE = 1 / 4  # of its first values: a reward that has lost so much is not only explored away
+_STEPS = 3.0  # times the largest step of a goal before: so far none goes in one by chance
 _SUNK = 10.0  # times the noise of 20 parts: what only wanders ends so far down 1 time in 100
 _STOOD = 0.15  # of the record, near its best
 _LONG_LOST = 1 / 4  # of the record: it does not come back
@@ -55,6 +66,11 @@ def _shown(case: Case, course: LossCourse) -> Iterator[Outcome]:
     for metric in case.metrics.of(Metric.ADVERSARY):
         yield from _adversary_won(case, metric, course)
         yield from _adversary_guesses(case, metric)
+    if course.end is LossEnd.FLAT:
+        for metric in case.metrics.of(Metric.VALIDATION):
+            where = _errors_stand(metric.name, metric.value)
+            if where and len(metric.value) >= _STILL_SCORES:
+                yield _stood(metric, State.STANDS_STILL, f"{where}, and the loss does not fall.")
     if course.end is LossEnd.LEARNING:
         for metric in case.metrics.of(Metric.VALIDATION):
             yield from _overfits(metric)
@@ -135,8 +151,16 @@ def _goal_lost(metric: MetricCourse, proxy: str) -> Iterator[Outcome]:
     Beside a proxy that rises to the end the fall itself is no noise: two series say the same.
     """
     values, count = metric.value, len(metric.value)
+    if (since := _fell_at_once(metric)) is not None:
+        highest = float(values[: count // 2].max())
+        yield _fell(metric, State.GOAL_LOST, since, highest, float(values[-1]))
+        return
     if count < _LEAST:
         yield from _goal_collapsed(metric)
+        return
+    if (since := _below_untrained(metric)) is not None:
+        began = float(median(values[:since]))
+        yield _fell(metric, State.GOAL_LOST, since, began, float(values[-1]))
         return
     size = max(3, count // _PART)
     smooth = trailing_medians(values, size)[size - 1 :]
@@ -156,15 +180,47 @@ def _goal_lost(metric: MetricCourse, proxy: str) -> Iterator[Outcome]:
     stood = np.flatnonzero(smooth >= best - LOST / 2 * (best - last if has_sunk else won))
     if len(stood) < _STOOD * count:  # what wanders comes as high now and then
         return
-    since = min(int(stood[-1]) + size - size // 2, count - 1)
+    left = min(int(stood[-1]) + size - size // 2, count - 1)
     # What is measured apart wanders: of that, a fall is final if it is large as well.
     is_large = not is_of_validation(metric.name) or last <= LOST * best
-    is_final = count - since >= _LONG_LOST * count and is_large
-    fell = _fell(metric, State.GOAL_LOST if is_final else State.GOAL_FALLS, since, best, last)
+    is_final = count - left >= _LONG_LOST * count and is_large
+    fell = _fell(metric, State.GOAL_LOST if is_final else State.GOAL_FALLS, left, best, last)
     if proxy:
         words = f"{fell.words[:-1]}, while {proxy} rose: it is a proxy of what is meant."
         fell = replace(fell, rests_on=(metric.name, proxy), words=words)
     yield fell
+
+
+def _fell_at_once(metric: MetricCourse) -> int | None:
+    """Since when a reward stands below all that it was, at once and by more than it had ever moved.
+
+    None if it does not: nothing that wanders does so.
+    """
+    values, count = metric.value, len(metric.value)
+    early, late = values[: count // 2], values[-max(_FEW_LOST, count // _FEW_LOST) :]
+    if len(early) < _FEW_SCORES or is_score(metric.name) or median(late) >= early.min():
+        return None
+    since, drop, end = int(np.diff(values).argmin()) + 1, -np.diff(values).min(), median(late)
+    is_far = end < early.min() - np.ptp(early) or (
+        values[since - 1] <= early.max() and drop >= _STEPS * np.abs(np.diff(early)).max()
+    )
+    is_sudden = since <= count - len(late) and 2 * drop >= early.max() - end
+    return since if is_far and is_sudden else None
+
+
+def _below_untrained(metric: MetricCourse) -> int | None:
+    """Since when a reward stands still below all of its first values; None if it does not.
+
+    A policy that collapsed at once earns so: less than before it was trained, and always the same.
+    """
+    values, count = metric.value, len(metric.value)
+    first, rest = values[:_FEW_LOST], values[max(_FEW_LOST, count // _PART) :]
+    lost = float(median(first) - median(rest[-len(rest) // 2 :]))
+    if is_score(metric.name) or rest.max() >= first.min() or lost < _WORSE * abs(median(first)):
+        return None
+    if np.ptp(np.percentile(rest, _MOST_OF)) > _WORSE * lost:  # a task grows harder slowly
+        return None
+    return int(np.flatnonzero(values >= first.min())[-1]) + 1
 
 
 def _fell(metric: MetricCourse, state: State, since: int, best: float, last: float) -> Outcome:
@@ -245,19 +301,26 @@ def first_metric(case: Case, kind: Metric, holds: Callable[[MetricCourse], bool]
     return next((metric.name for metric in case.metrics.of(kind) if holds(metric)), None)
 
 
-def _leapt(metric: MetricCourse, since: int) -> bool:
-    """Whether a size stood far above its usual level before a step, or soon after it.
+def _leap(metric: MetricCourse, since: int) -> str:
+    """When a size stood far above its usual level, before a step or soon after it; empty if not.
 
     A single large value says little: of a noisy size one in a hundred is as large by chance.
     """
     size = np.abs(metric.value)
     count = int((metric.step <= since).sum())
     if count <= _FEW_LOST:
-        return False
+        return ""
     usual = median(size[: max(_FEW_LOST, count // 2)])
     soon = since + (since - int(metric.step[0])) // _FEW_LOST
     levels = trailing_medians(size[metric.step <= soon], _LASTED)[_LASTED - 1 :]
-    return float(levels.max(initial=0.0)) >= _LEAPT * usual > 0
+    known = known_metric(metric.name)
+    is_divergence = known is not None and known.title == _DIVERGENCE
+    limit = min(_LEAPT * usual, _APART) if is_divergence else _LEAPT * usual
+    beyond = np.flatnonzero((levels >= limit) & (usual > 0))
+    if not len(beyond):
+        return ""
+    step = int(metric.step[beyond[0] + _LASTED // 2])
+    return f"{metric.name} was {two_digits(float(levels[beyond[0]]))} at step {step:,}"
 
 
 def is_in_balance(metric: MetricCourse) -> bool:
@@ -267,8 +330,8 @@ def is_in_balance(metric: MetricCourse) -> bool:
 
 
 # What a metric of a lost reward showed before: what samples is no longer what trains, or too large
-# a step of a policy. Counted in `benchmarks/policy_trainings.py`: a policy that is taught another
-# goal moves as far, now and then.
+# a step of a policy. Counted in benchmarks/results/policy_trainings.md: a policy that is taught
+# another goal moves as far, now and then.
 _SIGNS_OF_METRICS = (
     (
         Metric.ROLLOUT_GAP, "rollout and training had grown apart ({}) before it",
@@ -280,6 +343,7 @@ _SIGNS_OF_METRICS = (
     ),
 )  # fmt: skip
 _OF_METRICS = 0.8
+_ABOVE_A_GUESS = 0.6  # of an area under a ROC curve, which is 0.5 for a guess
 
 
 def sign_of_lost_goal(case: Case, since: int) -> tuple[str, Sign] | None:
@@ -288,19 +352,20 @@ def sign_of_lost_goal(case: Case, since: int) -> tuple[str, Sign] | None:
     Where rollout and training have grown apart, the policy's steps follow from that.
     """
     for kind, words, cause in _SIGNS_OF_METRICS:
-        name = first_metric(case, kind, lambda metric: _leapt(metric, since))
-        if name is not None:
-            return name, Sign(words.format(name), _OF_METRICS, cause)
+        for metric in case.metrics.of(kind):
+            if leap := _leap(metric, since):
+                return metric.name, Sign(words.format(leap), _OF_METRICS, cause)
     return None
 
 
 def is_reached(metric: MetricCourse) -> bool:
     """Whether a figure that should rise has risen, by more than chance, and stands there."""
-    values = metric.value
-    if len(values) < _LEAST:
-        climbs = np.diff(values) > 0  # of few values nearly each one is higher than the last
-        doubled = values[-1] >= 2 * values[0] > 0 if len(values) else False
-        return len(climbs) >= _FEW_SCORES and bool(doubled and (~climbs).sum() <= 1)
+    values, count = metric.value, len(metric.value)
+    doubled = count > _FEW_SCORES and values[-1] >= 2 * values[0] > 0
+    if doubled and (np.diff(values) <= 0).sum() <= max(1, count // 6):
+        return True  # nearly each one is higher than the last
+    if count < _LEAST:
+        return False
     size = max(3, len(values) // _PART)
     smooth = trailing_medians(values, size)[size - 1 :]
     won = float(smooth.max() - smooth[0])
@@ -323,8 +388,20 @@ def is_nearly_learnt(case: Case) -> bool:
     return False
 
 
+def beats_a_guess(case: Case) -> bool:
+    """Whether a score that is the same for every guess, whatever the task, stands above that."""
+    return any(
+        median(metric.value) >= _ABOVE_A_GUESS * (1 if metric.value.max() <= 1 else 100)
+        for metric in case.metrics.of(Metric.GOAL)
+        if is_roc_area(metric.name) and len(metric.value)
+    )
+
+
 def explains_rise(case: Case, step: Integers, loss: Floats, since: int) -> bool:
-    """Whether lengths that grew, or a loss per token that did not rise, explain a rise."""
+    """Whether what else is logged explains a rise.
+
+    Lengths that grew do, and a loss per token, or on other data, that goes on falling.
+    """
     rose = median_of_known(loss[since:]) / max(median_of_known(loss[:since][-_LEAST:]), 1e-12)
     for metric in case.metrics.of(Metric.SIZE):
         size = metric.at(step)
@@ -333,7 +410,19 @@ def explains_rise(case: Case, step: Integers, loss: Floats, since: int) -> bool:
         changed = size[max(0, since - _NEAR) : since + _NEAR + 1]
         if grew >= _GREW and rose <= 2 * grew and np.ptp(changed[np.isfinite(changed)]) > 0:
             return True
+    if any(_fell_since(metric, int(step[since])) for metric in case.metrics.of(Metric.VALIDATION)):
+        return True
     return any(
         loss_course(metric.value).end in {LossEnd.LEARNING, LossEnd.HIGHER}
         for metric in case.metrics.of(Metric.PER_UNIT)
     )
+
+
+def _fell_since(metric: MetricCourse, step: int) -> bool:
+    """Whether a loss ends at its best, and below all that it was before this step."""
+    is_later = metric.step > step
+    before, since = metric.value[~is_later], metric.value[is_later]
+    if min(len(before), len(since)) < _FEW_LOST:
+        return False
+    fell = median(since[-_FEW_LOST:]) < before.min()
+    return bool(fell) and loss_course(metric.value).end is LossEnd.LEARNING

@@ -18,12 +18,18 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats, Integers, median, median_of_known
 from ampwatch.diagnosis.findings import Outcome, Severity, Sign, State
-from ampwatch.diagnosis.learning_rate.noise import robust_deviation, rounding_unit
+from ampwatch.diagnosis.learning_rate.constants import NOTHING
+from ampwatch.diagnosis.learning_rate.noise import (
+    robust_deviation,
+    rounding_unit,
+    trailing_medians,
+)
 from ampwatch.diagnosis.learning_rate.rate_history import RateRows
 from ampwatch.diagnosis.learning_rate.trouble import OnsetSign
-from ampwatch.diagnosis.loss_outcome import LEAST, NOTHING, LossCourse, LossEnd, loss_course
+from ampwatch.diagnosis.loss_outcome import LEAST, LossCourse, LossEnd, loss_course
 from ampwatch.diagnosis.metric_outcome import (
     LOST,
+    beats_a_guess,
     explains_rise,
     first_metric,
     is_in_balance,
@@ -37,8 +43,6 @@ from ampwatch.metric_names import Metric
 
 # The last rows, and how many of them show how the numbers ended.
 _LAST, _MOST, _LINES = 20, 0.5, 2
-# Skips in a row at the end: more than any search takes.
-_NO_STEPS = 40
 _RAISED, _GREW = 1.5, 1.5  # times: a learning rate, micro-batches; gradients
 _LONG = 100  # losses: a climb that takes them is slow
 _FAR = 4.0  # times its best: no other data make a loss so much higher
@@ -46,8 +50,10 @@ _FEW_SKIPS = 2  # of the last rows, of a training whose steps are taken
 _ANNOUNCED, _RISING, _LEAP = 12, 1.2, 2.0  # entries before the loss rose; times: a rate
 _LEFT, _MORE = 0.1, 0.9  # of the first losses: what is left where all is learnt
 _RUNAWAY = 1000.0  # times the first loss, and finite: it grows from step to step
+_BEYOND = 1e6  # times the first loss: no return of rewards grows so far
 _MOMENTS, _TIMES_LEARNT = 0.1, 4  # of the record; times as long as half of all took to learn
 _WORTH, _CALM = 0.15, 0.15  # of the first loss: a gain; of the gain: the noise where all is lost
+_TURNED_PARTS = 4  # since its top the loss fell from each to the next: of noise 1 in 24 does
 _EXACT_ZEROS = 100  # rows of a table: no rounding hides a norm for so long
 
 # How too high a learning rate shows itself, beside what rose before: counted in strangers'
@@ -107,7 +113,7 @@ def _no_steps(case: Case) -> Iterator[Outcome]:
     streak = len(skipped) - (int(np.flatnonzero(~skipped)[-1]) + 1 if not skipped.all() else 0)
     scale = case.final_scale
     is_dead = scale is not None and scale < thresholds.FLOOR_SCALE
-    if streak >= (_NO_STEPS if not is_dead else 1):
+    if streak >= (thresholds.LONGEST_SEARCH if not is_dead else 1):
         step = int(case.rate.tail.of("step")[-streak])
         words = f"Every step is skipped from step {step:,} on."
         evidence = Evidence("skipped", case.scale.last_step, float(streak))
@@ -119,7 +125,8 @@ def _nothing_learns(case: Case) -> Iterator[Outcome]:
     """Gradients that are exactly zero to the end although the loss is not."""
     zeros, count = case.zeros, case.zeros.run.times.count
     # A text may round a small norm to zero; a loss that does not change either is no rounding.
-    least = thresholds.NO_ACCIDENT_STEPS if case.observed.loop else _EXACT_ZEROS
+    sure = case.observed.loop or zeros.is_constant
+    least = thresholds.NO_ACCIDENT_STEPS if sure else _EXACT_ZEROS
     is_exact = case.observed.loop or case.observed.table or zeros.is_constant
     if is_exact and count >= least and not (zeros.is_lossless or _is_learnt(case)):
         step = zeros.run.times.first_step
@@ -163,7 +170,7 @@ def _of_loss(case: Case) -> Outcome:
     by_metrics = metric_outcome(case, course)
     if by_metrics is None or by_metrics.state is State.ADVERSARY_WON:
         return by_metrics or by_loss
-    if by_loss.state is State.RATE_LEAPT:
+    if by_loss.is_leap:
         return by_loss  # it says why
     if by_metrics.severity.weight <= by_loss.severity.weight:
         return by_loss
@@ -178,26 +185,28 @@ def _of_loss(case: Case) -> Outcome:
 
 
 def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
-    if len(case.rises.series) > 1:
-        return Outcome(State.FLAT, None, ("loss",))  # each has a loss of its own
+    if len(case.rises.series) > 1:  # each has a loss of its own, which may grow with a return
+        beyond = course.last >= _BEYOND * course.first > NOTHING
+        flat = Outcome(State.FLAT, None, ("loss",))
+        return replace(_worse(case, series, course), sign=None) if beyond else flat
     takes_steps = (case.rate.tail.of("skipped")[-_LAST:] > 0).sum() <= _FEW_SKIPS
-    not_best = course.end is not LossEnd.LEARNING
+    not_best = course.end is not LossEnd.LEARNING or _is_doubted(case, series, course)
     has_goal = first_metric(case, Metric.GOAL, is_reached) is not None
     is_even = first_metric(case, Metric.ADVERSARY, is_in_balance) is not None
     balanced = is_even and course.last < _FAR * max(course.first, course.best)
     if takes_steps and (balanced or (not_best and has_goal)):
         return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
-    if takes_steps and (leapt := rate_leapt(case, series)) is not None:
+    if takes_steps and (leapt := rate_leapt(case, series, course)) is not None:
         return leapt
     if takes_steps and not has_goal and (lost := without_bound(series)) is not None:
         return lost
     ended_calm = course.end in {LossEnd.LEARNING, LossEnd.FLAT}
-    shows_none = ended_calm and not (has_goal or is_nearly_learnt(case))
+    shows_none = ended_calm and not (has_goal or is_nearly_learnt(case) or beats_a_guess(case))
     if shows_none and (still := no_progress(case, series, course)) is not None:
         return still
     if course.end is not LossEnd.WORSE and _is_lost(series, course):
         return _worse(case, series, replace(course, end=LossEnd.WORSE))
-    if course.end is LossEnd.LEARNING and takes_steps and not _is_doubted(case, series, course):
+    if not not_best and takes_steps:
         return Outcome(State.LEARNING, None, ("loss",))
     if course.end in {LossEnd.LEARNING, LossEnd.FLAT}:
         return _above_its_start(case, series, course) or Outcome(State.FLAT, None, ("loss",))
@@ -214,6 +223,9 @@ def _above_its_start(case: Case, series: LossSeries, course: LossCourse) -> Outc
     stays = series.loss[1:].min(initial=course.last) >= began > NOTHING
     if not stays or onset is None or onset.sign is not OnsetSign.CLIMB:
         return None
+    early, late = (rows.of("grad_norm") for rows in (case.rate.head.part(0, LEAST), case.rate.tail))
+    if _falls_since(series.loss, began) and median_of_known(late) <= median_of_known(early):
+        return None  # such as a task that grows harder at first: no learning rate throws it up
     low, high = two_digits(began), two_digits(course.last)
     words = f"The loss rose from {low} to {high}, from its first steps on, and has stayed there."
     evidence = Evidence("loss_peak", step, course.last, began, "at first")
@@ -296,9 +308,14 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
         return Outcome(State.LEARNING, None, ("loss", "lr"))
     stayed, rose = times is not None and not grew, course.last / max(course.best, 1e-12)
     slow = not course.is_abrupt and not grew and rose < _FAR and not lost
+    if not lost and _is_hump(series, course):
+        return Outcome(State.FLAT, None, ("loss",))  # as of values that are learnt from themselves
     # Best in its first moments only, and far below its first loss: values that are learnt from
     # themselves grow so.
-    early = since <= _MOMENTS * len(series.loss) and course.last <= _MOST * series.loss[0]
+    fell = course.last <= _MOST * series.loss[0] or (
+        stayed and _falls_since(series.loss, course.best)
+    )
+    early = since <= _MOMENTS * len(series.loss) and fell
     if (slow and (stayed or len(series.loss) >= _LONG)) or early:
         flat = Outcome(State.FLAT, None, ("loss", "grad_norm"))  # as an adversary's or a reward's
         return _above_its_start(case, series, course) or flat
@@ -311,6 +328,8 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     runaway = course.last >= _RUNAWAY * course.first > NOTHING
     if not sign and (runaway or _is_forgotten(series, course)):
         sign = _RAN_AWAY if runaway else _FORGOTTEN
+    # A critic's part grows with what it values: alone it is no sure sign.
+    sure &= not any(case.metrics.of(Metric.VALUE_LOSS))
     state = State.WORSE if course.end is LossEnd.WORSE and (sure or runaway) else State.NOT_BACK
     if course.end is not LossEnd.NOT_BACK and state is not State.WORSE:
         state = State.ANOTHER_LEVEL
@@ -326,6 +345,32 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     # Other data, or other labels, lift the loss within a few steps, and leave the gradients.
     at_once = course.is_abrupt and stayed and not sign
     return Outcome(state, step, ("loss",), words, sign, (evidence,), at_once)
+
+
+def _falls_since(loss: Floats, best: float) -> bool:
+    """Whether a loss has fallen ever since its first moments, in which it did not rise far."""
+    parts = [median(part) for part in np.array_split(loss, _FIFTHS)[1:]]
+    return len(loss) >= _LONG and loss.max() < _FAR * best and bool((np.diff(parts) < 0).all())
+
+
+def _is_hump(series: LossSeries, course: LossCourse) -> bool:
+    """Whether the loss rose slowly, turned, and has come most of the way back by itself.
+
+    Not where the learning rate came down since: then the schedule may have brought it back.
+    """
+    if course.end is LossEnd.WORSE or len(series.loss) < _LONG:
+        return False
+    size = max(LEAST, len(series.loss) // _LEAP_PARTS)
+    smooth = trailing_medians(series.loss, size)[course.since :]
+    top, climb = int(smooth.argmax()), float(smooth.max()) - course.best
+    half = course.best + _MOST * climb
+    steep = int((smooth[: top + 1] < half).sum())
+    lr = series.lr[course.since :]
+    decayed = median_of_known(lr[-size:]) < _MORE * median_of_known(lr[: top + 1][-size:])
+    parts = [median(part) for part in np.array_split(smooth[top:], _TURNED_PARTS) if len(part)]
+    falls = len(parts) == _TURNED_PARTS and bool((np.diff(parts) < 0).all())
+    is_slow = steep >= len(series.loss) // _LEAP_PARTS
+    return is_slow and falls and bool(smooth[-1] <= half) and not decayed
 
 
 def _is_lost(series: LossSeries, course: LossCourse) -> bool:
@@ -451,7 +496,7 @@ def no_progress(case: Case, series: LossSeries, course: LossCourse) -> Outcome |
     if averaged:  # the first mean of many steps has left the beginning behind
         began = max(began, float(loss[0]))
     least = HARDLY if averaged else AT_FIRST
-    error = noise / np.sqrt(count / 10)
+    error = noise / np.sqrt(count / 10) / level
     if not _is_long(case) or not _hardly_falls(began, after, late, error, least):
         return None
     words = (
@@ -505,7 +550,7 @@ def _is_beginning(case: Case, series: LossSeries) -> bool:
     return begins and not (case.observed.loop and case.rate.setup.resumed)
 
 
-def rate_leapt(case: Case, series: LossSeries) -> Outcome | None:
+def rate_leapt(case: Case, series: LossSeries, course: LossCourse) -> Outcome | None:
     """A loss that has stood higher since the learning rate, once decayed, leapt back up.
 
     Restarts that are meant come again, or come down again: one that does neither is a schedule that
@@ -540,7 +585,8 @@ def rate_leapt(case: Case, series: LossSeries) -> Outcome | None:
         "not back."
     )
     evidence = Evidence("lr", first, float(lr[since]), float(lr[at]), "before")
-    return Outcome(State.RATE_LEAPT, first, ("loss", "lr"), words, evidence=(evidence,))
+    state = State.LOST_BY_LEAP if course.end is LossEnd.WORSE else State.RATE_LEAPT
+    return Outcome(state, first, ("loss", "lr"), words, evidence=(evidence,))
 
 
 def without_bound(series: LossSeries) -> Outcome | None:
@@ -614,6 +660,10 @@ APART = (
     ),
 )
 # What to do about an outcome where no rule has found why; of the others it is the page's.
+_BEFORE_THE_LEAP = (
+    "Set the learning rate back to what it was before that step. If it came with a resume, load "
+    "the scheduler's state, and the optimizer's, from the checkpoint as well."
+)
 REMEDIES = {
     State.WORSE: "Lower the learning rate. If that does not help, look at the batches around the "
     "step at which the loss rose. Record the gradient norm: it tells bad batches from a learning "
@@ -632,8 +682,8 @@ REMEDIES = {
     State.HARDLY_FALLS: "Check the labels, and that inputs and labels belong together. Then try a "
     "learning rate ten times higher, and ten times lower. If this continues a trained model, it "
     "may be all there is to learn.",
-    State.RATE_LEAPT: "Set the learning rate back to what it was before that step. If it came with "
-    "a resume, load the scheduler's state, and the optimizer's, from the checkpoint as well.",
+    State.RATE_LEAPT: _BEFORE_THE_LEAP,
+    State.LOST_BY_LEAP: _BEFORE_THE_LEAP,
     State.GOAL_FALLS: "Keep the checkpoint of the best value. If it does not come back, go on from "
     "there with a lower learning rate.",
     State.NOTHING_LEARNS: "Check that the loss depends on the parameters that the optimizer has.",

@@ -25,6 +25,7 @@ _AFTER, _CALM = 8, 2.0
 APART_STEPS = thresholds.NEAR_STEPS
 # No more candidates are looked at in one block: where steps are skipped all the time none is apart.
 _CANDIDATES = 64
+_KEPT = 16  # steps that a page lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class OutlyingInputs:
     crowded: int = 0  # of them, how many came close upon two others
     left_out: int = 0  # of them, how many a guard left out
     last_two: tuple[int, ...] = ()  # positions
+    last_steps: tuple[int, ...] = ()
     unjudged: tuple[bool, ...] = ()  # of the rows that are judged next: whether a guard left it out
 
     @property
@@ -86,6 +88,7 @@ class OutlyingInputs:
             crowded=self.crowded + third,
             left_out=self.left_out + left_out,
             last_two=(*self.last_two, position)[-2:],
+            last_steps=(*self.last_steps, outlier.step)[-_KEPT:],
         )
 
 
@@ -95,9 +98,9 @@ def _outliers(rows: RateRows, begin: int) -> Iterator[tuple[int, OutlyingInput]]
     troubled = skipped | (rows.of("loss_bad") > 0)
     troubled[1:] &= ~skipped[:-1] & ~(scale[1:] > scale[:-1])  # that skip is growth's own
     troubled[1:] |= (loss[1:] > _LEAP * loss[:-1]) & ~skipped[1:]
-    found = np.flatnonzero(troubled & np.isfinite(rows.of("input_amax")))
-    found = found[(found >= max(begin, 1)) & (found < len(rows) - _AFTER)]
-    for at in found[:_CANDIDATES].tolist():
+    places = np.flatnonzero(troubled & np.isfinite(rows.of("input_amax")))
+    places = places[(places >= max(begin, 1)) & (places < len(rows) - _AFTER)]
+    for at in places[:_CANDIDATES].tolist():
         past = rows.part(max(0, at - _WINDOW), at)
         accepted, after = past.where(past.accepted), rows.part(at + 1).part(0, _AFTER)
         outlier = _outlier(accepted, rows, at)

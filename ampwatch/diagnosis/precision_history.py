@@ -58,34 +58,34 @@ class PrecisionHistory:
         norms |= _batch_norms(rows) if len(norms) < MOST_LAYERS else frozenset()
         names, codes = rows.texts("output_dtype")
         cast = np.logical_or.reduce([rows.texts(name)[1] >= 0 for name in _FORMATS])
-        seen = np.flatnonzero((rows.layer >= 0) & ((codes >= 0) | cast))
-        if not len(seen):
+        places = np.flatnonzero((rows.layer >= 0) & ((codes >= 0) | cast))
+        if not len(places):
             return replace(self, batch_norms=norms)
         half = rows.has_text("output_dtype", *_HALF)
         formats = [_texts_at(*rows.texts(name)) for name in _FORMATS]
         kind_of, order = _texts_at(*rows.texts("kind")), rows.numbers("order")
         keeps = rows.has_text("param_dtype", "float16") & (rows.flags("trainable") == 1)
         flops = rows.numbers("flops")
-        latest = seen[::-1][np.unique(rows.layer[seen][::-1], return_index=True)[1]]
+        latest = places[::-1][np.unique(rows.layer[places][::-1], return_index=True)[1]]
         layers = dict(self.layers)
         for at in latest.tolist():
             name = rows.names[rows.layer[at]]
             if name in layers or len(layers) < MOST_LAYERS:
                 work = float(flops[at]) if flops[at] > 0 else None
-                told = tuple(format_of(at) for format_of in formats)
-                sides = _sides(rows, at) if work or any(told) else ()
+                narrow = tuple(format_of(at) for format_of in formats)
+                sides = _sides(rows, at) if work or any(narrow) else ()
                 output = names[codes[at]] if codes[at] >= 0 else ""
                 layers[name] = LayerPrecision(
                     flops=work,
-                    runs_half=bool(half[at]) or any(told),
+                    runs_half=bool(half[at]) or any(narrow),
                     keeps_float16=bool(keeps[at]),
                     sides=sides,
                     output_dtype=output,
-                    formats=told,
+                    formats=narrow,
                     kind=kind_of(at) or "",
                     order=int(order[at]) if order[at] >= 0 else -1,
                 )
-        steps = self.sampled_steps + len(np.unique(rows.step[seen]))
+        steps = self.sampled_steps + len(np.unique(rows.step[places]))
         return PrecisionHistory(layers, steps, norms)
 
     @property
@@ -234,24 +234,24 @@ class CastHistory:
     def _with_scales(self, rows: BlockLayerRows) -> CastHistory:
         scales, after_resume = dict(self.scales), dict(self.after_resume)
         values = np.stack([rows.numbers(f"{role}_scale") for role in ROLES])
-        told = np.flatnonzero(~np.isnan(values).all(axis=0) & (rows.layer >= 0))
-        for at in told[np.argsort(rows.step[told], kind="stable")].tolist():
+        places = np.flatnonzero(~np.isnan(values).all(axis=0) & (rows.layer >= 0))
+        for at in places[np.argsort(rows.step[places], kind="stable")].tolist():
             name, step = rows.names[rows.layer[at]], int(rows.step[at])
-            known = scales.get(name, ())
+            samples = scales.get(name, ())
             if name not in scales and len(scales) >= MOST_LAYERS:
                 continue
-            one = tuple(values[:, at].tolist())
-            if known and known[-1].step == step:
-                known = (*known[:-1], known[-1].with_rank(one))
+            cast = tuple(values[:, at].tolist())
+            if samples and samples[-1].step == step:
+                samples = (*samples[:-1], samples[-1].with_rank(cast))
             else:
-                known = (*known, CastScales(step, one, one))[-LAST_SAMPLES:]
-            scales[name] = known
+                samples = (*samples, CastScales(step, cast, cast))[-LAST_SAMPLES:]
+            scales[name] = samples
             first = after_resume.get(name)
             is_first = self.resumed_at is not None and step >= self.resumed_at and (
                 first is None or first.step == step
             )  # fmt: skip
             if is_first:
-                after_resume[name] = known[-1]
+                after_resume[name] = samples[-1]
         return replace(self, scales=scales, after_resume=after_resume)
 
 
@@ -275,10 +275,10 @@ def _worst_of_each_step(rows: Iterable[tuple[Any, ...]]) -> _Samples:
 
 def _last_of_each(rows: BlockLayerRows, values: Floats) -> Iterator[tuple[str, Integers]]:
     """Each layer with cast samples in a block, and the rows of its last few, in order of steps."""
-    told = np.flatnonzero(~np.isnan(values) & (rows.layer >= 0))
-    if not len(told):
+    places = np.flatnonzero(~np.isnan(values) & (rows.layer >= 0))
+    if not len(places):
         return
-    order = told[np.lexsort((rows.step[told], rows.layer[told]))]
+    order = places[np.lexsort((rows.step[places], rows.layer[places]))]
     layers, begin = np.unique(rows.layer[order], return_index=True)
     for layer, part in zip(layers.tolist(), np.split(order, begin[1:]), strict=True):
         steps = np.unique(rows.step[part])[-LAST_SAMPLES:]
@@ -327,11 +327,11 @@ class RoundingHistory:
         history = replace(self, spacings=spacings, last_step=sample.step)
         if spacings < SETTLED_SPACINGS:
             return history
-        kept = self.samples if self.seen % self.every else (*self.samples, sample)
+        samples = self.samples if self.seen % self.every else (*self.samples, sample)
         every = self.every
-        if len(kept) > _MOST_SAMPLES:
-            kept, every = kept[::2], 2 * every
-        return replace(history, samples=kept, seen=self.seen + 1, every=every)
+        if len(samples) > _MOST_SAMPLES:
+            samples, every = samples[::2], 2 * every
+        return replace(history, samples=samples, seen=self.seen + 1, every=every)
 
 
 _COLUMNS = ("unmoved_share", "asked_share", "update_kept_share")

@@ -43,19 +43,19 @@ class RankHistory:
 
     def fold(self, block: Block) -> RankHistory:
         """The history of ranks with one more block."""
-        made = self._with_marks(block.events)
+        history = self._with_marks(block.events)
         if not len(block):
-            return made
-        made = made._with_spine(block)
+            return history
+        history = history._with_spine(block)
         if not block.others:
-            return made
+            return history
         apart = np.zeros(len(block), np.bool_)
         for rank, rows in sorted(block.others.items()):
             if len(rows.step):
-                made, here = made._with_rank(block, rank, rows)
+                history, here = history._with_rank(block, rank, rows)
                 apart |= here
         where = np.flatnonzero(apart)
-        return replace(made, differ=made.differ.and_entries(where, block))
+        return replace(history, differ=history.differ.and_entries(where, block))
 
     def is_gone(self, rank: int) -> bool:
         """Whether this rank recorded its end, or is not part of the newest attempt."""
@@ -95,7 +95,7 @@ class RankHistory:
         at, there = block.at_step(rows.step)
         at, mine = at[there], np.flatnonzero(there)
         scale, theirs = block.columns["scale"][at], rows.numbers("scale")[mine]
-        told = np.flatnonzero(~np.isnan(scale) & ~np.isnan(theirs))
+        places = np.flatnonzero(~np.isnan(scale) & ~np.isnan(theirs))
         apart = (scale != theirs) & ~np.isnan(scale) & ~np.isnan(theirs)
         flag, other = block.skipped_here[at], rows.flags("skipped")[mine]
         apart |= (flag != other) & (flag >= 0) & (other >= 0)
@@ -111,8 +111,8 @@ class RankHistory:
             int(rows.step[-1]),
             int(max(old.last_time_ns, times.max())),
             int(ahead[0]) if old.ahead_ns is None and len(ahead) else old.ahead_ns,
-            (float(scale[told[0]]), float(theirs[told[0]]))
-            if old.first_scales is None and len(told)
+            (float(scale[places[0]]), float(theirs[places[0]]))
+            if old.first_scales is None and len(places)
             else old.first_scales,
         )
         where = np.zeros(len(block), np.bool_)

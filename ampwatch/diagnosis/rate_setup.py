@@ -40,17 +40,17 @@ class FirstRate:
     def fold(self, block: Block) -> FirstRate:
         """The setup's first rate with one more block, while it has not moved."""
         rate, base = block.columns["lr"], block.columns["lr_base"]
-        told = np.isfinite(rate) & (base > 0)
-        if self.moved or not told.any():
+        has_both = np.isfinite(rate) & (base > 0)
+        if self.moved or not has_both.any():
             return self
-        first = float(rate[told][0]) if self.rate is None else self.rate
+        first = float(rate[has_both][0]) if self.rate is None else self.rate
         return FirstRate(
             rate=first,
-            steps=self.steps + int(told.sum()),
-            accepted=self.accepted + int((told & ~block.skipped & ~block.left_out).sum()),
-            base=float(base[told][-1]),
-            share=max(self.share, float((rate[told] / base[told]).max())),
-            moved=bool((np.abs(rate[told] - first) > _SAME_RATE * first).any()),
+            steps=self.steps + int(has_both.sum()),
+            accepted=self.accepted + int((has_both & ~block.skipped & ~block.left_out).sum()),
+            base=float(base[has_both][-1]),
+            share=max(self.share, float((rate[has_both] / base[has_both]).max())),
+            moved=bool((np.abs(rate[has_both] - first) > _SAME_RATE * first).any()),
         )
 
 
@@ -73,15 +73,15 @@ class RateSetup:
     def fold(self, block: Block) -> RateSetup:
         """The setup of the rate with one more block."""
         begin = int(block.step[0]) if self.begin is None and len(block) else self.begin
-        made = replace(
+        setup = replace(
             self,
             begin=begin,
             restarts=self.restarts + block.restart,
             first_rate=self.first_rate.fold(block),
         )
         for event in block.events:
-            made = made._with(event)
-        return made._with_layers(block)
+            setup = setup._with(event)
+        return setup._with_layers(block)
 
     def shown(self, *, stopped: bool = False) -> Setup:
         """The setup of the rate in the form that the advice reads."""
@@ -112,8 +112,8 @@ class RateSetup:
     @property
     def _groups(self) -> Sequence[Mapping[str, Any]]:
         groups = self.first.get("groups")
-        known = groups if isinstance(groups, list) else []
-        return [group for group in known if isinstance(group, dict)][:_MOST_GROUPS]
+        listed = groups if isinstance(groups, list) else []
+        return [group for group in listed if isinstance(group, dict)][:_MOST_GROUPS]
 
     def _with(self, event: Event) -> RateSetup:
         detail = event.detail
@@ -231,13 +231,13 @@ class RateLeaps:
         # a warm-up that goes by epochs.
         warms = (rate <= base_before) & (before <= _WARMING * base_before)
         stair = from_top & (warms | (position - reached[:-1] <= reached[:-1]))
-        found = [
+        leaps = [
             RateLeap(*(column[at].item() for column in (block.step, before, rate, from_top, stair)))
             for at in np.flatnonzero(leapt)[-_MOST_LEAPS:]
         ]
         return replace(
             self,
-            leaps=(*self.leaps, *found)[-_MOST_LEAPS:],
+            leaps=(*self.leaps, *leaps)[-_MOST_LEAPS:],
             top=float(top[-1]),
             top_position=int(reached[-1]),
             last=float(rate[-1]),

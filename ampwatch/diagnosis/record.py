@@ -214,13 +214,13 @@ class Scaler:
 
 def scaler_of(info: Info) -> Scaler:
     """The scaler of a run, with torch's defaults for what run.json does not say."""
-    told = {name: positive_number(value) for name, value in info.scaler.items()}
-    interval = min(told.get("growth_interval") or GROWTH_INTERVAL, LONGEST_INTERVAL)
+    settings = {name: positive_number(value) for name, value in info.scaler.items()}
+    interval = min(settings.get("growth_interval") or GROWTH_INTERVAL, LONGEST_INTERVAL)
     return Scaler(
-        initial=told.get("init_scale"),
-        growth_factor=told.get("growth_factor") or 2.0,
+        initial=settings.get("init_scale"),
+        growth_factor=settings.get("growth_factor") or 2.0,
         growth_interval=max(1, int(interval)),
-        floor=told.get("min_scale"),
-        backoff_factor=told.get("backoff_factor") or 0.5,
-        hysteresis=int(min(told.get("hysteresis") or 1.0, 16.0)),
+        floor=settings.get("min_scale"),
+        backoff_factor=settings.get("backoff_factor") or 0.5,
+        hysteresis=int(min(settings.get("hysteresis") or 1.0, 16.0)),
     )

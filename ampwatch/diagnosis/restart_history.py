@@ -24,8 +24,9 @@ from ampwatch.rows import EventKind
 _WINDOW, _WINDOWS, _FIRST_ROWS = 32, 8, 8
 _AFTER = _FIRST_ROWS + 2 * _WINDOW
 # The loss lies beyond all of them by as much as they lie apart, and by a tenth; and gradients or
-# updates twice beyond all of theirs. Where neither is recorded: twice as far, and by a quarter.
-_LOSS_RISE, _BLIND_RISE = 1.1, 1.25
+# updates twice beyond all of theirs, or by a quarter, and the loss four times as far. Where neither
+# is recorded: twice as far, and by a quarter.
+_LOSS_RISE, _BLIND_RISE, _FAR_APART = 1.1, 1.25, 4.0
 _NORM_RISE = 2.0
 _NORMS = ("update", "grad_norm")
 # A schedule that started over raises the rate; then long updates prove nothing.
@@ -73,17 +74,17 @@ class RestartHistory:
 
     def fold(self, state: RateState, rows: RateRows, block: Block) -> RestartHistory:
         """The history with one more block; `state` holds the rows before the block."""
-        found = _restarts_in(block)
-        if not (found or self.open):
+        begins = _restarts_in(block)
+        if not (begins or self.open):
             return self
-        known = RateRows(np.concatenate([state.tail.values, rows.values]))
+        recent = RateRows(np.concatenate([state.tail.values, rows.values]))
         begin = state.rows - len(state.tail)
         new = tuple(
-            _restart(position, step, is_seam, known.part(0, position - begin), state)
-            for position, (step, is_seam) in found.items()
+            _restart(position, step, is_seam, recent.part(0, position - begin), state)
+            for position, (step, is_seam) in begins.items()
         )
         history = replace(self, open=(*self.open, *new)[-_MOST_OPEN:])
-        return history._judged(_AFTER, known, begin)
+        return history._judged(_AFTER, recent, begin)
 
     def finished(self, state: RateState) -> RestartHistory:
         """The history at the end of the record: restarts with half of the rows are judged too.
@@ -119,12 +120,12 @@ class RestartHistory:
 
 def _restarts_in(block: Block) -> dict[int, tuple[int, bool]]:
     """Each restart in a block: its step, and whether steps begin anew there."""
-    found = {block.start: (int(block.step[0]), True)} if block.restart and len(block) else {}
+    begins = {block.start: (int(block.step[0]), True)} if block.restart and len(block) else {}
     for event in block.events:
         if event.kind in _EVENTS:
-            found.setdefault(block.position(event.step), (event.step, False))
-    found.pop(0, None)  # before the first row there is nothing
-    return found
+            begins.setdefault(block.position(event.step), (event.step, False))
+    begins.pop(0, None)  # before the first row there is nothing
+    return begins
 
 
 def _restart(position: int, step: int, is_seam: bool, rows: RateRows, state: RateState) -> _Restart:  # noqa: FBT001
@@ -152,13 +153,14 @@ def _jump(one: _Restart, after: RateRows) -> RestartJump | None:
     if loss is None or loss.before <= 0 or _counts_differ(one, after):
         return None
     leaps = [(name, _leap(name, one, after)) for name in _NORMS]
-    known = [(leap.times, name) for name, leap in leaps if leap is not None]
-    times, name = max(known, default=(1.0, None))
-    if known:
-        found = loss.times > _LOSS_RISE and loss.apart > 1.0 and times > _NORM_RISE
+    leaps_known = [(leap.times, name) for name, leap in leaps if leap is not None]
+    times, name = max(leaps_known, default=(1.0, None))
+    if leaps_known:
+        is_jump = loss.times > _LOSS_RISE and loss.apart > 1.0 and times > _NORM_RISE
+        is_jump |= loss.times > _LOSS_RISE and loss.apart > _FAR_APART and times > _BLIND_RISE
     else:
-        found = loss.times > _BLIND_RISE and loss.apart > 2.0
-    if not found:
+        is_jump = loss.times > _BLIND_RISE and loss.apart > 2.0
+    if not is_jump:
         return None
     pair = (loss.before, loss.before * loss.times)
     return RestartJump(one.step, one.is_seam, pair, name, times, one.position)

@@ -51,6 +51,8 @@ class RuleHit:
     layer: str | None = None
     ranks: tuple[int, ...] | None = None  # all of the run's, if not said
     evidence: Evidence | tuple[Evidence, ...] = ()
+    single_steps: tuple[int, ...] = ()  # where not all between the first and the last count
+    comes_and_goes: bool = False  # in some steps, with others between or after them
 
 
 def counted(signal: str, times: Times, of: float | None = None, what: str = "") -> Evidence:
@@ -112,6 +114,14 @@ def _parts_of(code: str) -> tuple[str, dict[str, str]]:
     return head, dict(zip(parts[::2], parts[1::2], strict=True))
 
 
+def _joined(text: str) -> str:
+    """A text with each paragraph, and each item of a list, on one line."""
+    parts = re.split(r"(\n\s*\n|\n(?=- ))", text.strip())
+    ends = [re.sub(r"\s*\n\s*\n", "\n\n", end) for end in parts[1::2]]
+    lines = [" ".join(part.split()) for part in parts[::2]]
+    return "".join(part for pair in zip(lines, [*ends, ""], strict=True) for part in pair)
+
+
 @functools.cache
 def _page_of(code: str, module: str) -> Page:
     names, (_, parts) = _Names(vars(sys.modules[module])), _parts_of(code)
@@ -120,7 +130,7 @@ def _page_of(code: str, module: str) -> Page:
         **{
             name: text.strip().partition("\n")[2].removesuffix("\n```")
             if name in _FENCED
-            else " ".join(_Thresholds().vformat(text, (), names).split())
+            else _joined(_Thresholds().vformat(text, (), names))
             for name, text in texts.items()
         }
     )
@@ -132,6 +142,7 @@ def titles_of(code: str) -> dict[str, str]:
 
     `{layer}` and `{rank}` are filled in where the finding names them; the title under `Unnamed` is
     for findings that do not, the one under `Milder` for those that are a warning at most.
+    Under `Formerly` stand the names that the finding once had.
     """
     if not (_PAGES / f"{code}.md").exists():
         return {}
@@ -144,9 +155,14 @@ def title_of(finding: Finding, every_rank: tuple[int, ...] = ()) -> str:
     title = titles.get("Title", finding.name.replace("-", " ").capitalize())
     if finding.severity is not Severity.ERROR:
         title = titles.get("Milder", title)
+    if len(finding.steps) > 1:
+        title = titles.get("Several", title)
     rank = finding.ranks[0] if len(finding.ranks) == 1 < len(every_rank) else None
     lacks = ("{layer}" in title and not finding.layer) or ("{rank}" in title and rank is None)
-    return titles["Unnamed"] if lacks else title.format(layer=finding.layer, rank=rank)
+    title = titles["Unnamed"] if lacks else title.format(layer=finding.layer, rank=rank)
+    if finding.comes_and_goes:
+        return f"{title}, in some steps"
+    return f"{title}{finding.standing.ending}" if finding.severity.weight else title
 
 
 Check = Callable[[Case], Iterable[RuleHit]]
@@ -165,6 +181,16 @@ class Rule:
     def page(self) -> Page:
         """The rule's page, with the thresholds of the file that holds its function."""
         return _page_of(self.code, self.check.__module__)
+
+    @property
+    def former_names(self) -> tuple[str, ...]:
+        """The names that the finding once had."""
+        return tuple(titles_of(self.code).get("Formerly", "").split())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The code, the name and the former names."""
+        return self.code, self.name, *self.former_names
 
     def findings(self, case: Case) -> list[Finding]:
         """What the rule finds in a case."""
@@ -187,6 +213,10 @@ class Rule:
             cause=hit.cause,
             action=(hit.action or self.page.do) if hit.standing.weighs else hit.if_healed,
             evidence=(evidence,) if isinstance(evidence, Evidence) else evidence,
+            steps=hit.single_steps,
+            former_names=self.former_names,
+            comes_and_goes=hit.comes_and_goes,
+            standing=hit.standing,
         )
 
 

@@ -32,7 +32,7 @@ _GROUPS = {
     "5": "Speed and memory",
     "6": "Several ranks",
     "7": "Formats below 16 bits",
-    "9": "The record itself",
+    "9": "The log itself",
 }
 
 
@@ -67,7 +67,9 @@ def write_pages(folder: Path) -> None:
 def rules_for(text: str) -> list[Rule]:
     """The rules that a reader means by a code, a name, or a message of another program."""
     wanted = text.strip().casefold()
-    exact = [rule for rule in RULES if wanted in {rule.code.casefold(), rule.code[3:], rule.name}]
+    exact = [
+        rule for rule in RULES if wanted == rule.code[3:] or wanted in map(str.casefold, rule.names)
+    ]
     if exact:
         return exact
     pasted = _shape(text)
@@ -117,9 +119,13 @@ def _causes(rule: Rule) -> list[Rule]:
 
 
 def _filled(text: str) -> str:
-    return textwrap.fill(
-        text, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
-    )
+    return "\n".join(
+        textwrap.fill(
+            line, _WIDTH, initial_indent="  ", break_on_hyphens=False,
+            subsequent_indent="    " if line.startswith("- ") else "  ",
+        )
+        for line in text.split("\n")
+    )  # fmt: skip
 
 
 def _file_of(rule: Rule) -> str:

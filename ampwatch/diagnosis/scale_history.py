@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -204,6 +205,13 @@ class ScaleFall:
 MOST_FALLS = 16
 
 
+class EstablishedScale(NamedTuple):
+    """The highest loss scale that a run had established, and since which step it stood."""
+
+    scale: float
+    since_step: int
+
+
 @dataclass(slots=True)
 class ScaleHistory:
     """The history of the loss scale; `copy` it before folding what may still change."""
@@ -270,6 +278,13 @@ class ScaleHistory:
     def final_scale(self) -> float:
         """The last known loss scale."""
         return self.before_block.known
+
+    @property
+    def established(self) -> EstablishedScale | None:
+        """The established level of the loss scale with its step, if there is one."""
+        if self.level is None or self.level_step is None:
+            return None
+        return EstablishedScale(self.level, self.level_step)
 
     @property
     def has_scaler(self) -> bool:
@@ -376,11 +391,11 @@ class ScaleHistory:
         self._take_micro_batches(block.columns["micro_batches"])
 
     def _take_micro_batches(self, count: Floats) -> None:
-        known = count[count >= 1]
-        if len(known):
+        counts = count[count >= 1]
+        if len(counts):
             first, most = self.micro_batches
-            first = float(known[0]) if np.isnan(first) else first
-            self.micro_batches = first, float(np.fmax(most, known.max()))
+            first = float(counts[0]) if np.isnan(first) else first
+            self.micro_batches = first, float(np.fmax(most, counts.max()))
 
     # --- one segment -----------------------------------------------------------------------------
 
@@ -524,6 +539,8 @@ class ScaleHistory:
     def _take_overflow(
         self, position: int, overflow: Event | JointOverflows, *, skipped: bool
     ) -> None:
+        if self.run_scale < thresholds.FLOOR_SCALE:
+            return  # every gradient is divided by next to nothing: all layers overflow
         if skipped and self.first_accepted is None:
             self.search.culprits = self.search.culprits.and_overflow(overflow, position)
         elif skipped and self.open is not None:

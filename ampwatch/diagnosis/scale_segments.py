@@ -140,9 +140,8 @@ def scale_segments_of(
     after = np.where(np.isnan(after), tried, after)
     before = _shifted(block_scale.before.scale, tried)
     cut = (tried != before) & ~(np.isnan(tried) & np.isnan(before))
-    cut |= (block.skipped != block_scale.skipped_before) | (
-        block.skipped & (block_scale.unseen > 0)
-    )
+    cut |= block.skipped != block_scale.skipped_before
+    cut |= block.skipped & (block_scale.unseen > 0)
     cut[1:] |= block.left_out[1:] != block.left_out[:-1]
     cut[[0, *resets]] = True
     begin = np.flatnonzero(cut)
@@ -161,16 +160,13 @@ def _have_grown(block_scale: ScaleInBlock, scaler: Scaler) -> Mask:
 
     At its floor the scale cannot fall, and with hysteresis the first overflow does not lower it.
     """
-    if not block_scale.block.skipped.any():
-        return block_scale.block.skipped
-    after = block_scale.block.columns["scale_after"]
-    must_fall = (
-        ~block_scale.skipped_before & (after > (scaler.floor or 0.0)) & (scaler.hysteresis == 1)
-    )
-    unlowered = (after > block_scale.begun) | (must_fall & (after == block_scale.begun))
-    return np.asarray(
-        block_scale.block.skipped & np.isnan(block_scale.block.columns["scale"]) & unlowered
-    )
+    skipped, columns = block_scale.block.skipped, block_scale.block.columns
+    if not skipped.any():
+        return skipped
+    after, begun = columns["scale_after"], block_scale.begun
+    must_fall = ~block_scale.skipped_before & (after > (scaler.floor or 0.0))
+    unlowered = (after > begun) | (must_fall & (scaler.hysteresis == 1) & (after == begun))
+    return np.asarray(skipped & np.isnan(columns["scale"]) & unlowered)
 
 
 def _resets(block_scale: ScaleInBlock, scaler: Scaler) -> Mapping[int, ScaleReset]:
@@ -179,26 +175,21 @@ def _resets(block_scale: ScaleInBlock, scaler: Scaler) -> Mapping[int, ScaleRese
     initial, expected = scaler.initial, block_scale.expected
     if initial is None:
         return {}
+    skipped = block_scale.block.skipped
     jumped = (scale == initial) & (expected != initial) & ~np.isnan(expected)
-    jumped |= (
-        np.isnan(scale) & ~block_scale.block.skipped & (after == initial) & (expected < initial)
-    )
+    jumped |= np.isnan(scale) & ~skipped & (after == initial) & (expected < initial)
     if not (jumped.any() or block_scale.set_before.any()):
         return {}
     # One growth looks the same, and a log may print the scale before it.
     by_one_growth = (expected < initial) & (expected * scaler.growth_factor >= initial)
-    jumped &= (
-        ~by_one_growth
-        & ~block_scale.may_have_grown(expected, initial, scaler)
-        & ~block_scale.set_here
-        & ~block_scale.set_before
-    )
+    jumped &= ~by_one_growth & ~block_scale.may_have_grown(expected, initial, scaler)
+    jumped &= ~block_scale.set_here & ~block_scale.set_before
     # A scale set by hand is a decision, unless it goes so far back that it overflows again.
-    by_hand = block_scale.set_before & (scale == initial) & block_scale.block.skipped
+    by_hand = block_scale.set_before & (scale == initial) & skipped
     by_hand &= block_scale.began <= initial * 2.0**-thresholds.COLLAPSE_OCTAVES
     low = np.where(by_hand, block_scale.began, expected)
-    found = np.flatnonzero(jumped | by_hand).tolist()
-    return {at: ScaleReset(float(low[at]), initial, bool(by_hand[at])) for at in found}
+    places = np.flatnonzero(jumped | by_hand).tolist()
+    return {at: ScaleReset(float(low[at]), initial, bool(by_hand[at])) for at in places}
 
 
 def _leaps(
@@ -215,18 +206,15 @@ def _leaps(
         return {}
     within = np.isnan(block.columns["scale"]) & (after > block_scale.begun)
     entered = ~block_scale.skipped_before & (scaler.initial is None)
-    low, high = (
-        np.where(within, block_scale.begun, block_scale.began),
-        np.where(within, after, block_scale.begun),
-    )
+    low = np.where(within, block_scale.begun, block_scale.began)
+    high = np.where(within, after, block_scale.begun)
     with np.errstate(all="ignore"):
         leaps = np.log2(high / low) >= _LEAP_OCTAVES
         leaps &= np.abs(np.log2(high / begun_with)) <= _SAME_OCTAVES
     leaps &= block.skipped & (within | entered) & ~block_scale.set_here & ~block_scale.set_before
     leaps &= ~block_scale.may_have_grown(low, high, scaler)
-    return {
-        at: ScaleReset(float(low[at]), float(high[at])) for at in np.flatnonzero(leaps).tolist()
-    }
+    places = np.flatnonzero(leaps).tolist()
+    return {at: ScaleReset(float(low[at]), float(high[at])) for at in places}
 
 
 def _shifted(before: Any, values: Any) -> Any:
@@ -330,10 +318,10 @@ class EstablishedLevels:
         later = np.append(np.maximum.accumulate(level[::-1])[::-1], -np.inf)
         after = np.minimum(np.arange(count) + max(1, window // self.width), count)
         needed = octaves + np.clip(_falls_before(level) - 1.0, *_WANDERING)  # but for a tooth
-        found = np.flatnonzero(level - np.maximum(later[after], math.log2(final)) >= needed)
-        if not len(found):
+        cells = np.flatnonzero(level - np.maximum(later[after], math.log2(final)) >= needed)
+        if not len(cells):
             return None
-        left = int(found[level[found] >= level[found].max()][-1])
+        left = int(cells[level[cells] >= level[cells].max()][-1])
         octave, until, skipped = self.levels[:, left].tolist()
         above = np.flatnonzero(level >= math.log2(final) + _NEAR_OCTAVES)
         down = (int(above[-1]) + 1) * self.width
@@ -346,10 +334,10 @@ class EstablishedLevels:
         """
         loose = self.loose[:, : self.last + 1]
         length = steps - np.arange(self.last + 1) * self.width
-        told = (length >= least) & (loose[0] > 0)
-        told[np.flatnonzero(length >= least)[-1:]] = True
+        is_ending = (length >= least) & (loose[0] > 0)
+        is_ending[np.flatnonzero(length >= least)[-1:]] = True
         sums = np.cumsum(loose[:, ::-1], axis=1)[:, ::-1]
-        return [RecordEnding(*row) for row in np.vstack([length, sums])[:, told].T.tolist()]
+        return [RecordEnding(*row) for row in np.vstack([length, sums])[:, is_ending].T.tolist()]
 
     def _cell(self, position: int) -> int:
         """The cell of a position, widening all cells if it lies beyond the last."""
@@ -372,7 +360,7 @@ class EstablishedLevels:
 
 def _falls_before(octave: Floats) -> Floats:
     """How far the established level had fallen before each cell, at most."""
-    known = np.isfinite(octave)
+    finite = np.isfinite(octave)
     highest = np.maximum.accumulate(octave)
-    fall = np.where(known, np.where(known, highest, 0.0) - np.where(known, octave, 0.0), 0.0)
+    fall = np.where(finite, np.where(finite, highest, 0.0) - np.where(finite, octave, 0.0), 0.0)
     return np.asarray(np.maximum.accumulate(fall))

@@ -6,19 +6,19 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ampwatch.diagnosis import learning_rate
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.engine import Engine
-from ampwatch.diagnosis.findings import SCHEMA, Diagnosis, Severity, json_value
+from ampwatch.diagnosis.findings import SCHEMA, Diagnosis, Severity, Verdict, json_value
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice, advise
 from ampwatch.diagnosis.learning_rate.estimate import ABOVE, BELOW, MARGIN, Estimate, times_text
 from ampwatch.diagnosis.learning_rate.judgement import judge_rate
 from ampwatch.diagnosis.learning_rate.rate_history import RateState
 from ampwatch.diagnosis.record import Record
-from ampwatch.diagnosis.value_text import count_text
+from ampwatch.diagnosis.value_text import count_text, rate_text
 from ampwatch.diagnosis.verdict import conclude
 from ampwatch.errors import DifferentModelsError
 
@@ -47,14 +47,20 @@ class ForSeveralRuns:
 
     rate: learning_rate.RateState
     optimizers: str  # their classes, as far as recorded; a GAN has several
-    says_nothing_of_the_rate: bool  # something else caused its trouble
+    advice: Advice  # its own, held against its outcome
+    fails: bool
 
     @classmethod
     def of(cls, case: Case, diagnosis: Diagnosis) -> ForSeveralRuns:
         """What this run contributes to the advice on several runs."""
         kinds = {str(e.detail["class"]) for e in case.events.optimizers if "class" in e.detail}
-        is_other = diagnosis.learning_rate.action is Action.NOT_THE_CAUSE
-        return cls(case.rate, " with ".join(sorted(kinds)), is_other)
+        fails = diagnosis.verdict is Verdict.FAILING
+        return cls(case.rate, " with ".join(sorted(kinds)), diagnosis.learning_rate, fails)
+
+    @property
+    def failed_rate(self) -> float | None:
+        """The learning rate that is to be lowered by its own advice."""
+        return self.advice.current if self.advice.action is Action.LOWER else None
 
 
 def diagnose_together(runs: Sequence[Record]) -> SeveralDiagnoses:
@@ -72,44 +78,44 @@ def advise_on_all(runs: Sequence[ForSeveralRuns]) -> Advice | None:
 
     Raises DifferentModelsError if the runs have different models or optimizers.
     """
-    sizes = {run.rate.setup.elements for run in runs} - {None}
-    if len(sizes) > 1:
-        counts = " and ".join(f"{size:,}" for size in sorted(size for size in sizes if size))
-        raise DifferentModelsError(
-            f"these are not runs of one model: they train {counts} parameters. "
-            "Report each of them by itself."
-        )
-    kinds = sorted({run.optimizers for run in runs} - {""})
-    if len(kinds) > 1:
-        raise DifferentModelsError(
-            f"their optimizers differ ({' and '.join(kinds)}): a rate of one says nothing of "
-            "another's. Report each of them by itself."
-        )
-    telling = [run.rate for run in runs if not run.says_nothing_of_the_rate]
+    difference = difference_of_models(runs)
+    if difference is not None:
+        sentence = difference[:1].lower() + difference[1:]
+        raise DifferentModelsError(f"{sentence} Report each of them by itself.")
+    telling = [run for run in runs if run.advice.action is not Action.NOT_THE_CAUSE]
     return advise_together(telling) if telling else None
 
 
-def advise_together(states: Sequence[RateState]) -> Advice:
-    """One advice from the states of several runs; without a failed rate, the last run's own."""
-    failed: list[tuple[float, float, Estimate, RateState]] = []  # where it failed, and the base
-    worked = []
-    for state in states:
-        judgement = judge_rate(state)
-        estimate = None if judgement.trouble is None else judgement.trouble.estimate
-        bounds = None if judgement.trouble is None else judgement.trouble.bounds
-        if (
-            judgement.base is not None
-            and judgement.onset is None
-            and judgement.sees_course
-            and judgement.accepted
-        ):
-            worked.append(judgement.base)
-        elif judgement.base is not None and judgement.is_the_rate and estimate is not None:
-            assert bounds is not None  # the base rate is known
-            failed.append((bounds.failed, judgement.base, estimate, state))
+def difference_of_models(runs: Sequence[ForSeveralRuns]) -> str | None:
+    """A sentence that says why these are not runs of one model; None if they may be."""
+    sizes = {run.rate.setup.elements for run in runs} - {None}
+    if len(sizes) > 1:
+        counts = " and ".join(f"{size:,}" for size in sorted(size for size in sizes if size))
+        return f"These are not runs of one model: they train {counts} parameters."
+    kinds = sorted({run.optimizers for run in runs} - {""})
+    if len(kinds) > 1:
+        return (
+            f"Their optimizers differ ({' and '.join(kinds)}): a learning rate of one says nothing "
+            "of another's."
+        )
+    return None
+
+
+# Where a rate failed, the run's base rate, how far the limit lies below, and the run.
+_Failure: TypeAlias = "tuple[float, float, Estimate, RateState]"
+
+
+def advise_together(runs: Sequence[ForSeveralRuns]) -> Advice:
+    """One advice from several runs.
+
+    Where the numbers of none say which rate failed, it is the advice of a run: of the one that asks
+    for the lowest rate, else of the last.
+    """
+    failed, worked = _failed_and_worked(runs)
     if not failed:
-        return advise(states[-1])
+        return _lowest_or_last(runs, worked)
     fails, base, _, lowest = min(failed, key=lambda failure: failure[0])
+    fails = min([fails, *(run.failed_rate for run in runs if run.failed_rate is not None)])
     works = max((rate for rate in worked if rate < fails), default=None)
     # Above what worked, below what failed, and where the estimates place the limit.
     floor, ceiling = -math.inf if works is None else math.log2(works), math.log2(fails)
@@ -126,8 +132,8 @@ def advise_together(states: Sequence[RateState]) -> Advice:
     return dataclasses.replace(
         advise(lowest),
         action=Action.LOWER,
-        because=f"{count_text(len(states), 'run')} together: {text}. The first updates of what "
-        f"failed place the limit at about {2.0**limit:.2g}; the advised rate is {spared}.",
+        because=f"{count_text(len(runs), 'run')} together: {text}. The first updates of what "
+        f"failed place the limit at about {2.0**limit:.2g}; the advised learning rate is {spared}.",
         current=base,
         recommended=2.0**goal,
         factor=2.0**goal / base,
@@ -136,3 +142,37 @@ def advise_together(states: Sequence[RateState]) -> Advice:
         warmup_steps=None,
         leapt_at_step=None,
     )
+
+
+def _failed_and_worked(runs: Sequence[ForSeveralRuns]) -> tuple[list[_Failure], list[float]]:
+    """The runs whose own numbers say where their rate failed, and the rates that worked."""
+    failed: list[_Failure] = []
+    worked: list[float] = []
+    for run in runs:
+        judgement = judge_rate(run.rate)
+        estimate = None if judgement.trouble is None else judgement.trouble.estimate
+        bounds = None if judgement.trouble is None else judgement.trouble.bounds
+        calm = judgement.onset is None and judgement.sees_course and judgement.accepted
+        if judgement.base is not None and calm and not run.fails:
+            worked.append(judgement.base)
+        elif judgement.base is not None and judgement.is_the_rate and estimate is not None:
+            assert bounds is not None  # the base rate is known
+            failed.append((bounds.failed, judgement.base, estimate, run.rate))
+    return failed, worked
+
+
+def _lowest_or_last(runs: Sequence[ForSeveralRuns], worked: Sequence[float]) -> Advice:
+    """The advice of the run that asks for the lowest rate, or of the last if none asks for less.
+
+    No lower rate than one that worked is asked for.
+    """
+    lower = [run.advice for run in runs if run.failed_rate is not None and run.advice.recommended]
+    if not lower:
+        return runs[-1].advice
+    advice = min(lower, key=lambda each: each.recommended or 0.0)
+    current, asked = advice.current or 0.0, advice.recommended or 0.0
+    works = max((rate for rate in worked if asked < rate < current), default=None)
+    if works is None:
+        return advice
+    because = f"{advice.because} Another run trained at {rate_text(works)}."
+    return dataclasses.replace(advice, because=because, recommended=works, factor=works / current)

@@ -48,8 +48,15 @@ LOSS_LINES = 3
 RECENT_SHARE = 0.02
 RECENT_STEPS = NEAR_STEPS
 
+# Skips in a row at the end: more than any search for a loss scale takes.
+LONGEST_SEARCH = 40
+
 # Half precision always flushes the tail; two values lost in three is more.
 UNDERFLOW_SHARE = 0.67
+
+# A loss that has come down to so small a share of its first one has nothing left to learn, and its
+# gradients are next to nothing in any format.
+ALL_LEARNT = 1e-4
 
 # Backward overflows with one culprit before it is named: two may be caused by growth.
 BACKWARD_OVERFLOWS = 3

@@ -130,7 +130,7 @@ def limit_text(low: float, high: float) -> str:
 
 def go_back_text(rate: str, step: int) -> str:
     """Words that say to go back to the rate before a leap."""
-    return f"Go back to {rate}, the rate before step {step:,}"
+    return f"Go back to {rate}, the learning rate before step {step:,}"
 
 
 def list_text(names: Sequence[str], limit: int = 3) -> str:
@@ -189,20 +189,12 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def _percent(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def _octaves(value: float) -> str:
-    return f"{value:.1f} octaves"
-
-
 def _counted(label: str) -> _Form:
-    return _Form(label, _count, "up to")
+    return _Form(label, "{:,.0f}".format, "up to")
 
 
 _FORMS = {
@@ -210,7 +202,7 @@ _FORMS = {
     "scale_low": _Form("smallest usable loss scale", scale_text),
     "metric": _Form("the metric", _number),
     "loss_peak": _Form("highest loss (median of a few steps)", _number, "from"),
-    "onset": _Form("first step of the trouble", _count),
+    "onset": _Form("first step of the trouble", "{:,.0f}".format),
     "skipped": _counted("skipped steps"),
     "skipped_apart": _counted("steps that one optimizer alone skipped"),
     "overflows": _counted("overflows"),
@@ -220,11 +212,11 @@ _FORMS = {
     "guard_actions": _counted("actions of the guard"),
     "layers_without_optimizer": _counted("layers that no optimizer has"),
     "layers_without_gradient": _counted("layers that no gradient reaches"),
-    "gaps": _counted("gaps in the record"),
+    "gaps": _counted("gaps in the log"),
     "growths": _counted("doublings of the scale"),
     "resets": _counted("resets of the scale"),
     "scaler-replaced": _counted("new GradScalers"),
-    "lr_moved": _counted("changes of the rate on skipped steps"),
+    "lr_moved": _counted("changes of the learning rate on skipped steps"),
     "differing_steps": _counted("steps in which ranks differ"),
     "equal_losses": _counted("steps with equal losses on all ranks"),
     "silence_s": _Form("silence", lambda value: duration_text(1000 * value), "since"),
@@ -237,7 +229,7 @@ _FORMS = {
     "underflow_share": _Form("gradients lost to underflow", _percent),
     "unmoved_share": _Form("weights that the step left unchanged", _percent),
     "update_kept_share": _Form("part of the update that rounding left", _percent),
-    "log2_headroom": _Form("headroom", _octaves),
+    "log2_headroom": _Form("headroom", "{:.1f} octaves".format),
     "act_finite": _Form("output is finite", _number),
     "input_finite": _Form("input is finite", _number),
     "weight_finite": _Form("weights are finite", _number),
@@ -265,8 +257,8 @@ def _form(signal: str) -> _Form:
         return form
     try:
         label = column(Table.STEPS, signal).label or signal
-    except KeyError:
-        label = signal  # a sign of the rate's table has words for a name
+    except KeyError:  # a sign of the learning rate's table has words for a name
+        return _Form(signal, _number, "near")
     return _Form(label, _number)
 
 

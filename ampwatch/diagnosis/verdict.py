@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -23,9 +23,9 @@ from ampwatch.diagnosis.findings import (
 )
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import UNCERTAIN, Action, Advice
-from ampwatch.diagnosis.outcome import outcome_of
+from ampwatch.diagnosis.outcome import outcome_of, series_of_case
 from ampwatch.diagnosis.rules import RULES
-from ampwatch.diagnosis.rules.loss import outcome_hit
+from ampwatch.diagnosis.rules.loss import UNKNOWN, outcome_hit
 from ampwatch.diagnosis.value_text import count_text, rate_text
 
 
@@ -47,6 +47,7 @@ _TELL_OF = {
     State.WORSE: ("AMP307", "AMP301", "AMP302"),
     State.NOT_BACK: ("AMP307", "AMP301", "AMP302", "AMP303", "AMP206"),
     State.RATE_LEAPT: ("AMP306",),
+    State.LOST_BY_LEAP: ("AMP306",),
     State.ANOTHER_LEVEL: ("AMP307", "AMP301", "AMP302", "AMP303", "AMP206"),
     State.WITHOUT_END: ("AMP304",),
     State.WIDER: ("AMP304",),
@@ -84,9 +85,13 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
         findings = _at_most(Severity.INFO, _OF_THE_LOSS, findings)
     if outcome.is_good:
         mild = _SYMPTOMS | (_NUMBERS if _are_rare(case) else frozenset())
+        if case.evaluation_is_spoilt:
+            mild -= {"AMP209"}
         # Nothing is too high for a loss at its best.
         findings = [finding for finding in findings if finding.code not in RATE]
         return _at_most(Severity.WARNING, mild, findings)
+    if outcome.state in {State.FLAT, State.TOO_LITTLE} and _are_rare(case):
+        findings = _at_most(Severity.WARNING, _NUMBERS, findings)  # and it is finite again
     by_rate = any(f.code in RATE and f.severity is Severity.ERROR for f in findings)
     if outcome.severity is not Severity.ERROR and not by_rate:  # it may come back, or be the task
         findings = _at_most(Severity.WARNING, {_RISE}, findings)
@@ -115,8 +120,8 @@ def _at_most(most: Severity, codes: Set[str], findings: Sequence[Finding]) -> li
 def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Finding]) -> Advice:
     """Beside the verdict, the advice on the rate; another cause overrides the rate's numbers."""
     if verdict is Verdict.INCOMPLETE and (case.is_searching or case.is_one_line):
-        judged = "any step was accepted" if case.is_searching else "the rate can be judged"
-        return Advice(Action.UNKNOWN, f"The record ends before {judged}.")
+        judged = "any step was accepted" if case.is_searching else "the learning rate can be judged"
+        return Advice(Action.UNKNOWN, f"The log ends before {judged}.")
     judgement = case.judgement
     advice = case.rate_advice
     causes = [f for f in findings if f.because_of is None and f.severity is not Severity.INFO]
@@ -129,9 +134,11 @@ def advice_beside_findings(case: Case, verdict: Verdict, findings: Sequence[Find
     if verdict is Verdict.INCOMPLETE:
         return unsure_advice(advice, case)
     calm = verdict is Verdict.HEALTHY and judgement.onset is not None
-    if calm and advice.action is Action.NOT_THE_CAUSE:
+    if calm and (advice.action is Action.NOT_THE_CAUSE or outcome_of(case).is_good):
         # Rows of a sparse log look close together although its steps are not: no trouble, no cause.
-        return Advice(Action.KEEP, "No finding points to the rate.", current=judgement.base)
+        return Advice(
+            Action.KEEP, "No finding points to the learning rate.", current=judgement.base
+        )
     doubted = advice.action is Action.KEEP and any(f.code in _OFTEN_THE_RATE for f in causes)
     if verdict is Verdict.HEALTHY or (judgement.onset is not None and not doubted):
         return advice
@@ -147,7 +154,7 @@ def _doubtful(advice: Advice) -> Advice:
     """The advice beside a verdict that casts doubt on the rate: only where to restart remains."""
     return Advice(
         Action.UNKNOWN,
-        f"{advice.because} The rate may still be the cause.",
+        f"{advice.because} The learning rate may still be the cause.",
         current=advice.current,
         restart_from_step=advice.restart_from_step,
         restart_checkpoint_step=advice.restart_checkpoint_step,
@@ -172,17 +179,19 @@ def _calm_beside_trouble(case: Case, judgement: Judgement, causes: Sequence[Find
     step = int(large[0]) if len(large) else None
     lines = (
         ("AMP307" in codes, Action.UNKNOWN,
-         ("The loss has not returned to its usual range, and the record does not show whether the "
-          "rate is the cause: restart before that at the same rate, without those batches.")),
+         ("The loss has not returned to its usual range, and the log does not show whether the "
+          "learning rate is the cause: restart before that at the same learning rate, without "
+          "those batches.")),
         (codes == {"AMP303"}, Action.KEEP,
-         "The loss spiked and recovered by itself each time, at this same rate."),
+         "The loss spiked and recovered by itself each time, at this same learning rate."),
         ("AMP304" in codes, Action.UNKNOWN,
          f"{what} was found: too high a learning rate may show so before its loss does."),
         (not judgement.sees_mechanism, Action.UNKNOWN,
-         f"{what} was found; without updates or gradients the rate cannot be judged."),
+         f"{what} was found; without updates or gradients the learning rate cannot be judged."),
         (step is not None, Action.UNKNOWN,
          (f"{what} was found, and the update of step {step} was large compared with the weights: "
-          "a new run at a quarter of the rate would show whether the rate is the cause.")),
+          "a new run at a quarter of the learning rate would show whether the learning rate is "
+          "the cause.")),
         (True, Action.NOT_THE_CAUSE,
          f"{what} was found, and nothing that is recorded points to the learning rate."),
     )  # fmt: skip
@@ -201,6 +210,7 @@ def _explained_by(finding: Finding, current: float | None) -> Advice:
 # know that only the loss was recorded.
 _SIGNALS_ENOUGH = 3
 FEWEST_LINES = 5  # of a log: fewer losses show neither health nor trouble
+FEWEST_STEPS = 10  # one after another: their batches differ by more than they have learnt
 
 
 def _signals(case: Case) -> tuple[str, ...]:
@@ -233,9 +243,10 @@ def is_too_short(case: Case, outcome: Outcome) -> bool:
     """Whether a record ended before it had enough steps or lines to judge anything."""
     if case.observed.loop:
         return not is_long_enough(case)
-    has_loss, few = "loss" in case.numbers.told, case.scale.entries < FEWEST_LINES
-    little = outcome.state is State.TOO_LITTLE or (few and outcome.severity is Severity.INFO)
-    return has_loss and little and not case.scale.has_scaler
+    fewest = FEWEST_STEPS if case.observed.single_steps else FEWEST_LINES
+    has_loss, few = "loss" in case.numbers.told, case.scale.entries < fewest
+    little = outcome.state is State.TOO_LITTLE and not case.scale.has_scaler
+    return has_loss and (little or (few and outcome.severity is Severity.INFO))
 
 
 def little_seen(case: Case) -> str | None:
@@ -257,7 +268,7 @@ def unsure_advice(advice: Advice, case: Case) -> Advice:
     if advice.action not in {Action.KEEP, Action.NOT_THE_CAUSE}:
         return advice
     steps = count_text(case.scale.entries, "step")
-    because = f"{steps} are too few to judge the rate; they show nothing against it."
+    because = f"{steps} are too few to judge the learning rate; they show nothing against it."
     return Advice(Action.UNKNOWN, because, current=advice.current)
 
 
@@ -268,6 +279,7 @@ def conclude(case: Case) -> Diagnosis:
     findings = link_causes(weighed_by_outcome(case, by_rules, outcome))
     verdict = verdict_of(case, findings, outcome)
     advice = _beside_outcome(case, advice_beside_findings(case, verdict, findings), outcome)
+    findings = tuple(_named_by_cause(findings, advice, outcome))
     causes = causes_of(case, findings, outcome, advice)
     return Diagnosis(
         _facts(case), verdict, findings, advice, outcome, causes, little_seen(case),
@@ -276,6 +288,32 @@ def conclude(case: Case) -> Diagnosis:
     )  # fmt: skip
 
 
+def _named_by_cause(
+    findings: Sequence[Finding], advice: Advice, outcome: Outcome
+) -> Iterator[Finding]:
+    """The findings; where the learning rate is to be lowered, a loss that rose is called by it."""
+    if not findings or advice.action is not Action.LOWER or outcome.is_leap:
+        yield from findings
+        return
+    sign = f": {outcome.sign.words}" if outcome.sign is not None else ""
+    head, *rest = findings
+    if head.cause == UNKNOWN:
+        head = replace(head, cause=f"{_LIKELY_RATE}{sign}.")
+    if head.code != _RISE or head.severity is not Severity.ERROR:
+        yield from (head, *rest)
+        return
+    too_high = next(rule for rule in RULES if rule.code == RATE[0])
+    # A milder finding that the table of evidence has of the same cause comes and goes beside it.
+    same = [f for f in rest if f.code == too_high.code]
+    evidence = (*head.evidence, *(piece for f in same for piece in f.evidence))
+    yield replace(head, code=too_high.code, name=too_high.name, evidence=evidence)
+    for finding in rest:
+        follows = finding.because_of == _RISE or finding.code in RATE
+        if finding not in same:
+            yield replace(finding, because_of=too_high.code) if follows else finding
+
+
+_LIKELY_RATE = "The learning rate is likely too high"
 # Findings that tell that numbers left their format, and not why.
 _BY_NUMBERS = frozenset(("AMP204", "AMP207", "AMP211"))
 _TRY = 0.25  # of a learning rate that is likely too high, where nothing allows an estimate
@@ -286,7 +324,7 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
     if outcome.is_explained and advice.action is Action.UNKNOWN:
         because = "What else is logged explains how the loss went; nothing shows it is too high."
         return Advice(Action.KEEP, because, current=advice.current)
-    if outcome.state is State.RATE_LEAPT:
+    if outcome.is_leap:
         return _back_to_before(outcome)
     if outcome.is_good and advice.action is Action.LOWER:
         because = "The loss is at or near its best, so nothing shows that it is too high."
@@ -316,23 +354,33 @@ def _as_announced(case: Case, advice: Advice, outcome: Outcome) -> Advice | None
         return None
     if outcome.grew_apart:
         return _untold(outcome, advice)
-    base = case.rate.base_rate
+    base, at_trouble = case.rate.base_rate, _rate_at(case, outcome.since_step)
+    # A warm-up that breaks down on its way has not failed at its peak, but at what it had reached.
+    failed = base if base is None or at_trouble is None else min(base, at_trouble)
     return Advice(
         Action.LOWER,
         f"{outcome.words} {outcome.sign.sentence}: too high a learning rate shows itself so.",
         current=base,
-        recommended=None if base is None else _TRY * base,
-        factor=_TRY,
+        recommended=None if failed is None else _TRY * failed,
+        factor=_TRY if base is None or failed is None else _TRY * failed / base,
         confidence=UNCERTAIN,
         restart_from_step=outcome.since_step,
     )
 
 
+def _rate_at(case: Case, step: int | None) -> float | None:
+    """The learning rate of a step, or the last that is known before it; None if none is."""
+    series = series_of_case(case)
+    is_known = np.isfinite(series.lr) & (series.lr > 0)
+    rates = series.lr[is_known & (series.step <= (0 if step is None else step))]
+    return float(rates[-1]) if len(rates) else None
+
+
 def _untold(outcome: Outcome, advice: Advice) -> Advice:
     """The advice beside a bad outcome of which nothing says whether the learning rate caused it."""
-    because = "The record does not show whether the learning rate is the cause."
+    because = "The log does not show whether the learning rate is the cause."
     if outcome.sign is not None and outcome.grew_apart:
-        because = f"{outcome.sign.sentence}: make the two agree before you judge the rate."
+        because = f"{outcome.sign.sentence}: make the two agree before you judge the learning rate."
     return Advice(Action.UNKNOWN, f"{outcome.words} {because}", current=advice.current)
 
 
@@ -388,7 +436,7 @@ def _raised_again(finding: Finding) -> Advice | None:
     )  # fmt: skip
 
 
-_TOO_LOW, _MEANT = "AMP308", frozenset(("highest", "base rate"))
+_TOO_LOW, _MEANT = "AMP308", frozenset(("highest", "base learning rate"))
 
 
 def _facts(case: Case) -> RunFacts:
@@ -398,7 +446,7 @@ def _facts(case: Case) -> RunFacts:
         id=record.id,
         source=record.source,
         ranks=record.ranks,
-        steps=numbers.steps if case.observed.loop else scale.steps + scale.steps_before,
+        steps=numbers.new_steps if case.observed.loop else scale.steps + scale.steps_before,
         started=_as_iso_utc(record.started_ns),
         ended=_as_iso_utc(record.last_time_ns),
         clean_end=record.clean_end,

@@ -1,4 +1,4 @@
-"""Chooses among a place's runs: by start (`--since`), search (`--where`), likeness (`--like`)."""
+"""Chooses among a place's runs: `--since` a time, `--where` by search, `--similar-to` a run."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Choice:
 def choice_of(
     since: str | dt.timedelta | None = None, where: str = "", like: Run | None = None
 ) -> Choice:
-    """The choice that `--since`, `--where` and `--like` ask for; SearchError if unreadable."""
+    """The choice that `--since`, `--where` and `--similar-to` ask for; else SearchError."""
     age = _age_in(since) if isinstance(since, str) else since
     return Choice(
         since=None if age is None else dt.datetime.now(dt.timezone.utc) - age,
@@ -152,8 +152,8 @@ def made_of(run: Run) -> Signature:
     made = signature_of(run)
     if made is None:
         raise RunError(
-            f"{run.info.name} does not tell what it is made of: that takes its layers and its "
-            "optimizer, which a watched training logs and most other tools' logs lack.",
+            f"{run.info.name} does not show its layers and its optimizer, so no similar runs can "
+            "be found. A watched training records both; most other tools' logs lack them.",
             path=run.path,
         )
     return made
@@ -162,7 +162,7 @@ def made_of(run: Run) -> Signature:
 def _age_in(text: str) -> dt.timedelta:
     match = re.fullmatch(r"(\d{1,4})([hdw])", text)
     if match is None:
-        raise SearchError(f"{text!r} is no age: give hours, days or weeks, such as 7d.")
+        raise SearchError(f"{text!r} is not an age: give hours, days or weeks, such as 7d.")
     return dt.timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 

@@ -69,8 +69,8 @@ def judge(
     and `.failed` names the runs that cannot be judged. Raises PlaceError; what was judged by then
     is stored. `engine`: "local" for processes of this machine, `workers` of them; "ray" for a
     cluster at `address`, or one of this machine. `since`: an age such as "7d"; `where`: as in the
-    search of runs; `like`: only runs that are made of what this one is. `progress` gets the runs
-    that were judged and all that are to be.
+    search of runs; `like`: only runs with the same model, optimizer and precision. `progress` gets
+    the number of runs that were judged, and that of all.
     """
     opened = like if isinstance(like, Run) or like is None else open_run(like)
     choice = choice_of(since, where, opened)
@@ -86,7 +86,7 @@ def workers_of(engine: str, address: str | None, workers: int | None) -> Workers
     if engine == "ray":
         return RayWorkers(address, workers)
     if address is not None:
-        raise AmpwatchError("An address is that of a Ray cluster: add --engine ray.")
+        raise AmpwatchError("--address is for a Ray cluster: add --engine ray.")
     return LocalWorkers(workers or os.cpu_count() or 1)
 
 

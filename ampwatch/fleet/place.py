@@ -47,7 +47,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
      ("it refuses this machine's clock: set the clock (such as with NTP), then run the same "
       "command again; it goes on where it stopped")),
     (r"NoSuchBucket|bucket does not exist|ContainerNotFound",
-     "the bucket does not exist: create it, or mend the address"),
+     "the bucket does not exist: create it, or correct the address"),
     ((r"\b401\b|\b403\b|Forbidden|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId|Unauthor|"
      r"[Cc]redential|token"),
      ("access was refused: check the credentials in the environment (for S3 AWS_ACCESS_KEY_ID, "

@@ -254,7 +254,8 @@ def _add_run(batch: _FileBatch, folder: Path, job: PublishingJob) -> None:
     is_over = state is not State.LIVE
     if before is not None and not fresh:
         has_ended = before.state == State.LIVE.value and is_over  # it was published live
-        if not has_ended and there is not None and not _are_new_tags(read_tags(folder), there):
+        has_news = there is None or _are_new_tags(read_tags(folder), _noted_on(there, before))
+        if not has_ended and not has_news:
             batch.outcome.unchanged.append(folder.name)
             return
     planned = [(log, unpublished_rows_of(log, before, is_over=is_over)) for log in fresh]
@@ -267,7 +268,7 @@ def _stamp(run: Run, logs: Sequence[RankLog], state: State) -> str:
     """The stamp of a run's state, independent of its folder and of compaction."""
     tags = read_tags(run.path)
     held = [(log.rank, list(log.held)) for log in logs]
-    facts = [run.info.to_json(), state.value, held, tags.tags, tags.note]
+    facts = [run.info.to_json(), state.value, held, tags.tags, tags.note, *tags.muted]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
@@ -300,7 +301,8 @@ class _FileBatch:
         notes = tuple(_rank_note_of(run, log, edition) for log, _ in planned)
         kept = tuple(part for _, plan in planned for part in plan.kept)
         row = _row_of(run, name, state, stamp, notes)
-        self._runs[run.info.id] = row, Detail(run.info.to_json(), state.value, notes, kept)
+        detail = Detail(run.info.to_json(), state.value, notes, kept, run.files.muted())
+        self._runs[run.info.id] = row, detail
 
     def _file(self, table: Table, day: str) -> RowFile:
         if (table, day) not in self._open:
@@ -352,7 +354,7 @@ def _checked(planned: Planned, run_id: str, edition: str) -> Iterable[_Rows]:
             log.verify()
     for log, _ in planned:
         if damage := damage_of(log):
-            raise RunError(f"Not published, because that would hide what is lost. {damage[0]}")
+            raise RunError(f"Not published: that would hide that rows were lost. {damage[0]}")
     return encoded
 
 
@@ -513,9 +515,15 @@ def _steps(run: Run) -> int:
     return (last or 0) - (first or 0) + 1
 
 
-def _are_new_tags(tags: RunTags, there: PublishedRun) -> bool:
-    """Whether a run's tags or note differ from the published ones; a run without any keeps them."""
-    return tags != RunTags() and (tags.tags, tags.note) != (there.tags, there.note)
+def _noted_on(row: PublishedRun, detail: Detail) -> RunTags:
+    """What its readers noted on a published run."""
+    return RunTags(row.tags, row.note, muted=detail.muted)
+
+
+def _are_new_tags(tags: RunTags, there: RunTags) -> bool:
+    """Whether tags, note or mutes differ from the published ones; a run without any keeps them."""
+    told = (tags.tags, tags.note, tags.muted)
+    return tags != RunTags() and told != (there.tags, there.note, there.muted)
 
 
 # --- the commit -----------------------------------------------------------------------------------
@@ -555,7 +563,8 @@ def _merged(
     for run_id, (row, detail) in runs.items():
         there, joined = published.get(run_id), detail
         if there is not None:
-            merged = _joined(detail, read_detail(place, there), RunTags(row.tags, row.note), there)
+            old = read_detail(place, there)
+            merged = _joined(detail, old, _noted_on(row, detail), _noted_on(there, old))
             if merged is None:
                 continue  # another publisher was first, with the same or more
             joined = merged
@@ -589,7 +598,7 @@ def _merged_row(row: PublishedRun, there: PublishedRun) -> PublishedRun:
     )
 
 
-def _joined(new: Detail, old: Detail, tags: RunTags, there: PublishedRun) -> Detail | None:
+def _joined(new: Detail, old: Detail, tags: RunTags, there: RunTags) -> Detail | None:
     """The details to commit for a run: for each rank those of the copy with more rows.
 
     None if the place already has all new rows.
@@ -609,4 +618,6 @@ def _joined(new: Detail, old: Detail, tags: RunTags, there: PublishedRun) -> Det
         for part in detail.parts
         if part.rank == rank
     )
-    return replace(new, ranks=tuple(note for _, (note, _) in sorted(best.items())), parts=parts)
+    ranks = tuple(note for _, (note, _) in sorted(best.items()))
+    muted = there.muted if tags == RunTags() else tags.muted
+    return replace(new, ranks=ranks, parts=parts, muted=muted)

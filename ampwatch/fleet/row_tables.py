@@ -339,6 +339,10 @@ class PublishedFiles:
         parts = [part for part in self._detail.parts if part.rank == rank]
         return PublishedLog(self._place, self._notes[rank], parts)
 
+    def muted(self) -> tuple[tuple[str, str], ...]:
+        """What was muted when the run was published."""
+        return self._detail.muted
+
     def lacks(self, rank: int) -> tuple[str, ...]:
         """What the rank's log lacked when it was published."""
         return self._notes[rank].lacks

@@ -203,7 +203,7 @@ def find_published(place: Place, name: str) -> PublishedRun:
         return found[0]
     if not found:
         raise NotInPlaceError(
-            f"{place.address} has no run {name!r}. `ampwatch runs {place.address}` lists "
+            f"{place.address} has no run {name!r}. `ampwatch list {place.address}` lists "
             f"{rows.num_rows:,}.",
             place=place.address,
         )
@@ -291,6 +291,7 @@ class Detail:
     state: str  # live, ended or lost, when it was published
     ranks: tuple[RankNote, ...]
     parts: tuple[Part, ...]
+    muted: tuple[tuple[str, str], ...] = ()  # codes of findings, each with the reason
 
     @property
     def editions(self) -> tuple[str, ...]:
@@ -317,6 +318,7 @@ def detail_of_bytes(data: bytes, name: str) -> Detail:
             state=str(facts["state"]),
             ranks=tuple(_note(note) for note in facts["ranks"]),
             parts=tuple(_part(part) for part in facts["parts"]),
+            muted=tuple((str(code), str(why)) for code, why in facts.get("muted", ())),
         )
     except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise PlaceError(

@@ -53,8 +53,8 @@ def sweep(
     """
     if older_than < LEAST_AGE:
         raise PlaceError(
-            f"{older_than} is no safe age: a publisher at work may need what is so young. Give an "
-            "hour or more."
+            f"{older_than} is not a safe age: files so new may belong to a run that is "
+            "being published. Give an hour or more."
         )
     place = place if isinstance(place, Place) else Place(place)
     runs = list_published(place)

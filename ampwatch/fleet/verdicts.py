@@ -141,7 +141,7 @@ class FleetVerdicts:
 
     @property
     def verdicts(self) -> pa.Table:
-        """The verdicts, a row a run, as in the place's table."""
+        """The verdicts, one row per run, as in the place's table."""
         return verdict_rows(self.runs)
 
     @property

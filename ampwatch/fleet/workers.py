@@ -253,7 +253,7 @@ def _result(ray: Any, ready: Any) -> Any:
     except ray.exceptions.RayTaskError as problem:
         if isinstance(problem.cause, ImportError):
             raise AmpwatchError(
-                f"A node of the cluster lacks what it takes ({_reason(problem.cause)}): install "
+                f"A node of the cluster lacks a package ({_reason(problem.cause)}): install "
                 "'ampwatch[fleet]' on each, of the version that this machine has."
             ) from problem
         raise

@@ -17,10 +17,21 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ampwatch.diagnosis import Diagnosis, Engine, Finding, ForSeveralRuns, Severity, conclude
+from ampwatch.diagnosis import (
+    Diagnosis,
+    Engine,
+    Finding,
+    ForSeveralRuns,
+    Severity,
+    conclude,
+    with_muted,
+)
+from ampwatch.diagnosis.scale_history import EstablishedScale
 from ampwatch.errors import AmpwatchError, NotARunError
 from ampwatch.follow.liveness import Liveness, State, ended_ranks, with_state
 from ampwatch.store import Run, RunInfo, open_run
+
+_MOST_EARLIER = 3  # headlines that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +44,11 @@ class FollowedRun:
     rows: int  # logged so far, of all tables: another number means that there is more
     silent_s: float  # how long ago the run grew
     judged: Diagnosis  # as of a run that is over
-    established_scale: float | None
+    established_scale: EstablishedScale | None
     notes: tuple[str, ...]  # the record's: what was cut off, what is missing
     for_several: ForSeveralRuns  # what it adds to an advice on several runs
+    muted: tuple[tuple[str, str], ...] = ()  # codes of findings, each with the reason
+    earlier: tuple[Finding, ...] = ()  # headlines that others replaced while it was followed
 
     @property
     def is_over(self) -> bool:
@@ -45,7 +58,7 @@ class FollowedRun:
     @property
     def diagnosis(self) -> Diagnosis:
         """The followed run's diagnosis by its state: live, ended or lost."""
-        return with_state(self.state, self.judged)
+        return with_muted(with_state(self.state, self.judged), dict(self.muted))
 
 
 class Follower:
@@ -82,22 +95,29 @@ class Follower:
         with run.lock:
             return self.liveness.refresh(run)
 
-    def update(self, max_age_s: float = 0.0) -> FollowedRun:
-        """The followed run and its diagnosis; another's update may be as old as `max_age_s`."""
+    def update(
+        self, max_age_s: float = 0.0, *, as_read: tuple[State, int] | None = None
+    ) -> FollowedRun:
+        """The followed run and its diagnosis; another's update may be as old as `max_age_s`.
+
+        `as_read` is what `refresh` has just told: the rows that somebody has read are judged.
+        """
         with self._lock:
             if self.last is None or time.monotonic() - self._updated_s >= max_age_s:
-                self.last = self._updated(self.last)
+                self.last = self._updated(self.last, as_read or self.refresh())
                 self._updated_s = time.monotonic()
             return self.last
 
     # --- within, under the lock ------------------------------------------------------------------
 
-    def _updated(self, last: FollowedRun | None) -> FollowedRun:
-        state, rows = self.refresh()
+    def _updated(self, last: FollowedRun | None, now: tuple[State, int]) -> FollowedRun:
+        state, rows = now
         silent_s = self.liveness.silent_s
         if last is None or rows != last.rows:
-            last = self._judge(state, rows, silent_s)
-        followed = replace(last, state=state, silent_s=silent_s)
+            judged = self._judge(state, rows, silent_s)
+            last = judged if last is None else replace(judged, earlier=_earlier(last, judged))
+        muted = self._run.files.muted()
+        followed = replace(last, state=state, silent_s=silent_s, muted=muted)
         if followed.is_over and self._engine is not None:
             self._engine = None
             if self._run.files.grows():  # to open a published one again would fetch it again
@@ -107,13 +127,22 @@ class Follower:
     def _judge(self, state: State, rows: int, silent_s: float) -> FollowedRun:
         self._engine = self._engine or Engine()
         run, case = self._run, self._engine.feed(self._run).case()
-        scale, judged = case.scale.level, conclude(case)
+        scale, judged = case.scale.established, conclude(case)
         ended = ended_ranks(run, self.liveness.began_ns)
         pa.default_memory_pool().release_unused()  # what growing left behind; in days it adds up
         several = ForSeveralRuns.of(case, judged)
         return FollowedRun(
             run.info, state, ended, rows, silent_s, judged, scale, run.notes, several
         )
+
+
+def _earlier(before: FollowedRun, now: FollowedRun) -> tuple[Finding, ...]:
+    """The headlines that others have replaced, each code once, the latest last."""
+    heads = [followed.diagnosis.headline for followed in (before, now)]
+    gone = {finding.code: finding for finding in (*before.earlier, heads[0]) if finding is not None}
+    if heads[1] is not None:
+        gone.pop(heads[1].code, None)
+    return tuple(finding for finding in gone.values() if finding.severity.weight)[-_MOST_EARLIER:]
 
 
 _FOLLOWERS: weakref.WeakValueDictionary[str, Follower] = weakref.WeakValueDictionary()

@@ -2,7 +2,7 @@
 
 A diagnosis is too slow for a list, so the entries of runs that are over are kept in the user's
 state folder until the run's files or the diagnosis code change. Later runs learn from them which
-learning rates held: a run counts once it was judged, by `ampwatch runs`, by a page, or by its own
+learning rates held: a run counts once it was judged, by `ampwatch list`, by a page, or by its own
 report; no other run is opened.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,6 +56,8 @@ class ListEntry:
     highest_rate: float | None  # of all learning rates
     model: str  # its class, else what the settings call it
     course: str  # of the scale: the lowest power of two of each part, so that no fall is lost
+    loss: float | None = None  # the last one; NaN if that is not finite
+    loss_course: str = ""  # the highest finite loss of each part
     damage: str = ""  # what is unreadable in the run's files
     # Facts for later runs, see `diagnosis.earlier_runs`.
     run_id: str = ""
@@ -70,7 +72,7 @@ def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
     """The list entry of a run with this diagnosis."""
     facts, head = diagnosis.run, diagnosis.headline
     notes = run.notes if run.info.source == OWN_SOURCE else ()
-    last_step, highest_rate, course = _curve_facts(run)
+    curves = _curve_facts(run)
     advice, signature = diagnosis.learning_rate, signature_of(run)
     is_grave = head is not None and head.severity is not Severity.INFO
     return ListEntry(
@@ -78,38 +80,61 @@ def entry_of(run: Run, diagnosis: Diagnosis) -> ListEntry:
         words=verdict_text(diagnosis),
         finding=f"{head.code} {head.name}" if head is not None and is_grave else "",
         steps=facts.steps,
-        last_step=last_step,
+        last_step=curves.last_step,
         skipped=facts.skipped,
         final_scale=facts.final_scale,
-        highest_rate=highest_rate,
+        highest_rate=curves.highest_rate,
         model=_model(run)[:_LONGEST_NAME],
-        course=course,
+        course=curves.scale_course,
+        loss=curves.loss,
+        loss_course=curves.loss_course,
         damage=next((note for note in notes if "damaged" in note or "missing" in note), ""),
         run_id=run.info.id,
         started_ns=run.info.started_ns,
         signature=signature.text if signature else "",
         outcome=outcome_of(diagnosis.verdict.value, advice.action.value).value,
-        rate=rate_told(advice.current, advice.group, highest_rate),
+        rate=rate_told(advice.current, advice.group, curves.highest_rate),
         steps_held=steps_held(diagnosis),
     )
 
 
-def _curve_facts(run: Run) -> tuple[int, float | None, str]:
-    """For a list entry: the last step, the highest learning rate and the scale's course."""
+class _CurveFacts(NamedTuple):
+    """What a list entry tells of a run's curves."""
+
+    last_step: int
+    highest_rate: float | None
+    scale_course: str
+    loss: float | None
+    loss_course: str
+
+
+def _curve_facts(run: Run) -> _CurveFacts:
     reading, rows_read = Reading(run), 0
-    last_step, highest = 0, -np.inf
-    parts: list[np.ndarray] = []
+    last_step, highest, loss = 0, -np.inf, None
+    scales: list[np.ndarray] = []
+    losses: list[np.ndarray] = []
     rank = min(run.ranks, default=None)
     for _ in reading.portions():
-        rows = reading.read(Table.STEPS, ("step", "lr", "scale"), rank, rows_read)
+        rows = reading.read(Table.STEPS, ("step", "lr", "scale", "loss"), rank, rows_read)
         rows_read += rows.num_rows
         step, rate, scale = (_finite(rows, name) for name in ("step", "lr", "scale"))
         last_step = max(last_step, int(step.max(initial=0)))
         highest = max(highest, float(rate.max(initial=-np.inf)))
-        parts.append(_lowest(scale, max(_POINTS, len(scale) // 1000)))
-    course = _lowest(np.concatenate(parts) if parts else np.empty(0), _POINTS)
-    powers = " ".join(f"{power:.3g}" for power in np.log2(course[course > 0]))
-    return last_step, float(highest) if np.isfinite(highest) else None, powers
+        scales.append(_of_parts(np.minimum, scale, max(_POINTS, len(scale) // 1000)))
+        logged = rows.column("loss").drop_null()
+        loss = float(logged[-1].as_py()) if len(logged) else loss
+        finite = _finite(rows, "loss")
+        losses.append(_of_parts(np.maximum, finite, max(_POINTS, len(finite) // 1000)))
+    course, loss_course = _joined(np.minimum, scales), _joined(np.maximum, losses)
+    if loss is not None and not np.isfinite(loss):
+        loss = float("nan")
+    return _CurveFacts(
+        last_step,
+        float(highest) if np.isfinite(highest) else None,
+        " ".join(f"{power:.3g}" for power in np.log2(course[course > 0])),
+        loss,
+        " ".join(f"{value:.3g}" for value in loss_course),
+    )
 
 
 def _finite(rows: Any, name: str) -> np.ndarray:
@@ -117,12 +142,17 @@ def _finite(rows: Any, name: str) -> np.ndarray:
     return values[np.isfinite(values)]
 
 
-def _lowest(values: np.ndarray, most: int) -> np.ndarray:
+def _joined(extreme: np.ufunc, parts: list[np.ndarray]) -> np.ndarray:
+    return _of_parts(extreme, np.concatenate(parts) if parts else np.empty(0), _POINTS)
+
+
+def _of_parts(extreme: np.ufunc, values: np.ndarray, most: int) -> np.ndarray:
+    """The lowest or highest value of each part, so that no fall and no spike is lost."""
     if not len(values):
         return values
     starts = np.linspace(0, len(values), min(most, len(values)), endpoint=False)
-    lowest: np.ndarray = np.minimum.reduceat(values, starts.astype(np.int64))
-    return lowest
+    found: np.ndarray = extreme.reduceat(values, starts.astype(np.int64))
+    return found
 
 
 def _model(run: Run) -> str:

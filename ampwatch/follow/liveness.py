@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampwatch import diagnosis
-from ampwatch.diagnosis import Diagnosis, Record, SeveralDiagnoses
+from ampwatch.diagnosis import Diagnosis, Record, SeveralDiagnoses, with_muted
 from ampwatch.diagnosis.case import NATIVE
 from ampwatch.errors import NotARunError
 from ampwatch.rows import TABLES
@@ -170,7 +170,9 @@ def diagnose_together(runs: Sequence[Record]) -> SeveralDiagnoses:
 
 def as_it_stands(run: Record, judged: Diagnosis) -> Diagnosis:
     """The diagnosis of a run by its present state; rows in memory have no state."""
-    return with_state(at_a_glance(run), judged) if isinstance(run, Run) else judged
+    if not isinstance(run, Run):
+        return judged
+    return with_muted(with_state(at_a_glance(run), judged), dict(run.files.muted()))
 
 
 def with_state(state: State, judged: Diagnosis) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""All ranks decide alike, without a wait that could last: whoever comes first decides for all.
+"""All ranks decide alike, without a wait that could last: the rank that comes first decides.
 
 The ranks meet in the store of the training's process group. A decision is a key that is written
 once: the store itself sees to it that all who ask read the same. Before anything is decided each

@@ -122,7 +122,10 @@ class RateActions:
         self._asked_at = step
         if actor.settings.dry_run:
             actor.cap.count(step)
-            told = "The diagnosis would be asked, and the rate lowered if it is to blame (dry run)."
+            told = (
+                "The diagnosis would be asked, and the learning rate lowered if it is to blame "
+                "(dry run)."
+            )
             actor.say(LOWER, step, told, {})
             return
         self._asked += 1

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ampwatch.errors import warn
+from ampwatch.exit_codes import ExitCode
 from ampwatch.guarding.guard_advice import write_plan
 from ampwatch.guarding.guard_settings import (
     AMONG,
@@ -45,7 +46,6 @@ from ampwatch.probe.watch import NoWatch, Watch
 from ampwatch.rows import EventKind
 
 AGAIN_STEPS = 100  # a second outlier within so many is no accident of the data
-PERSON = 11  # `ampwatch plan`'s exit code for: a person must look
 
 WAIT = (
     "Before each step the guard waits for one copy from the device; a fused optimizer without a "
@@ -373,7 +373,7 @@ class StepGuard:
             self._is_ended = True
             return
         self._left[id(optimizer)] = optimizer, leave_out(optimizer)
-        self.exit_code = PERSON
+        self.exit_code = ExitCode.PERSON
         watch = self._watch()
         if watch is not None and not self.ranks.rank:
             watch.after_close(self._write_plan)
@@ -382,7 +382,7 @@ class StepGuard:
         """The log is complete: what is to be done next."""
         if self.folder is not None:
             self.plan_path, code = write_plan(self.folder)
-            self.exit_code = code or PERSON
+            self.exit_code = code or ExitCode.PERSON
 
     def _end(self) -> None:
         self._is_ended = True

@@ -28,15 +28,8 @@ from ampwatch.importers.text_import import (
 )
 
 __all__ = [
-    "FORMATS",
-    "ImportOptions",
-    "LogFile",
-    "TextImport",
-    "TextLogFollower",
-    "import_log",
-    "known_sources",
-    "nothing_known",
-    "rank_logs",
+    "FORMATS", "ImportOptions", "LogFile", "TextImport", "TextLogFollower", "import_log",
+    "known_sources", "nothing_known", "rank_logs",
 ]  # fmt: skip
 
 

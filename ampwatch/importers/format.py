@@ -1,12 +1,13 @@
-"""What a text format is, and the patterns for numbers and fields that the formats share."""
+"""What a text format is, and the pattern of a number."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ampwatch.importers.statements import Statement
+from ampwatch.importers.named_numbers import figures_in
+from ampwatch.importers.statements import Statement, Stats
 
 # A number as any framework prints it. No two parts of the pattern match the same text, so it cannot
 # backtrack for long.
@@ -19,11 +20,6 @@ TORCH_SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 
 def any_scale(_: float) -> bool:
     """Accept every printed scale: the default of formats that print scales exactly."""
     return True
-
-
-def as_printed(scale: float) -> float:
-    """Take a scale as printed: the default of formats that do not round it."""
-    return scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +35,27 @@ class Format:
     read: Callable[[str], Iterable[Statement]]
     scaler: Mapping[str, float] = field(default_factory=dict)  # the framework's defaults
     marks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    is_scale: Callable[[float], bool] = (
-        any_scale  # False for a scale that was rounded to 0, or is an average
-    )
-    meant: Callable[[float], float] = as_printed  # the true scale behind a rounded one
+    # False for a scale that was rounded to 0, or is an average
+    is_scale: Callable[[float], bool] = any_scale
+    meant: Callable[[float], float] = float  # the true scale behind a rounded one
     instead_of: tuple[str, ...] = ()  # formats whose lines this framework prints as well
     is_shared: bool = False  # lines that any framework may print: they do not identify the source
     is_last_resort: bool = False  # used only while no other format has found a loss
     notes: tuple[str, ...] = ()  # how its figures are to be read
     counts_epochs: bool = False  # a bar on its lines counts batches, and is not its step
+    # The same for one log, if its other lines say how its statistics are read.
+    learn: Callable[[Sequence[str]], Callable[[str], Iterable[Statement]]] | None = None
+    has_figures: bool = True  # its statistics may hold numbers beside those that `read` knows
     leads: bool = False  # identifies the source even if a library below it prints the skips
+
+    def statements(self, line: str) -> Iterator[Statement]:
+        """Yield what a line states: its statistics with all that it names beside our columns."""
+        has_more = self.has_figures and not self.is_last_resort
+        for told in self.read(line):
+            if isinstance(told, Stats) and has_more:
+                yield dataclasses.replace(told, values={**figures_in(line), **told.values})
+            else:
+                yield told
 
 
 def number(text: str) -> float:
@@ -57,24 +64,3 @@ def number(text: str) -> float:
         return float(text.strip("'\" ").replace(",", ""))
     except ValueError:
         return float("nan")
-
-
-def pattern(text: str) -> re.Pattern[str]:
-    """A format's pattern: `{}` matches a number (a group), a blank matches one or more blanks."""
-    pieces = [re.escape(piece).replace(r"\ ", " +") for piece in text.split("{}")]
-    return re.compile(f"({NUMBER})".join(pieces))
-
-
-def fields(line: str, keys: Mapping[str, re.Pattern[str]]) -> dict[str, float]:
-    """The numbers that a format's patterns find in a line, by our column."""
-    found = {}
-    for column, wanted in keys.items():
-        match = wanted.search(line)
-        if match:
-            found[column] = number(match[1])
-    return found
-
-
-def keyed(text: str) -> re.Pattern[str]:
-    """A format's pattern of a number after its key: `key: 1`, `key=1` or `'key': '1'`."""
-    return re.compile(rf"(?<![\w.-]){text}['\"]?\s*[:=]?\s*['\"\[]?({NUMBER})")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 
 from ampwatch.importers import line_templates
-from ampwatch.importers.format import NUMBER, Format, fields
+from ampwatch.importers.format import NUMBER, Format
 from ampwatch.importers.line_splitter import Lines
 from ampwatch.importers.line_templates import LineTemplate
+from ampwatch.importers.named_numbers import named_losses, numbers_in, values_of
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.statements import (
     Amend,
     LayerStats,
+    More,
     Place,
     Progress,
     Scale,
@@ -38,8 +41,9 @@ _INNOCENT = re.compile(
     r"minimum loss|namespace"
 )
 _BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)([^\]]{0,400}\])?")
-_SHOWN = {name: re.compile(rf"[, ]{name}=({NUMBER})[,\]]") for name in ("loss", "lr")}
 _PADDING = re.compile(r" {8,}")  # where a copy from a terminal was joined in mid-word
+# A sentence that quotes a message is not the message.
+_QUOTING = re.compile(rb"\W*(?:[A-Za-z][\w']*,? +){3,20}\"[^\"]+\"[\s.!?]*")
 _WRAP_LINES = 6
 _WORD, _MOST_WORDS = re.compile(r"(?!(?i:nan|inf)\b)[^\W\d_]{2,}"), 3
 _FIELD = re.compile(rf"\w['\"]? ?[:=\uff1a] ?\[?{NUMBER}")
@@ -48,7 +52,7 @@ _LEAST_PLACES = 2  # places that make a series
 _MOST_TEMPLATES = 8
 _NUMBER_ABOVE_ZERO = re.compile(rb"\d*[1-9]\d*")  # a rounded zero may say nothing
 _MOST_REMEMBERED = 4096
-_MOST_TRIALS = 64  # in a row without success: the log has no repeated lines
+_MOST_TRIALS = 2048  # readings in a row without success: the log has no repeated lines
 
 
 @dataclass(slots=True)
@@ -77,12 +81,11 @@ class LineReader:
     tallies: dict[str, Tally] = field(default_factory=dict)
     unknown: Unknown = field(default_factory=Unknown)
     _templates: list[tuple[LineTemplate, Format]] = field(default_factory=list)
-    _held: list[Statement] = field(
-        default_factory=list
-    )  # from no known format, and not yet a series
+    # From no known format, and not yet a series; places by the first words of their lines.
+    _held: list[Statement] = field(default_factory=list)
     _places: dict[tuple[str, ...], list[tuple[int | None, int | None]]] = field(
         default_factory=dict
-    )  # by the first words of their lines
+    )
     _is_series: bool = False
     _has_record: bool = False  # among those
     _has_told_loss: bool = False  # in a line of a known framework
@@ -97,8 +100,8 @@ class LineReader:
     _trials: int = 0
 
     def __post_init__(self) -> None:
-        known = {a for form in self.formats if not form.is_last_resort for a in form.anchors}
-        self._known_anchor = re.compile("|".join(map(re.escape, (*known, *SUSPECTS))))
+        anchors = {a for form in self.formats if not form.is_last_resort for a in form.anchors}
+        self._known_anchor = re.compile("|".join(map(re.escape, (*anchors, *SUSPECTS))))
 
     def feed(self, lines: Lines) -> None:
         """Read those of a log's lines that contain an anchor of any format."""
@@ -123,12 +126,14 @@ class LineReader:
     def _read_unlike(self, lines: Lines, at: int, line: bytes) -> None:
         """Read a line that does not fit the template in use."""
         shape = _NUMBER_ABOVE_ZERO.sub(b"1", line)
-        if shape in self._silent:  # talk that goes on, a million lines of it in some logs
+        # Talk that goes on, a million lines of it in some logs.
+        if shape in self._silent or _QUOTING.fullmatch(line):
             self.builder.passed(1)
         elif shape in self._place_shapes and self._knows_training:
             self._drop_replaceable()
             self._replaceable = at, shape
         elif template := next((known for known, _ in self._templates if known.takes(line)), None):
+            self._trials = 0
             self._drop_replaceable()
             self._use_template(template)
         else:
@@ -162,18 +167,15 @@ class LineReader:
 
     def source(self) -> Format | None:
         """The format that printed the scale or the skips; if none did, the one that read most."""
-        told = [f for f in self.formats if f.source in self.tallies and not f.is_shared]
-        leading = [f for f in told if f.leads and self.tallies[f.source].printed_scales]
-        if not told:
+        forms = [f for f in self.formats if f.source in self.tallies and not f.is_shared]
+        leading = [f for f in forms if f.leads and self.tallies[f.source].printed_scales]
+        if not forms:
             return None
-        kept = {source for form in told for source in form.instead_of}
-        pool = leading or [form for form in told if form.source not in kept]
+        replaced = {source for form in forms for source in form.instead_of}
+        pool = leading or [form for form in forms if form.source not in replaced]
 
-        def rank(form: Format) -> tuple[int, int]:
-            tally = self.tallies[form.source]
-            return tally.scales, tally.lines
-
-        return max(pool, key=rank)
+        tallies = self.tallies
+        return max(pool, key=lambda form: (tallies[form.source].scales, tallies[form.source].lines))
 
     # --- the quick way ---------------------------------------------------------------------------
 
@@ -225,7 +227,8 @@ class LineReader:
         is_new = form.source not in self.tallies
         self._count(form, said)
         if is_new:
-            self._pass_defaults()
+            defaults = self.source()
+            self.builder.state.defaults = defaults.scaler if defaults else {}
         at_ns = time_ns(text)
         self.builder.tell_time(at_ns)
         said = [_timed(statement, at_ns) for statement in said]
@@ -235,21 +238,30 @@ class LineReader:
             self._learn_template(line, form)
 
     def _learn_template(self, line: bytes, form: Format) -> None:
-        if len(self._templates) < _MOST_TEMPLATES and self._trials < _MOST_TRIALS:
-            template = line_templates.learn(line, form.read)
+        if self._trials >= _MOST_TRIALS:
+            return
+        used = [known for known in self._templates if known[0].has_taken]
+        if len(used) == _MOST_TEMPLATES:
+            return
+
+        def read(text: str) -> Iterable[Statement]:
             self._trials += 1
-            if template is not None:
-                self._trials = 0
-                self._templates.append((template, form))
+            return form.statements(text)
+
+        template = line_templates.learn(line, read)
+        # Those that no line has fitted make room, or are tried no more.
+        if len(self._templates) == _MOST_TEMPLATES or self._trials >= _MOST_TRIALS:
+            self._templates = used
+        if template is not None and self._trials < _MOST_TRIALS:
+            self._templates.append((template, form))
 
     def _remember(self, shape: bytes, form: Format | None) -> None:
         """Remember of lines like this that they say nothing, or name a place and nothing else."""
-        if len(self._silent) + len(self._place_shapes) >= _MOST_REMEMBERED:
-            return
-        if form is None:
-            self._silent.add(shape)
-        else:
-            self._place_shapes[shape] = form
+        if len(self._silent) + len(self._place_shapes) < _MOST_REMEMBERED:
+            if form is None:
+                self._silent.add(shape)
+            else:
+                self._place_shapes[shape] = form
 
     def _released(self, form: Format, said: list[Statement], text: str) -> list[Statement]:
         """The statements of a line, unless they wait for what says that it is a training's."""
@@ -258,7 +270,19 @@ class LineReader:
         if self._held and any(isinstance(statement, Place) for statement in said):
             self._held += said
             return []
+        if self._held and any(isinstance(statement, Stats | Skip) for statement in said):
+            return [*self._held_before_a_framework(), *said]
         return said
+
+    def _held_before_a_framework(self) -> list[Statement]:
+        """What was held until a framework's line says that a training goes on.
+
+        A program's record of a step is the first of many. Values without a place, such as those of
+        an evaluation before the first step, belong to no step.
+        """
+        held = [statement for statement in self._held if _has_place(statement)]
+        self._held = [] if self._has_record else held
+        return held if self._has_record else []
 
     def _series_of(self, said: list[Statement], text: str) -> list[Statement]:
         """The statements of a loop's lines, from two places on that are worded alike.
@@ -275,7 +299,7 @@ class LineReader:
         words = _WORD.findall(text)
         worded = tuple(words[:_MOST_WORDS])
         for told in said:
-            if isinstance(told, Stats | Place):
+            if _begins_place(told):
                 is_bare = isinstance(told, Place) and len(words) <= _MOST_WORDS
                 alike = () if is_bare else worded
                 self._places.setdefault(alike, []).append((told.epoch, told.step))
@@ -338,7 +362,7 @@ class LineReader:
             if form.is_last_resort and (self._has_told_loss or not is_whole):
                 continue
             if any(anchor in text for anchor in form.anchors):
-                said = list(form.read(text))
+                said = list(form.statements(text))
                 if said:
                     known = form, said
                 if said and not all(isinstance(statement, Progress) for statement in said):
@@ -351,35 +375,29 @@ class LineReader:
         bars = list(_BAR.finditer(text)) if "it/s" in text or "s/it" in text else []
         if not bars:
             return None
-        shown = fields(bars[-1][3] or "", _SHOWN)
-        return Progress(int(bars[-1][1]), int(bars[-1][2]), shown)
+        numbers = numbers_in(bars[-1][3] or "")
+        losses = zip(("loss",), named_losses(numbers).values(), strict=False)
+        return Progress(int(bars[-1][1]), int(bars[-1][2]), {**dict(losses), **values_of(numbers)})
 
     # --- counting --------------------------------------------------------------------------------
 
     def _tally(self, form: Format) -> Tally:
         return self.tallies.setdefault(form.source, Tally())
 
-    def _pass_defaults(self) -> None:
-        """Pass the scaler defaults of the log's format to the run builder."""
-        form = self.source()
-        self.builder.state.defaults = form.scaler if form else {}
-
     def _count(self, form: Format, said: Sequence[Statement]) -> None:
         tally = self._tally(form)
         tally.lines += 1
-        for statement in said:
-            if isinstance(statement, Stats):
-                self._has_told_loss |= "loss" in statement.values and not form.is_last_resort
-                printed = "scale_after" in statement.values or "scale" in statement.values
+        for told in said:
+            if isinstance(told, Stats):
+                self._has_told_loss |= "loss" in told.values and not form.is_last_resort
+                printed = "scale_after" in told.values or "scale" in told.values
                 tally.printed_scales += printed
-                tally.scales += printed or bool(statement.window_skips or statement.total_skips)
-            elif isinstance(statement, Scale):
+                tally.scales += printed or bool(told.window_skips or told.total_skips)
+            elif isinstance(told, Scale):
                 tally.scales += 1
-            elif isinstance(statement, Skip | Amend):
+            elif isinstance(told, Skip | Amend):
                 # A statement without a value may come from another format with the same beginning.
-                tally.scales += 1 + (
-                    statement.scale is not None or statement.scale_after is not None
-                )
+                tally.scales += 1 + (told.scale is not None or told.scale_after is not None)
 
     def _note_unknown(self, text: str) -> None:
         if _ABOUT_SCALE.search(text[:400]) and not _INNOCENT.search(text[:400]):
@@ -393,21 +411,31 @@ def _timed(statement: Statement, at_ns: int | None) -> Statement:
         return statement
     if isinstance(statement, Skip | LayerStats):
         return dataclasses.replace(statement, time_ns=at_ns)
-    return _replaced(statement, {**statement.values, line_templates.TIME: at_ns})
+    values = {**statement.values, line_templates.TIME: at_ns}
+    return dataclasses.replace(statement, values=values)
+
+
+def _begins_place(told: Statement) -> TypeGuard[Stats | Place | More]:
+    """Whether a line tells a place, or the losses of one, whose total may be on a line below."""
+    is_part = isinstance(told, More) and any("loss" in name for name in told.values)
+    return isinstance(told, Stats | Place) or (is_part and _has_place(told))
+
+
+def _has_place(statement: Statement) -> bool:
+    """Whether it says of which step or epoch it is."""
+    place = getattr(statement, "step", None), getattr(statement, "epoch", None)
+    return place != (None, None)
 
 
 def _with_true_scale(statement: Statement, form: Format | None) -> Statement:
     """A line's statistics with the true scale; a scale printed with too few digits is left out."""
     if form is None or not isinstance(statement, Stats) or "scale_after" not in statement.values:
         return statement
-    printed = statement.values["scale_after"]
+    printed, values = statement.values["scale_after"], dict(statement.values)
     if form.is_scale(printed):
-        return _replaced(statement, {**statement.values, "scale_after": form.meant(printed)})
-    kept = {name: value for name, value in statement.values.items() if name != "scale_after"}
-    return _replaced(statement, kept)
-
-
-def _replaced(statement: Stats, values: Mapping[str, float]) -> Stats:
+        values["scale_after"] = form.meant(printed)
+    else:
+        del values["scale_after"]
     return dataclasses.replace(statement, values=values)
 
 
@@ -423,13 +451,8 @@ def _is_rounder(longer: Sequence[Statement], shorter: Sequence[Statement]) -> bo
 
 
 def _scales(said: Sequence[Statement]) -> list[float]:
-    return list(_scale_values(said))
-
-
-def _scale_values(said: Sequence[Statement]) -> Iterator[float]:
-    for statement in said:
-        if isinstance(statement, Skip | Amend):
-            yield from (s for s in (statement.scale, statement.scale_after) if s is not None)
+    told = (one for one in said if isinstance(one, Skip | Amend))
+    return [scale for one in told for scale in (one.scale, one.scale_after) if scale is not None]
 
 
 def _is_power(value: float) -> bool:
@@ -452,18 +475,11 @@ def box_around(lines: Lines, at: int, after: int) -> tuple[str, int] | None:
     if _BOX_ROW.fullmatch(lines.line(at)) is None:
         return None
     first = last = at
-    while (
-        first > after + 1
-        and at - first < _MOST_BOX_ROWS
-        and _BOX_ROW.fullmatch(lines.line(first - 1))
-    ):
+    while first > max(after + 1, at - _MOST_BOX_ROWS) and _BOX_ROW.fullmatch(lines.line(first - 1)):
         first -= 1
     while last - at < _MOST_BOX_ROWS and _BOX_ROW.fullmatch(lines.line(last + 1)):
         last += 1
-    is_whole = _BOX_RULE.fullmatch(lines.line(first - 1)) and _BOX_RULE.fullmatch(
-        lines.line(last + 1)
-    )
-    if not is_whole:
+    if not all(_BOX_RULE.fullmatch(lines.line(rule)) for rule in (first - 1, last + 1)):
         return None
     rows = [lines.line(row).strip() for row in range(first, last + 1)]
     return b" ".join(rows).decode("utf-8", "replace"), last

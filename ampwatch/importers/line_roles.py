@@ -8,7 +8,7 @@ a step belong to the last line that only counts; where no line counts, each is a
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -30,6 +30,7 @@ class Duty(enum.Enum):
     PLACE = "a step or an epoch, whose values are on other lines"
     MORE = "values of the place before"
     UNNUMBERED = "values of a step that nothing numbers"
+    EPOCH = "values of an epoch, beside a counter that stands still"
     NONE = "what other lines say already, under a counter that stands still"
 
 
@@ -54,6 +55,7 @@ class Words:
     """What the words of a line say of it by themselves."""
 
     counts: bool  # names a step or an epoch
+    names_epoch: bool
     place: Hashable  # ... or what stands in a bar, in brackets, at its beginning; None without one
     step_at: int | None
     has_loss: bool
@@ -97,29 +99,35 @@ def learn_roles(
     numbers = {kind: [line.numbers for line in members] for kind, members in kinds.items()}
     steps = {kind: _learned_step(numbers[kind], said[kind], is_no_counter) for kind in kinds}
     places = _places(numbers, said)
+    rounds = _rounds(numbers, said, places)
+    places -= rounds
     placed = {
         kind for kind, members in kinds.items()
         if said[kind].place is not None and (places or _changes(map(words_of, members)))
         and (steps[kind] or not _stands(numbers[kind], said[kind]))
     }  # fmt: skip
-    is_numbered = any(
-        words.has_loss and (kind in placed or steps[kind]) for kind, words in said.items()
-    )
+    is_numbered = any(words.has_loss and (k in placed or steps[k]) for k, words in said.items())
     counts = bool(places) or any(
-        words.counts and not words.has_loss and _moves(numbers[kind])
-        for kind, words in said.items()
+        words.counts and not words.has_loss and _moves(numbers[k]) for k, words in said.items()
+    )
+    # How often a training's step is told: metrics that come as often belong to it.
+    steps_told = max(
+        (len(kinds[k]) for k, words in said.items() if words.has_loss or k in places), default=0
     )
     roles: dict[Kind, Role] = {}
     for kind, words in said.items():
-        duty = Duty.PLACE if kind in places else None
+        duty = Duty.PLACE if kind in places else Duty.NONE if kind in rounds else None
         if duty is None and steps[kind] and (words.has_values or words.has_metrics):
             duty = Duty.STEP
         elif duty is None and is_numbered and _stands(numbers[kind], words):
-            duty = Duty.NONE
+            moves = words.names_epoch and _moves(numbers[kind])
+            duty = Duty.EPOCH if moves else Duty.NONE
         elif duty is None and words.has_values and kind not in placed and _tells(numbers[kind]):
-            duty = _duty_without_place(
-                words, len(kinds[kind]), has_places=counts, is_numbered=is_numbered
-            )
+            how = {"has_places": counts, "is_numbered": is_numbered}
+            duty = _duty_without_place(words, len(kinds[kind]), **how)
+        elif duty is None and words.has_metrics and kind not in placed | places:
+            comes_along = 2 * len(kinds[kind]) >= steps_told > 0 and _moves(numbers[kind])
+            duty = Duty.MORE if comes_along else None
         if duty is not None:
             roles[kind] = Role(duty, steps[kind])
     return roles
@@ -133,6 +141,25 @@ def _places(
     moving = {kind for kind in bare if _moves(numbers[kind])}
     names = {kind[-1][0][-1:] for kind in moving}
     return moving | {kind for kind in bare if kind[-1][0][-1:] in names}
+
+
+def _rounds(
+    numbers: Mapping[Kind, Sequence[Sequence[NamedNumber]]],
+    said: Mapping[Kind, Words],
+    places: Collection[Kind],
+) -> set[Kind]:
+    """The places that go round within a step which another place counts: passes over its data."""
+    losses = sum(len(lines) for kind, lines in numbers.items() if said[kind].has_loss)
+    if not any(abs(len(numbers[kind]) - losses) <= 1 for kind in places):
+        return set()
+    return {kind for kind in places if _goes_round(numbers[kind], losses)}
+
+
+def _goes_round(lines: Sequence[Sequence[NamedNumber]], losses: int) -> bool:
+    """Whether a count begins anew again and again, and more often than losses are told."""
+    values = _values(lines, Counter(0))
+    falls = 0 if values is None else int((np.diff(values) < 0).sum())
+    return len(lines) >= 2 * losses and falls >= _LEAST_LINES - 1
 
 
 def _stands(lines: Sequence[Sequence[NamedNumber]], words: Words) -> bool:
@@ -175,10 +202,13 @@ def _learned_step(
     is_no_counter: Callable[[NamedNumber], bool],
 ) -> Counter | None:
     """The number that climbs, where the one that words name does not, or they name none."""
-    if len(lines) < _LEAST_LINES:
+    lines = [line for at, line in enumerate(lines) if not at or line != lines[at - 1]]
+    if len(lines) < _LEAST_LINES:  # each may have been printed by two handlers
         return None
     if words.step_at is not None:
         named = _values(lines, Counter(words.step_at))
+        if _leads(lines, named):
+            return Counter(0)
         if named is None or _is_sure(named):
             return None
         end = Counter(words.step_at, of=True)
@@ -189,9 +219,17 @@ def _learned_step(
         for at, number in enumerate(lines[0])
         if not is_no_counter(number) and _climbs(_values(lines, Counter(at)))
     ]
-    return min(
-        climbing, key=lambda counter: (lines[0][counter.at].of is None, counter.at), default=None
-    )
+    order = {(lines[0][counter.at].of is None, counter.at): counter for counter in climbing}
+    return order[min(order)] if order else None
+
+
+def _leads(lines: Sequence[Sequence[NamedNumber]], named: np.ndarray | None) -> bool:
+    """Whether a line begins with a nameless count out of a total, finer than the named one."""
+    first = lines[0][0]
+    leading = None if first.words or first.of is None else _values(lines, Counter(0))
+    if leading is None or named is None:
+        return False
+    return bool((np.diff(leading) > np.maximum(np.diff(named), 0)).all())
 
 
 def _is_sure(named: np.ndarray) -> bool:

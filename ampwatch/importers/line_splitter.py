@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MAX_LINE_BYTES = 64 << 10
-_SHAPE, _NO_DIGITS = 120, str.maketrans("", "", "0123456789")
 _CURSOR = re.compile(rb"\x1b\[\d*[ABEF]")  # what follows is drawn on another line
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -36,15 +35,13 @@ class Lines:
         """One of the lines without its end; empty if there is no such line."""
         if not 0 <= at < len(self):
             return b""
-        return self.data[self.begins[at] : min(self.begins[at + 1] - 1, self._limit(at))]
+        begin, end = int(self.begins[at]), int(self.begins[at + 1]) - 1
+        return self.data[begin : min(end, begin + MAX_LINE_BYTES)]
 
     def count_filled(self, begin: int, end: int) -> int:
         """How many of these lines are not empty; at most eight are looked at."""
         some = range(begin, min(end, begin + 8))
         return sum(1 for at in some if self.line(at).strip())
-
-    def _limit(self, at: int) -> int:
-        return int(self.begins[at]) + MAX_LINE_BYTES
 
 
 class LineSplitter:
@@ -87,8 +84,10 @@ class LineSplitter:
             return Lines(data, begins, [])
         buffers = [None, pa.py_buffer(begins), pa.py_buffer(data)]
         lines = pa.Array.from_buffers(pa.binary(), len(ends), buffers)
-        hits = pc.match_substring_regex(lines, self._pattern)
-        return Lines(data, begins, _true_at(hits))
+        mask = pc.match_substring_regex(lines, self._pattern)
+        bits = np.unpackbits(np.frombuffer(mask.buffers()[1], np.uint8), bitorder="little")
+        at = np.flatnonzero(bits[mask.offset : mask.offset + len(mask)])
+        return Lines(data, begins, at.tolist())
 
 
 def _plain(data: bytes) -> bytes:
@@ -104,14 +103,3 @@ def plain_lines(data: bytes) -> list[str]:
     """All lines of some bytes, as text; of a line that is too long, its beginning."""
     lines = _plain(data).split(b"\n")
     return [line[:MAX_LINE_BYTES].decode("utf-8", "replace") for line in lines]
-
-
-def shape_of(line: str) -> str:
-    """The beginning of a line without its digits: what lines of one kind have in common."""
-    return line[:_SHAPE].translate(_NO_DIGITS)
-
-
-def _true_at(flags: pa.BooleanArray) -> list[int]:
-    bits = np.unpackbits(np.frombuffer(flags.buffers()[1], np.uint8), bitorder="little")
-    at: list[int] = np.flatnonzero(bits[flags.offset : flags.offset + len(flags)]).tolist()
-    return at

@@ -2,8 +2,9 @@
 
 A log prints the same line again and again with other numbers. After a format has read one such
 line, its *template* is found by trial: each number is replaced in turn and the line read again;
-what changes shows which field the number is. From then on one pattern extracts the numbers from all
-such lines; any other line is read by its format.
+what changes shows which field the number is. A number without which the line says something else
+belongs to its words, such as the 64 of `np.float64(0.38)`. From then on one pattern extracts the
+numbers from all such lines; any other line is read by its format.
 """
 
 from __future__ import annotations
@@ -22,10 +23,17 @@ from ampwatch.importers.tables.cells import Cells
 
 _TOKEN = re.compile(NUMBER)
 _MOST_TOKENS = 64
-_CAPTURED, _COUNT, _PASSED = f"({NUMBER})", r"(\d{1,12})", r"[-+]?[\w.]+(?:[-+]\d+)?"
+_SHAPE, _NO_DIGITS = 120, str.maketrans("", "", "0123456789")
+_CAPTURED, _COUNT, _PASSED = f"({NUMBER})", r"(\d{1,12})(?:\.0*)?", r"[-+]?[\w.]+(?:[-+]\d+)?"
+_FRACTION = rf"((?=[-+]?\d*\.){NUMBER})"
 SKIPS_IN_WINDOW, SKIPS_IN_ALL, STEP = "(window_skips)", "(total_skips)", "(step)"
 _COUNTS = (STEP, SKIPS_IN_WINDOW, SKIPS_IN_ALL)
 TIME = "time_ns"
+
+
+def shape_of(line: str) -> str:
+    """The beginning of a line without its digits: what lines of one kind have in common."""
+    return line[:_SHAPE].translate(_NO_DIGITS)
 
 
 @dataclass(slots=True)
@@ -35,6 +43,7 @@ class LineTemplate:
     pattern: re.Pattern[bytes]
     names: tuple[str, ...]
     is_redrawn: bool
+    has_taken: bool = False
     taken: list[tuple[bytes, ...]] = field(default_factory=list)
 
     def takes(self, line: bytes) -> bool:
@@ -43,6 +52,7 @@ class LineTemplate:
         if match is None:
             return False
         self.taken.append(match.groups())
+        self.has_taken = True
         return True
 
     def rows(self) -> TableRows:
@@ -69,7 +79,7 @@ def _column(name: str, texts: Sequence[bytes]) -> np.ndarray | None:
     if name == TIME:
         return timestamps.times_ns(texts)
     if name in _COUNTS:
-        return np.array([int(text) for text in texts], np.int64)
+        return np.array([int(text.partition(b".")[0]) for text in texts], np.int64)
     return np.array([float(text) for text in texts])
 
 
@@ -81,22 +91,20 @@ def learn(line: bytes, read: Callable[[str], Iterable[Statement]]) -> LineTempla
     tokens = list(_TOKEN.finditer(text))
     if STEP not in facts or len(tokens) > _MOST_TOKENS:
         return None
-    names: dict[int, str] = {}
-    for at, token in enumerate(tokens):
-        name = _field_of(token, text, facts, read)
-        if name is None:
-            return None
-        if name:
-            names[at] = name
+    found = {at: _part_of(token, text, facts, read) for at, token in enumerate(tokens)}
+    parts = {at: part for at, part in found.items() if part is not None}
+    names = {at: part.name for at, part in parts.items() if part.name}
     if sorted(names.values()) != sorted(facts):
         return None
     stamp = timestamps.find(text)
     within = [] if stamp is None else _within(stamp, tokens)
     if within:
         names[within[0]] = TIME
-    pattern = _pattern(text, tokens, names, stamp.span() if within and stamp else (0, 0))
+        parts[within[0]] = _Part(TIME, f"({timestamps.PATTERN})")
+    pattern = _pattern(text, tokens, parts, stamp.span() if within and stamp else (0, 0))
     is_redrawn = any(isinstance(said, Stats) and said.is_redrawn for said in read(text))
-    return LineTemplate(pattern, tuple(names[at] for at in sorted(names)), is_redrawn)
+    template = LineTemplate(pattern, tuple(names[at] for at in sorted(names)), is_redrawn)
+    return template if pattern.fullmatch(line) else None
 
 
 def _within(stamp: re.Match[str], tokens: Sequence[re.Match[str]]) -> list[int]:
@@ -112,60 +120,68 @@ def _within(stamp: re.Match[str], tokens: Sequence[re.Match[str]]) -> list[int]:
 
 def _facts(read: Callable[[str], Iterable[Statement]], text: str) -> dict[str, float]:
     """What a format reads in a plain line of statistics, by field; empty for any other line."""
-    said = list(read(text))
-    if len(said) != 1 or not isinstance(said[0], Stats):
+    facts = list(read(text))
+    if len(facts) != 1 or not isinstance(facts[0], Stats):
         return {}
-    stats = said[0]
+    stats = facts[0]
     special = {stats.epoch, stats.per_epoch, stats.is_skipped} != {None}
     has_both = stats.window_skips is not None and stats.total_skips is not None
     if special or has_both or stats.step is None or stats.lost_loss or stats.is_summary:
         return {}
-    facts = dict(stats.values)
-    facts[STEP] = stats.step
-    if stats.window_skips is not None:
-        facts[SKIPS_IN_WINDOW] = stats.window_skips
-    if stats.total_skips is not None:
-        facts[SKIPS_IN_ALL] = stats.total_skips
-    return facts
+    counts = {
+        STEP: stats.step,
+        SKIPS_IN_WINDOW: stats.window_skips,
+        SKIPS_IN_ALL: stats.total_skips,
+    }
+    return {**stats.values, **{name: count for name, count in counts.items() if count is not None}}
 
 
-# Two trials for each number: its field must become exactly what was inserted.
-_TRIALS = ("4", "8")
+# Two trials for each number: its field must become exactly what was inserted. Some numbers are read
+# only if they have a point.
+_TRIALS = (("4", "8"), ("4.0", "8.5"))
 
 
-def _field_of(
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a number of a line is: its field, "" if it is none, and what else may stand there."""
+
+    name: str
+    pattern: str
+
+
+def _part_of(
     token: re.Match[str], text: str, facts: Mapping[str, float],
     read: Callable[[str], Iterable[Statement]],
-) -> str | None:  # fmt: skip
-    """The field that a number in a line is; "" if it is none, None if no template can hold it."""
-    changed: set[str] = set()
-    for trial in _TRIALS:
-        other = _facts(read, text[: token.start()] + trial + text[token.end() :])
-        if other.keys() != facts.keys():
+) -> _Part | None:  # fmt: skip
+    """What a number in a line is; None if the line says something else with another one."""
+    for trials in _TRIALS if "." in token[0] else _TRIALS[:1]:
+        said = [
+            _facts(read, text[: token.start()] + trial + text[token.end() :]) for trial in trials
+        ]
+        if any(other.keys() != facts.keys() for other in said):
+            continue
+        changed = {name for other in said for name in facts if other[name] != facts[name]}
+        if not changed:
+            return _Part("", _PASSED) if trials is _TRIALS[0] else None
+        name = next(iter(changed))
+        if len(changed) > 1 or [other[name] for other in said] != list(map(float, trials)):
             return None
-        differing = {name for name in facts if other[name] != facts[name]}
-        if any(other[name] != float(trial) for name in differing):
-            return None
-        changed |= differing
-    if len(changed) > 1:
-        return None
-    return changed.pop() if changed else ""
+        pattern = _COUNT if name in _COUNTS else _CAPTURED
+        return _Part(name, pattern if trials is _TRIALS[0] else _FRACTION)
+    return None
 
 
 def _pattern(
-    text: str, tokens: list[re.Match[str]], names: Mapping[int, str], stamp: tuple[int, int]
+    text: str, tokens: list[re.Match[str]], parts: Mapping[int, _Part], stamp: tuple[int, int]
 ) -> re.Pattern[bytes]:
     pieces, end = [], 0
     for at, token in enumerate(tokens):
-        if stamp[0] <= token.start() < stamp[1]:
-            if names.get(at) == TIME:
-                pieces += [_literal(text[end : stamp[0]]), f"({timestamps.PATTERN})"]
-                end = stamp[1]
+        is_stamp = stamp[0] <= token.start() < stamp[1]
+        if at not in parts or (is_stamp and parts[at].name != TIME):
             continue
-        pieces.append(_literal(text[end : token.start()]))
-        name = names.get(at)
-        pieces.append(_PASSED if name is None else _COUNT if name in _COUNTS else _CAPTURED)
-        end = token.end()
+        first, last = stamp if is_stamp else token.span()
+        pieces += [_literal(text[end:first]), parts[at].pattern]
+        end = last
     pieces.append(_literal(text[end:]))
     return re.compile("".join(pieces).encode())
 

@@ -19,6 +19,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,7 +70,7 @@ class LogFile:
     def head(self) -> bytes:
         """The file's first 64 kB, to recognise its format by; they are read again with the rest."""
         while len(self._held) < SNIFF_BYTES and not self._is_over:
-            self._held += self._next(SNIFF_BYTES - len(self._held))
+            self._held += self._read(SNIFF_BYTES - len(self._held))
         return self._held
 
     @property
@@ -83,26 +84,19 @@ class LogFile:
     def read(self, size: int) -> bytes:
         """The file's next bytes, decompressed but not decoded; fewer only at its end."""
         while len(self._held) < size and not self._is_over:
-            self._held += self._next(max(size - len(self._held), SNIFF_BYTES))
+            self._held += self._read(max(size - len(self._held), SNIFF_BYTES))
         taken, self._held = self._held[:size], self._held[size:]
         return taken
 
-    def lines(self) -> Iterator[str]:
-        """The file's lines of text, decompressed and decoded."""
-        rest = ""
-        for chunk in self.chunks():
-            *whole, rest = (rest + chunk.decode("utf-8", "replace")).split("\n")
-            yield from (line.rstrip("\r") for line in whole)
-            if len(rest) > CHUNK_BYTES:
-                rest = ""  # no table has such a line
-        if rest:
-            yield rest.rstrip("\r")
+    def text(self) -> str:
+        """The whole file's text, decompressed and decoded."""
+        return b"".join(self.chunks()).decode("utf-8", "replace")
 
     def chunks(self) -> Iterator[bytes]:
         """The file's bytes as UTF-8, some MB at a time."""
         decoder: codecs.IncrementalDecoder | None = None
         is_first = True
-        while data := self._held or self._next(CHUNK_BYTES):
+        while data := self._held or self._read(CHUNK_BYTES):
             self._held = b""
             if is_first:
                 is_first = False
@@ -119,21 +113,16 @@ class LogFile:
         inner = unwrapped(text.lstrip("\ufeff").replace("\r\n", "\n")) if self._is_over else None
         self._held = (whole + self._held) if inner is None else inner.encode("utf-8", "replace")
 
-    def _next(self, size: int) -> bytes:
-        data = self._read(size)
-        self._is_over = not data
-        return data
-
     def _read(self, size: int) -> bytes:
+        data = b""
         try:
-            return self._stream.read(size)
-        except _BROKEN:
-            self.damage = "The compressed file breaks off or is damaged: what follows is missing."
-        except OSError as problem:
-            if not self.is_compressed:
+            data = self._stream.read(size)
+        except (*_BROKEN, OSError) as problem:
+            if isinstance(problem, OSError) and not self.is_compressed:
                 raise LogError(_why(self.path, problem), path=self.path) from None
             self.damage = "The compressed file breaks off or is damaged: what follows is missing."
-        return b""
+        self._is_over = not data
+        return data
 
 
 def refuse_binary(head: bytes, path: str) -> None:
@@ -245,11 +234,8 @@ _TAG = re.compile(r"<[^>]{0,200}>")
 def unwrapped(text: str) -> str | None:
     """A pasted log's own text; None if nothing is around it."""
     inner = _of_notebook(text)
-    before = text if inner is None else inner
-    plain = _without_strings(before)
-    plain = _without_quotes(plain)
-    plain = _without_line_numbers(plain)
-    plain = _without_tags(plain)
+    plain = _without_strings(text if inner is None else inner)
+    plain = _of_one_rank(_without_tags(_without_line_numbers(_without_quotes(plain))))
     return None if plain == text else plain
 
 
@@ -257,13 +243,14 @@ def may_be_wrapped(head: str) -> bool:
     """Whether a log's first lines look as if something were around them."""
     lines = _first_lines(head)
     is_notebook = head.lstrip().startswith("{") and '"cells"' in head
-    found = (
+    return (
         is_notebook
         or _OF_CELL in head
-        or _shares(lines, _STRING.fullmatch)
-        or _shares(lines, _QUOTE.match)
+        or "<td" in head
+        or _offset_of_numbers(lines) is not None
+        or _form_of_ranks(lines) is not None
+        or any(_shares(lines, test) for test in (_STRING.fullmatch, _QUOTE.match))
     )
-    return bool(found or _offset_of_numbers(lines) is not None or "<td" in head)
 
 
 # --- notebooks ------------------------------------------------------------------------------------
@@ -300,8 +287,8 @@ def _without_strings(text: str) -> str:
     lines = text.split("\n")
     if _OF_CELL not in text and not _shares(lines[:_MOST_LINES], _STRING.fullmatch):
         return text
-    found = [match[1] for line in lines if (match := _STRING.fullmatch(line))]
-    return "".join(map(_unescaped, found))
+    strings = [match[1] for line in lines if (match := _STRING.fullmatch(line))]
+    return "".join(map(_unescaped, strings))
 
 
 def _unescaped(text: str) -> str:
@@ -343,21 +330,87 @@ def _without_line_numbers(text: str) -> str:
 
 def _offset_of_numbers(lines: Sequence[str]) -> int | None:
     """The number of the first line, if lines of different kinds are numbered one by one."""
-    told = [(at, match) for at, line in enumerate(lines) if (match := _NUMBERED.match(line))]
+    matches = [(at, match) for at, line in enumerate(lines) if (match := _NUMBERED.match(line))]
     filled = sum(1 for line in lines if line.strip())
-    if len(told) < max(_LEAST_LINES, _SHARE * filled):
+    if len(matches) < max(_LEAST_LINES, _SHARE * filled):
         return None
-    offsets = {int(match[1]) - at for at, match in told}
+    offsets = {int(match[1]) - at for at, match in matches}
     if len(offsets) != 1:
         return None
-    kinds = {re.sub(r"\d+", "0", lines[at][match.end() :])[:48] for at, match in told}
-    lengths = {len(lines[at][match.end() :].split()) for at, match in told}
+    kinds = {re.sub(r"\d+", "0", lines[at][match.end() :])[:48] for at, match in matches}
+    lengths = {len(lines[at][match.end() :].split()) for at, match in matches}
     return offsets.pop() if len(kinds) > 1 and len(lengths) > 1 else None
 
 
 def _numbered(line: str, number: int) -> re.Match[str] | None:
     match = _NUMBERED.match(line)
     return match if match and int(match[1]) == number else None
+
+
+# --- a rank's mark before each of its lines -------------------------------------------------------
+
+# What mpirun, torchrun, Ray, kubectl and pdsh print before a line, whatever else is in the log.
+_SURE_RANK = re.compile(
+    r"\s*(?:\[\d+,\d+\]<std(?:out|err)>|(?:\d{1,3}\.){3}\d+(?=: )|\[?pod/[^\s\]]+\]?|"
+    r"\[(?:rank|default|trainer|worker)[ _:-]?\d+(?:\|\d+)?\](?=:)|"
+    r"\((?:[A-Za-z][\w.()]* )?pid=\d+(?:, ip=[\d.]+)?\)):? ?"
+)
+# What a counter may look like as well: `0: ` of srun, `worker-2: `, `trainer_1  | `.
+_RANK = re.compile(r"\s*[\[(]?(?:[A-Za-z][\w.-]*?[ #-]?)?\d{1,5}[\])]?(?:: ?| +\| )(?=[\s\[]*\w)")
+_COUNTER = re.compile(r"(?i)epoch|step|iter|batch")
+_NO_RANK = re.compile(rf"(?i){_COUNTER.pattern}|episode|fold|trial|seed|layer|block|loss")
+_NO_WORDS = re.compile(r"(?i)\b(?:nan|inf)\b|\d[\d.]*e[-+]?\d+|[\W\d_]+")
+_KIND = 120
+
+
+def _of_one_rank(text: str) -> str:
+    """A text without the marks of ranks; what several print alike is left of the first of them."""
+    form = _form_of_ranks(_first_lines(text))
+    if form is None:
+        return text
+    parted = [_parted(line, form) for line in text.split("\n")]
+    first: dict[str, str] = {}
+    for mark, rest in parted:
+        kind = _kind(rest)
+        if mark and _order(mark) < _order(first.setdefault(kind, mark)):
+            first[kind] = mark
+    return "\n".join(rest for mark, rest in parted if not mark or first[_kind(rest)] == mark)
+
+
+def _form_of_ranks(lines: Sequence[str]) -> re.Pattern[str] | None:
+    """What stands before each rank's lines; None in a log in which no ranks are marked.
+
+    A mark that could be a counter comes again and again, before lines that count by themselves.
+    """
+    if sum(1 for line in lines if _SURE_RANK.match(line)) >= _LEAST_LINES:
+        return _SURE_RANK
+    if not _shares(lines, _RANK.match):
+        return None
+    parted = [(mark, rest) for mark, rest in (_parted(line, _RANK) for line in lines) if mark]
+    counting = {mark for mark, rest in parted if _COUNTER.search(rest)}
+    known, returns = {parted[0][0]}, 0
+    for (before, _), (mark, _) in pairwise(parted):
+        returns += mark != before and mark in known
+        known.add(mark)
+    is_rank = len(known) > 1 and returns >= len(known) and len(counting) > len(known) / 2
+    return _RANK if is_rank and not any(map(_NO_RANK.search, known)) else None
+
+
+def _parted(line: str, form: re.Pattern[str]) -> tuple[str, str]:
+    """The mark before a line, empty if there is none, and the rest of the line."""
+    match = form.match(line)
+    if match is None:
+        return "", line
+    return match[0].strip().replace("<stderr>", "<stdout>"), line[match.end() :]
+
+
+def _order(mark: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", mark)]
+
+
+def _kind(line: str) -> str:
+    """The beginning of a line's words, without its numbers."""
+    return _NO_WORDS.sub(" ", line[: 2 * _KIND])[:_KIND]
 
 
 def _first_lines(text: str) -> list[str]:
@@ -367,6 +420,5 @@ def _first_lines(text: str) -> list[str]:
 def _shares(lines: Sequence[str], test: Any) -> bool:
     """Whether nearly all lines that say something pass a test."""
     filled = [line for line in lines if line.strip()]
-    return len(filled) >= _LEAST_LINES and sum(1 for line in filled if test(line)) >= _SHARE * len(
-        filled
-    )
+    passing = sum(1 for line in filled if test(line))
+    return len(filled) >= _LEAST_LINES and passing >= _SHARE * len(filled)

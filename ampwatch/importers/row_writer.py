@@ -153,14 +153,10 @@ def _column(rows: Sequence[Row], name: str) -> list[Any]:
     values = [row.get(name) for row in rows]
     if name in _FLAGS:
         return [None if value is None else bool(value) for value in values]
-    kind = str(SCHEMAS[Table.STEPS].field(name).type)
-    if kind.startswith("int"):
-        return [None if value is None else _whole(value) for value in values]
+    if str(SCHEMAS[Table.STEPS].field(name).type).startswith("int"):
+        numbers = (v if v is not None and math.isfinite(v) else None for v in values)
+        return [None if value is None else int(value) for value in numbers]
     return values
-
-
-def _whole(value: float) -> int | None:
-    return int(value) if math.isfinite(value) else None
 
 
 # --- layers ---------------------------------------------------------------------------------------

@@ -67,11 +67,10 @@ class RunBuilder:
         if isinstance(statement, Place):
             self._place = statement
             return
-        if isinstance(statement, More | Stats):
-            placed = self._at_its_place(statement)
-            if placed is None:
-                return
-            statement = placed
+        placed = self._at_its_place(statement) if isinstance(statement, More | Stats) else statement
+        if placed is None:
+            return
+        statement = placed
         if isinstance(statement, Stats | Skip | Scale):
             self.state.go_on(statement.step, 1)
         if isinstance(statement, Skip):
@@ -113,23 +112,30 @@ class RunBuilder:
 
     def _placed(self, more: More) -> Stats | None:
         """Values alone as statistics; those of a step that has no row yet wait for its line."""
-        place = self._place
+        place, early = self._place, self._early
         if more.step is not None and more.step == self.state.now.counter:
             return Stats(more.step, more.values)
         if more.step is not None or more.epoch is not None:
-            early = self._early
             is_same = early is not None and (early.step, early.epoch) == (more.step, more.epoch)
             if not is_same:
                 self._take_early(more.step)
-            told = early.values if early is not None and is_same else {}
-            self._early = dataclasses.replace(more, values={**told, **more.values})
+            values = early.values if early is not None and is_same else {}
+            self._early = dataclasses.replace(more, values={**values, **more.values})
+            self._place = Place(more.step, more.epoch)
             return None
         if place is not None and place.is_evaluation:
             self.state.measured({f"val_{name}": value for name, value in more.values.items()})
             return None
         if place is None:
             is_first = self.state.now.is_empty and "loss" in more.values
+            if self.state.now.is_empty and "lr" in more.values and early is None:
+                self._early = More({"lr": more.values["lr"]})
             return Stats(values=more.values) if is_first else None
+        if early is not None and (place.step, place.epoch) == (early.step, early.epoch):
+            self._early = dataclasses.replace(early, values={**early.values, **more.values})
+            if "loss" not in more.values:
+                return None
+            more, self._early = self._early, None
         return Stats(place.step, more.values, place.epoch, place.per_epoch)
 
     def _take_early(self, step: int | None) -> None:
@@ -260,8 +266,8 @@ class RunBuilder:
         step = np.where(rows.is_numbered, rows.step, placed)
         for name, cells in rows.metrics.items():
             self.state.writer.add_metric(step[cells.present], name, cells.values[cells.present])
-        kept = rows if of_steps.all() else rows.at(np.flatnonzero(of_steps))
-        return dataclasses.replace(kept, metrics={})
+        of_runs = rows if of_steps.all() else rows.at(np.flatnonzero(of_steps))
+        return dataclasses.replace(of_runs, metrics={})
 
     # --- what is known so far --------------------------------------------------------------------
 
@@ -298,20 +304,19 @@ class RunBuilder:
             amend(self.state, more)
 
     def _take_setup(self, setup: Setup) -> None:
-        if setup.begins and not self.state.now.is_empty and self._starts_over(setup):
+        repeats = all(self.config.get(name) is not None for name in setup.config)
+        if setup.begins and not self.state.now.is_empty and repeats:
             self.state.restart()
         self.config.update(setup.config)
         self.state.scaler.update(setup.scaler)
 
-    def _starts_over(self, setup: Setup) -> bool:
-        return all(self.config.get(name) is not None for name in setup.config)
-
 
 def _is_meant(early: More, stats: Stats) -> bool:
     """Whether values that came before their step or epoch are of these statistics."""
-    if early.step is not None:
-        return early.step == stats.step
-    return early.epoch == stats.epoch
+    if early.step is None and early.epoch is None:  # a learning rate before the first step
+        return True
+    name = "epoch" if early.step is None else "step"
+    return bool(getattr(early, name) == getattr(stats, name))
 
 
 def _is_sane(statement: Statement) -> bool:

@@ -46,20 +46,16 @@ class RankedOverflows:
     def is_new(self, skip: Skip) -> bool:
         """Whether no other rank has printed this overflow."""
         assert skip.rank is not None
-        count = self.counts[skip.rank]
-        behind = self.total - count
-        if 0 < behind <= len(self.recent) and self.recent[-behind] == _scales_of(skip):
+        scales, behind = _scales_of(skip), self.total - self.counts[skip.rank]
+        if 0 < behind <= len(self.recent) and self.recent[-behind] == scales:
             self.counts[skip.rank] += 1
             return False
-        if behind > 0 and self.recent[-1] == _scales_of(
-            skip
-        ):  # this rank did not print some of them
-            self.counts[skip.rank] = self.total
-            return False
-        self.total += 1
+        is_new = behind <= 0 or self.recent[-1] != scales  # else it did not print some of them
+        if is_new:
+            self.total += 1
+            self.recent.append(scales)
         self.counts[skip.rank] = self.total
-        self.recent.append(_scales_of(skip))
-        return True
+        return is_new
 
 
 @dataclass(slots=True)
@@ -101,15 +97,14 @@ class OverflowBurst:
     def _events(self, waiting: Sequence[Skip], world: int) -> Iterator[Skip]:
         counts: Counter[_Key] = Counter()
         began: dict[_Key, int | None] = {}  # when the event was first printed
-        if (
-            self.last is not None
-            and self.last == _scales_of(waiting[0])
-            and self.last_count % world
-        ):
-            counts[self.last] = self.last_count  # the remaining ranks of an earlier event
+        first = _scales_of(waiting[0])
+        if self.last == first and self.last_count % world:
+            counts[first] = self.last_count  # the remaining ranks of an earlier event
         for skip in waiting:
             key = _scales_of(skip)
-            if _is_later(skip.time_ns, began.get(key)):
+            since, until = began.get(key), skip.time_ns
+            # Else it was printed too late to be another rank's line about the same one.
+            if since is not None and until is not None and until - since > _MOMENT_NS:
                 counts[key] = 0
             if counts[key] % world == 0:
                 began[key] = skip.time_ns
@@ -117,11 +112,6 @@ class OverflowBurst:
             counts[key] += 1
         self.last = _scales_of(waiting[-1])
         self.last_count = counts[self.last]
-
-
-def _is_later(time_ns: int | None, began_ns: int | None) -> bool:
-    """Whether an overflow was printed too late to be another rank's line about the same one."""
-    return time_ns is not None and began_ns is not None and time_ns - began_ns > _MOMENT_NS
 
 
 def _ranks_that_print(waiting: Sequence[Skip]) -> int:
@@ -195,6 +185,7 @@ class Attempt:
     is_numbered: bool = False
     counts_epochs: bool = False  # nothing finer is printed: an epoch is a step
     is_unnumbered: bool = False  # the open row: a later bar may give its step
+    unnumbered: int = 0  # rows before it, one after another, to which no bar gave one
     bar_total: int | None = None
     bar_is_full: bool = False
     has_scaler: bool = False  # a scale other than 1 was printed; bf16 prints 1
@@ -224,6 +215,7 @@ class RunState:
         self.attempts = 0
         self.is_of_training = False  # by the program's own words, whatever its rows are
         self.epochs = Epochs()
+        self.metrics_of_rows: set[str] = set()
         self.now = Attempt()
 
     def mark(self, column: str, *marks: Mark) -> None:
@@ -274,11 +266,13 @@ class RunState:
         row, self.now.open = self.now.open, None
         if row is None:
             return
+        self.now.unnumbered = self.now.unnumbered + 1 if self.now.is_unnumbered else 0
         if self.now.is_unnumbered:
             self.mark("step", Mark.PLACED)
             self.now.is_unnumbered = False
         step = row["step"]
         extras = [name for name in row if name not in STEP_COLUMNS]
+        self.metrics_of_rows.update(extras)
         for name in extras:
             self.writer.add_metric(np.array([step]), name, np.array([row.pop(name)], np.float64))
         self.writer.add(row)
@@ -343,5 +337,4 @@ class RunState:
 
     def seen_scale(self, scale: float | None) -> None:
         """Note a scale before its step; the first one is the run's initial scale."""
-        if self.first_scale is None and scale is not None:
-            self.first_scale = scale
+        self.first_scale = scale if self.first_scale is None else self.first_scale

@@ -18,9 +18,7 @@ MOST_OCTAVES = 1100  # between the largest and the smallest float
 
 def is_same(printed: float | None, known: float | None) -> bool:
     """Whether a printed scale is the known scale, rounded."""
-    if not printed or not known:
-        return False
-    return abs(printed / known - 1) < SAME_SCALE
+    return False if not printed or not known else abs(printed / known - 1) < SAME_SCALE
 
 
 def octaves_between(low: float, high: float) -> int:
@@ -45,15 +43,15 @@ def without_rounding(
     scale: Floats, is_after: Flags, changes: npt.NDArray[np.intp], known: float
 ) -> Floats:
     """The scales, each replaced by the known one before it if it is the same but for rounding."""
-    found: Floats = scale.copy()
+    exact: Floats = scale.copy()
     ends = [*changes[1:].tolist(), len(scale)]
-    found[: changes[0]] = known
+    exact[: changes[0]] = known
     for begin, end in zip(changes.tolist(), ends, strict=True):
         printed = float(scale[begin])
         same = bool(is_after[begin] and known and printed) and abs(printed / known - 1) < SAME_SCALE
         known = known if same else printed
-        found[begin:end] = known
-    return found
+        exact[begin:end] = known
+    return exact
 
 
 def octaves_between_arrays(low: Floats, high: Floats) -> Floats:
@@ -61,8 +59,8 @@ def octaves_between_arrays(low: Floats, high: Floats) -> Floats:
     with np.errstate(all="ignore"):
         octaves = np.log2(high) - np.log2(low)
     fits = (low > 0) & (high > 0) & np.isfinite(low) & np.isfinite(high)
-    found: Floats = np.where(fits & (np.abs(octaves) < MOST_OCTAVES + 100), np.rint(octaves), 0.0)
-    return found
+    whole: Floats = np.where(fits & (np.abs(octaves) < MOST_OCTAVES + 100), np.rint(octaves), 0.0)
+    return whole
 
 
 def snapped(scale: float) -> float:

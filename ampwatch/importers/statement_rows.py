@@ -1,8 +1,8 @@
-"""Adds the rows of one statement (statistics, a skip, a scale, a bar) and those that it implies.
+"""Adds the rows of one statement: statistics, a skip, a scale, a bar; and those that it implies.
 
-A row that nobody printed is marked as implied. Skipped steps follow from a counter of skips, a
-scale that fell by whole halvings, or a missing loss beside an unchanged norm. Accepted steps follow
-from a scale that rose, or a counter that went on, between two overflows.
+Rows of steps that nobody printed are marked as implied. Skipped steps follow from a counter of
+skips, a scale that fell by whole halvings, or a missing loss beside an unchanged norm. Accepted
+steps follow from a scale that rose, or a counter that went on, between two overflows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from ampwatch.rows import EventKind, Mark
 def take_stats(state: RunState, stats: Stats) -> None:
     """Add the row of a statement of statistics, after the rows that it implies."""
     if _is_of_epoch(state, stats):
-        state.measured({n: v for n, v in stats.values.items() if n not in STEP_COLUMNS})
+        _take_epoch(state, stats.values)
         return
     values = _usable(state, stats)
+    if stats.is_redrawn and _is_closed_bar(state, stats, values):
+        return
     step = _step_of(state, stats)
     if step is not None and _is_repeat(state, step, values):
         _merge(state, values, are_later=stats.is_redrawn)
@@ -41,7 +43,9 @@ def take_stats(state: RunState, stats: Stats) -> None:
         state.now.is_unnumbered = step is None
     if step is not None:
         state.now.counter, state.now.is_numbered = step, True
-        state.now.counts_epochs &= stats.step is None
+        if stats.step is not None:
+            state.now.counts_epochs = False
+            state.marks.get("step", set()).discard(Mark.EPOCHS)
         state.now.recent.append(step)
     _after_stats(state, stats, row)
 
@@ -51,6 +55,24 @@ def _is_of_epoch(state: RunState, stats: Stats) -> bool:
     now = state.now
     has_steps = now.is_numbered and now.has_fine_losses and not now.counts_epochs
     return stats.step is None and stats.epoch is not None and has_steps
+
+
+def _take_epoch(state: RunState, values: Mapping[str, float]) -> None:
+    """Add what sums up an epoch: its loss as a metric, a learning rate that no line had told."""
+    row = state.now.open
+    if row is not None and "lr" in values:
+        row.setdefault("lr", values["lr"])
+    known = STEP_COLUMNS | state.metrics_of_rows  # they were told step by step
+    means = {"train_loss": values["loss"]} if "loss" in values else {}
+    state.measured({**means, **{n: v for n, v in values.items() if n not in known}})
+
+
+def _is_closed_bar(state: RunState, stats: Stats, values: Mapping[str, float]) -> bool:
+    """Whether a bar that was full is drawn once more, with the same values, as it is closed."""
+    counter, epochs = state.now.counter, state.epochs
+    if counter is None or not stats.step == stats.per_epoch == counter - epochs.before:
+        return False
+    return stats.epoch in (None, epochs.epoch) and (state.now.open or {}).items() >= values.items()
 
 
 def _since(state: RunState, step: int | None) -> int:
@@ -66,8 +88,8 @@ def _usable(state: RunState, stats: Stats) -> dict[str, float]:
     if is_same(values.get("scale_after"), state.now.scale):
         values["scale_after"] = state.now.scale or 0.0
     if stats.is_summary and state.now.has_fine_losses:
-        for name in ("loss", "grad_norm", "lr"):
-            values.pop(name, None)
+        kept = STEP_COLUMNS - {"loss", "grad_norm", "lr"}
+        values = {name: value for name, value in values.items() if name in kept}
     if stats.is_summary:
         state.mark("loss", Mark.AVERAGED)
     return values
@@ -90,9 +112,12 @@ def _step_of(state: RunState, stats: Stats) -> int | None:
 def _epoch_as_step(state: RunState, stats: Stats) -> int | None:
     """The epoch as a step, in a log in which nothing finer counts."""
     now, epoch = state.now, stats.epoch
-    if epoch is None or (now.is_numbered and not now.counts_epochs):
-        return None
+    if epoch is None or (now.is_numbered and not (now.counts_epochs or now.is_empty)):
+        return None  # a bar alone, before any row, numbers no row
+    if now.is_numbered and not now.counts_epochs:
+        now.counter = now.first_counter = None
     now.counts_epochs = True
+    state.mark("step", Mark.EPOCHS)
     is_another = epoch == now.counter and stats.values.keys() & (now.open or {}).keys() & {"loss"}
     return None if is_another else epoch
 
@@ -243,9 +268,15 @@ def take_scale(state: RunState, told: Scale) -> None:
     now.accepted_since_skip = True
 
 
+# After so many rows without a bar below them a bar does not count what the rows count.
+_MOST_UNNUMBERED = 2
+
+
 def take_progress(state: RunState, bar: Progress) -> None:
     """Take the step of a progress bar; bars of other loops (evaluation) count once it is full."""
     now = state.now
+    if now.counts_epochs and not bar.values:
+        return
     is_other = bar.total != now.bar_total
     if is_other and now.bar_total is not None and not now.bar_is_full:
         return
@@ -255,6 +286,8 @@ def take_progress(state: RunState, bar: Progress) -> None:
         state.restart()
         now = state.now
     now.bar_total, now.bar_is_full = bar.total, bar.step == bar.total
+    if now.is_unnumbered and now.unnumbered >= _MOST_UNNUMBERED:
+        return
     if now.is_unnumbered and now.open is not None and bar.step > now.step_before:
         now.open["step"] = now.last_step = bar.step  # the bar is drawn again below a line
         now.is_unnumbered = False
@@ -267,7 +300,7 @@ def take_progress(state: RunState, bar: Progress) -> None:
         take_stats(state, Stats(step=bar.step, values=bar.values))
 
 
-# --- rows that a statement implies ----------------------------------------------------------------
+# --- steps that nobody printed --------------------------------------------------------------------
 
 # An upper limit, in case the counter is damaged.
 _MOST_IMPLIED = 100_000
@@ -283,18 +316,18 @@ def imply_skips(
         return
     window = 1 if step is None else max(1, step - since)
     silent = _lacks_its_loss(state, stats, values)
-    told = _skips_by_counters(state, stats)
+    steps = _skips_by_counters(state, stats)
     if silent:  # all steps of the window; for a first line its length is unknown
-        told = max(told, window if state.now.counter is not None else 1)
+        steps = max(steps, window if state.now.counter is not None else 1)
     after = values.get("scale_after", values.get("scale"))
-    known = state.now.scale
-    fell = 0 if after is None or known is None else octaves_between(after, known)
+    scale = state.now.scale
+    fell = 0 if after is None or scale is None else octaves_between(after, scale)
     overflowed = after is not None and not math.isfinite(values.get("grad_norm", 0.0))
     overflowed &= state.now.has_scaler or after != 1.0  # bf16 prints a constant 1
     if overflowed and state.now.scale is None:
-        told = max(told, 1)  # a first line: the scale before it is unknown
-    counted = told if state.now.total_skips is not None or stats.total_skips is None else 0
-    missing = max(told, fell) - state.now.skips_since
+        steps = max(steps, 1)  # a first line: the scale before it is unknown
+    counted = steps if state.now.total_skips is not None or stats.total_skips is None else 0
+    missing = max(steps, fell) - state.now.skips_since
     state.now.credit, state.now.credit_scale = max(0, min(missing, counted)), after
     if step is not None:
         missing = min(missing, window)
@@ -391,14 +424,10 @@ def imply(
         row: Row = {"step": first + number, "skipped": True, "found_inf": True}
         if path is not None:
             row["scale"], row["scale_after"] = path[number], path[number + 1]
-        elif number == count - 1 and after is not None and _fits(state, after):
+        elif number == count - 1 and after is not None and after <= (state.now.scale or math.inf):
             row["scale_after"] = after
         state.add(row)
     state.now.skips_told += count
-
-
-def _fits(state: RunState, after: float) -> bool:
-    return state.now.scale is None or after <= state.now.scale
 
 
 def scale_before(state: RunState, after: float | None) -> float | None:

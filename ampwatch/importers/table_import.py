@@ -21,14 +21,10 @@ from ampwatch.importers.row_writer import RowWriter
 from ampwatch.importers.run_builder import RunBuilder
 from ampwatch.importers.run_state import MOST_STEPS
 from ampwatch.importers.table_rows import Say, counted_rows, merged_by_step, sorted_by_step
-from ampwatch.importers.tables import (
-    csv_file,
-    json_objects,
-    tensorboard_file,
-    wandb_file,
-)
+from ampwatch.importers.tables import csv_file, json_objects, tensorboard_file, wandb_file
 from ampwatch.importers.tables.cells import Block, Cells
-from ampwatch.importers.tables.column_names import recognised, tells_training
+from ampwatch.importers.tables.column_names import EPOCHS, recognised, tells_training
+from ampwatch.rows import Mark
 from ampwatch.store import RankWriter, describe_run
 
 SOURCES = ("csv", "json", "jsonl", "lightning", "wandb", "tensorboard", "keras", "parquet")
@@ -90,12 +86,14 @@ def import_table(
             _take_rows(
                 builder, table, lambda: on_progress and on_progress(log.read_bytes, log.size_bytes)
             )
+        if table.names.get("step", "").lower() in EPOCHS:
+            builder.state.mark("step", Mark.EPOCHS)
         notes = tuple(table.notes if log.damage is None else [*table.notes, log.damage])
         marks = {name: sorted(mark.value for mark in m) for name, m in builder.state.marks.items()}
-        told = dataclasses.replace(
+        full_info = dataclasses.replace(
             info, source=table.source, config=table.config, notes=notes, marks=marks
         )
-        describe_run(folder, told)
+        describe_run(folder, full_info)
         if not builder.state.attempts:
             problem = f"{log.path} has the columns of a training but no rows."
             raise LogError(problem, path=log.path)
@@ -121,8 +119,8 @@ def _csv_table(log: LogFile, options: ImportOptions, head: str, first: str, abov
     names = _of_one_run(header, options, log.path, notes.append)
     comma = csv_file.decimal_comma(head[head.index(first) :], mark)
     reader = csv_file.CsvReader(header, mark, names.values(), notes.append, comma)
-    made = options.source or csv_file.source_of(header, names, log.path)
-    return Table(made, names, reader.blocks(log.chunks(), above), notes=notes)
+    source = options.source or csv_file.source_of(header, names, log.path)
+    return Table(source, names, reader.blocks(log.chunks(), above), notes=notes)
 
 
 def _of_one_run(
@@ -135,28 +133,26 @@ def _of_one_run(
     mapped = set(options.columns.values())
     chosen = next((run for run, names in runs.items() if mapped & set(names)), next(iter(runs)))
     others = {name for run, names in runs.items() if run != chosen for name in names}
-    kept = [name for name in header if name not in others]
+    columns = [name for name in header if name not in others]
     other = next(run for run in runs if run != chosen)
     say(
         f"The file holds {len(runs)} runs; only {chosen!r} was imported. For another one map its "
         f"column: --map 'loss={runs[other][0]}'."
     )
-    return recognised(kept, options.columns, path)
+    return recognised(columns, options.columns, path)
 
 
 def _json_table(log: LogFile, options: ImportOptions, text: str, first: str) -> Table | None:
-    if '"log_history"' in text:
-        history = json_objects.history_of("\n".join(log.lines()))
-        if history is None:
-            raise LogError(f"{log.path} is a damaged trainer_state.json.", path=log.path)
-        return _table_without_header(
-            "hf-trainer", iter([json_objects.block_of(history)]), options, log
-        )
-    if json_objects.looks_listed(text):
-        listed = json_objects.listed("\n".join(log.lines()))
-        if listed is None:
-            raise LogError(f"{log.path} is a damaged list of JSON objects.", path=log.path)
-        return _table_without_header(options.source or "json", iter([listed]), options, log)
+    history = "log_history" if '"log_history"' in text else ""
+    if history or json_objects.looks_listed(text):
+        rows = json_objects.listed(log.text(), history)
+        if rows is None:
+            what = "trainer_state.json" if history else "list of JSON objects"
+            raise LogError(f"{log.path} is a damaged {what}.", path=log.path)
+        if history:
+            rows = [row for row in rows if "loss" in row]
+        source = "hf-trainer" if history else options.source or "json"
+        return _table_without_header(source, iter([json_objects.block_of(rows)]), options, log)
     if json_objects.object_of(first) is None:
         return None
     table = _table_without_header(
@@ -210,12 +206,12 @@ def _wandb_table(log: LogFile, options: ImportOptions) -> Table:
 def _parquet_table(log: LogFile, options: ImportOptions) -> Table:
     is_packed = log.is_compressed or log.path == STANDARD_INPUT
     file = io.BytesIO(b"".join(iter(lambda: log.read(1 << 20), b""))) if is_packed else None
-    found = ParquetTable(file or log.path, log.path)
-    names = recognised(found.names, options.columns, log.path)
+    parquet = ParquetTable(file or log.path, log.path)
+    names = recognised(parquet.names, options.columns, log.path)
     notes: list[str] = []
-    kept = list(dict.fromkeys(names.values()))
-    made = "wandb" if "_step" in found.names else "parquet"
-    return Table(options.source or made, names, found.blocks(kept, notes.append), notes=notes)
+    columns = list(dict.fromkeys(names.values()))
+    source = options.source or ("wandb" if "_step" in parquet.names else "parquet")
+    return Table(source, names, parquet.blocks(columns, notes.append), notes=notes)
 
 
 def _tensorboard_table(log: LogFile, options: ImportOptions) -> Table:
@@ -227,9 +223,9 @@ def _tensorboard_table(log: LogFile, options: ImportOptions) -> Table:
     names = recognised(tags, options.columns, log.path)
     of = {column: name for column, name in names.items() if column != "step" and name in pieces}
     is_keras = any(tag.startswith(("epoch_", "batch_")) for tag in pieces)
-    made = options.source or ("keras" if is_keras else "tensorboard")
-    kept = {name: pieces[name] for name in of.values()}
-    return Table(made, {**of, "step": _STEP}, _rows_of_tags(kept), notes=notes)
+    source = options.source or ("keras" if is_keras else "tensorboard")
+    columns = {name: pieces[name] for name in of.values()}
+    return Table(source, {**of, "step": _STEP}, _rows_of_tags(columns), notes=notes)
 
 
 _STEP = "(step)"
@@ -254,9 +250,9 @@ def _rows_of_tags(tags: Mapping[str, Sequence[tensorboard_file.Scalars]]) -> Ite
         return
     steps = parts[0][1]
     if (np.diff(steps) > 0).all() and all(np.array_equal(steps, part[1]) for part in parts):
-        told = np.ones(len(steps), np.bool_)
+        present = np.ones(len(steps), np.bool_)
         yield _by_step(
-            steps, {name: Cells(p[2], told) for name, p in zip(tags, parts, strict=True)}
+            steps, {name: Cells(p[2], present) for name, p in zip(tags, parts, strict=True)}
         )
         return
     attempt, step, value = (np.concatenate([part[at] for part in parts]) for at in range(3))
@@ -324,8 +320,8 @@ class ParquetTable:
             say(str(self._damaged(problem)))
 
     def _damaged(self, problem: Any) -> LogError:
-        said = str(problem).partition("\n")[0][:200].rstrip(".")
-        return LogError(f"{self._path} is a damaged Parquet file: {said}.", path=self._path)
+        reason = str(problem).partition("\n")[0][:200].rstrip(".")
+        return LogError(f"{self._path} is a damaged Parquet file: {reason}.", path=self._path)
 
 
 def _leaves(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:

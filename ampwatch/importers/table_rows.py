@@ -27,6 +27,7 @@ from ampwatch.importers.scale_arithmetic import (
 from ampwatch.importers.statements import Stats
 from ampwatch.importers.tables.cells import Block, Cells, joined
 from ampwatch.importers.tables.column_names import EPOCHS, SKIP_COUNT, SKIP_FLAGS
+from ampwatch.metric_names import is_metric
 from ampwatch.rows import SCHEMAS, Mark, Table
 
 Say = Callable[[str], None]
@@ -53,20 +54,29 @@ class TableRows:
 
     def at(self, rows: npt.NDArray[np.intp] | slice) -> TableRows:
         """These of the table's rows, in this order."""
+        return self.each(lambda cells: cells.at(rows), self.step[rows], self.is_numbered[rows])
+
+    def each(
+        self,
+        change: Callable[[Cells], Cells],
+        step: npt.NDArray[np.int64],
+        is_numbered: npt.NDArray[np.bool_],
+    ) -> TableRows:
+        """The table's rows with these steps, and each column changed alike."""
         values, metrics = (
-            {name: cells.at(rows) for name, cells in columns.items()}
+            {name: change(cells) for name, cells in columns.items()}
             for columns in (self.values, self.metrics)
         )
-        return TableRows(
-            self.step[rows], self.is_numbered[rows], values, self.skipped.at(rows),
-            self.skips.at(rows), self.is_total, metrics, self.is_redrawn,
+        return replace(
+            self, step=step, is_numbered=is_numbered, values=values, metrics=metrics,
+            skipped=change(self.skipped), skips=change(self.skips),
         )  # fmt: skip
 
     @property
     def of_steps(self) -> npt.NDArray[np.bool_]:
         """Which rows tell more of a step than metrics."""
-        told = [cells.present for cells in (*self.values.values(), self.skipped, self.skips)]
-        return np.asarray(np.logical_or.reduce(told))
+        presence = [cells.present for cells in (*self.values.values(), self.skipped, self.skips)]
+        return np.asarray(np.logical_or.reduce(presence))
 
     def stats(self, at: int) -> Stats:
         """One row of the table as a statement of statistics."""
@@ -172,15 +182,7 @@ def _merged(rows: TableRows) -> TableRows:
         at = np.minimum.reduceat(places, starts)
         return cells.at(np.where(at < len(rows), at, starts))
 
-    merged = rows.at(starts)
-    values, metrics = (
-        {name: first(cells) for name, cells in columns.items()}
-        for columns in (rows.values, rows.metrics)
-    )
-    return TableRows(
-        merged.step, merged.is_numbered, values, first(rows.skipped), first(rows.skips),
-        rows.is_total, metrics,
-    )  # fmt: skip
+    return rows.each(first, rows.step[starts], rows.is_numbered[starts])
 
 
 def _with_scale_after(rows: TableRows) -> TableRows:
@@ -238,6 +240,7 @@ class CountingColumns:
     period: int = 0  # steps in an epoch, if the counter restarts with each
     is_total: bool = True  # a counter of skips counts all of them, until it falls
     counts_skips: bool = False  # the flag of a skip is a counter
+    figures: dict[str, bool] = field(default_factory=dict)  # other columns, as far as judged
     _epoch: int = 0
     _last: int = -1
 
@@ -271,29 +274,39 @@ class CountingColumns:
             step = nothing
         ours = [name for name in cells if name in STEP_COLUMNS]
         values = {name: _fitting(name, cells[name]) for name in ours if name not in _COUNTED}
-        metrics = {name: cells[name] for name in cells if name not in (*ours, SKIP_COUNT)}
+        metrics = {
+            name: cells[name] for name in cells
+            if name not in (*ours, SKIP_COUNT) and self._is_figure(name, cells[name])
+        }  # fmt: skip
         flag, skips = self._skips(cells, nothing)
         self.is_total = self.is_total and not _falls(skips, step)
-        told = [column.present for column in (*values.values(), *metrics.values(), flag, skips)]
+        presence = [column.present for column in (*values.values(), *metrics.values(), flag, skips)]
         with np.errstate(invalid="ignore"):
             beyond = step.present & (np.abs(step.values) >= MOST_STEPS)
-        kept = np.logical_or.reduce(told) & ~beyond
+        mask = np.logical_or.reduce(presence) & ~beyond
         numbered = step.present & np.isfinite(step.values)
-        whole = np.where(numbered & kept, step.values, 0.0).astype(np.int64)
+        whole = np.where(numbered & mask, step.values, 0.0).astype(np.int64)
         if self.period:
             whole = self._counted_on(whole, numbered)
         rows = TableRows(whole, numbered, values, flag, skips, self.is_total, metrics)
-        return rows if kept.all() else rows.at(np.flatnonzero(kept))
+        return rows if mask.all() else rows.at(np.flatnonzero(mask))
+
+    def _is_figure(self, name: str, column: Cells) -> bool:
+        """Whether a column measures something, as its name says or some fraction in it."""
+        if name not in self.figures and column.present.any():
+            values = column.values[column.present]
+            self.figures[name] = is_metric(name) or bool((values != np.trunc(values)).any())
+        return self.figures.get(name, False)
 
     def _counted_on(
         self, step: npt.NDArray[np.int64], numbered: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.int64]:
-        told = step[numbered]
-        if not len(told):
+        steps = step[numbered]
+        if not len(steps):
             return step
-        epochs = self._epoch + np.cumsum(np.diff(told, prepend=self._last) < 0)
-        self._epoch, self._last = int(epochs[-1]), int(told[-1])
-        step[numbered] = told + epochs * self.period
+        epochs = self._epoch + np.cumsum(np.diff(steps, prepend=self._last) < 0)
+        self._epoch, self._last = int(epochs[-1]), int(steps[-1])
+        step[numbered] = steps + epochs * self.period
         return step
 
     def _skips(self, cells: Mapping[str, Cells], nothing: Cells) -> tuple[Cells, Cells]:
@@ -318,22 +331,22 @@ class CountingColumns:
 
 def _no_step_each(epoch: Cells) -> bool:
     """Whether some epochs of a table are fractions, or have several rows."""
-    told = epoch.values[epoch.present]
-    return bool((told != np.floor(told)).any() or (np.diff(told) == 0).any())
+    epochs = epoch.values[epoch.present]
+    return bool((epochs != np.floor(epochs)).any() or (np.diff(epochs) == 0).any())
 
 
 def _no_counter(step: Cells, cells: Mapping[str, Cells]) -> str | None:
     """Why a table's step column does not count steps; None if it does."""
-    told = step.values[step.present & ~np.isnan(step.values)]
-    if not len(told):
+    steps = step.values[step.present & ~np.isnan(step.values)]
+    if not len(steps):
         return None
-    if np.mean(np.abs(told) >= MOST_STEPS) > 0.5:
+    if np.mean(np.abs(steps) >= MOST_STEPS) > 0.5:
         return "its numbers are too large"
-    told = told[np.isfinite(told)]
-    if np.mean(told != np.floor(told)) > 0.5:
+    steps = steps[np.isfinite(steps)]
+    if np.mean(steps != np.floor(steps)) > 0.5:
         return "it holds fractions"
     others = (column for name, column in cells.items() if name != "step")
-    if len(told) >= _A_FEW and (told == told[0]).all() and any(map(_varies, others)):
+    if len(steps) >= _A_FEW and (steps == steps[0]).all() and any(map(_varies, others)):
         return "it is the same in every row"
     return None
 
@@ -347,16 +360,16 @@ def _period(step: Cells) -> int:
 
     A resumed run starts at a checkpoint, and never so regularly.
     """
-    told = step.values[step.present & np.isfinite(step.values)]
-    begins = np.flatnonzero(np.diff(told) < 0) + 1
-    if len(begins) < _A_FEW or (told[begins] != told[0]).any():
+    steps = step.values[step.present & np.isfinite(step.values)]
+    begins = np.flatnonzero(np.diff(steps) < 0) + 1
+    if len(begins) < _A_FEW or (steps[begins] != steps[0]).any():
         return 0
     lengths = np.diff(begins, prepend=0)
-    strides = np.diff(told)
+    strides = np.diff(steps)
     strides = strides[strides > 0]
     if (lengths != lengths[0]).any() or not len(strides):
         return 0
-    return int(told.max() - told[0] + np.median(strides))
+    return int(steps.max() - steps[0] + np.median(strides))
 
 
 def _outlasts(flag: Cells, cells: Mapping[str, Cells]) -> bool:
@@ -462,16 +475,16 @@ def _scales(rows: TableRows, known: float) -> tuple[Cells, Floats]:
     """The scale after each row to add in bulk, with and without values of earlier rows."""
     after = rows.values.get("scale_after") or Cells.absent(len(rows))
     before = rows.values.get("scale") or Cells.absent(len(rows))
-    told = after.present | before.present
+    present = after.present | before.present
     printed = np.where(after.present, after.values, before.values)
-    last = np.maximum.accumulate(np.where(told, np.arange(len(rows)), -1))
+    last = np.maximum.accumulate(np.where(present, np.arange(len(rows)), -1))
     scale = np.where(last >= 0, printed[np.maximum(last, 0)], known)
     previous = np.concatenate(([known], scale[:-1]))
     changed = (scale != previous) & ~(np.isnan(scale) & np.isnan(previous))
     with np.errstate(all="ignore"):
         near = changed & after.present & (np.abs(scale / previous - 1) < SAME_SCALE)
     if near.any():
-        changed |= told & ~after.present
+        changed |= present & ~after.present
         scale = without_rounding(scale, after.present, np.flatnonzero(changed), known)
     return Cells(np.where(after.present, scale, after.values), after.present), scale
 
@@ -485,8 +498,8 @@ def _is_unknown_before(rows: TableRows, state: RunState) -> Flags:
     """Which rows to add in bulk have no known scale before them."""
     if state.now.scale is not None:
         return np.zeros(len(rows), np.bool_)
-    told = _told(rows, "scale") | _told(rows, "scale_after")
-    count: Flags = np.cumsum(told) - told == 0
+    present = _told(rows, "scale") | _told(rows, "scale_after")
+    count: Flags = np.cumsum(present) - present == 0
     return count
 
 
@@ -572,8 +585,8 @@ def _columns(
     halved, skipped = plan.is_halved[planned_at], part.skipped
     if halved.any():
         skipped = Cells(np.where(halved, 1.0, skipped.values), skipped.present | halved)
-        known = math.nan if state.now.scale is None else state.now.scale
-        before = np.concatenate(([known], plan.scale[planned_at]))[:-1]
+        scale_now = math.nan if state.now.scale is None else state.now.scale
+        before = np.concatenate(([scale_now], plan.scale[planned_at]))[:-1]
         with np.errstate(all="ignore"):
             factor = plan.scale[planned_at] / before
             by_half = halved & (np.abs(factor - 0.5) <= SAME_SCALE * np.maximum(factor, 0.5))
@@ -611,8 +624,8 @@ def _learn(
     assert isinstance(after, Cells)
     if scale.present.any():
         state.seen_scale(float(scale.values[scale.present][0]))
-    told = np.where(after.present, after.values, scale.values)[after.present | scale.present]
-    now.has_scaler |= bool((told != 1.0).any())
+    scales = np.where(after.present, after.values, scale.values)[after.present | scale.present]
+    now.has_scaler |= bool((scales != 1.0).any())
     now.has_fine_losses |= _told(part, "loss").any().item()
     norm = part.values.get("grad_norm")
     if norm is not None and norm.present.any():

@@ -21,7 +21,8 @@ from ampwatch.importers.formats import formats_for, formats_learned, source_name
 from ampwatch.importers.formats.giving_up import is_of_training_program
 from ampwatch.importers.import_options import ImportOptions, OnProgress, fresh_info, new_run
 from ampwatch.importers.line_reader import LineReader, Unknown
-from ampwatch.importers.line_splitter import LineSplitter, plain_lines, shape_of
+from ampwatch.importers.line_splitter import LineSplitter, plain_lines
+from ampwatch.importers.line_templates import shape_of
 from ampwatch.importers.log_file import STANDARD_INPUT, LogFile, opened, refuse_binary
 from ampwatch.importers.named_numbers import names_of, numbers_in
 from ampwatch.importers.row_writer import RowWriter
@@ -154,14 +155,14 @@ def described(
 def _of_narrow_formats(builder: RunBuilder) -> tuple[str, ...]:
     """A note on what a text log that asks for fp8 or fp4 does not say of it."""
     asked = [(name, builder.config.get(name)) for name in ("fp8", "float8", "fp4", "quantization")]
-    told = next((f"{n}={v}" for n, v in asked if v and str(v).lower() not in _OFF), None)
-    if told is None or builder.layers_told:
+    use = next((f"{n}={v}" for n, v in asked if v and str(v).lower() not in _OFF), None)
+    if use is None or builder.layers_told:
         return ()
-    said = (
-        f"The settings say {told}; what its casts do to layers is not in this log. The statistics "
+    sentence = (
+        f"The settings say {use}; what its casts do to layers is not in this log. The statistics "
         "of NVIDIA's inspector can be imported as well; of torchao's layers attach sees it."
     )
-    return (said,)
+    return (sentence,)
 
 
 _OFF = frozenset({"none", "false", "0", "off"})
@@ -206,13 +207,13 @@ def _nothing_in(log: LogFile, size: int, text: TextImport, options: ImportOption
             if log.damage is None
             else (f"{log.path} holds nothing readable: {log.damage}")
         )
-    told = "".join(f" {sentence}" for sentence in _unknown(text.reader.unknown))
+    unread = "".join(f" {sentence}" for sentence in _unknown(text.reader.unknown))
     broken = f" {log.damage}" if log.damage else ""
     found = f"No training log found in {log.path} {nothing_on_its_lines(text.names)}"
     if options.columns:
         named = ", ".join(options.columns.values())
         found = f"No training log found in {log.path}: no lines with the numbers {named}."
-    return f"{found}{told}{broken}"
+    return f"{found}{unread}{broken}"
 
 
 def nothing_on_its_lines(names: Sequence[str] = ()) -> str:
@@ -226,7 +227,7 @@ def nothing_on_its_lines(names: Sequence[str] = ()) -> str:
     return (
         "(no line tells of a training step: its loss, its learning rate or its loss scale). "
         f"{called}: --map loss=NAME. Known formats: {', '.join(known_sources())}. If you know its "
-        "format, name it with --as."
+        "format, name it with --format."
     )
 
 
@@ -248,14 +249,14 @@ _PLACES = ("*", "*/*")  # of the inspector's two folders one holds the statistic
 
 def rank_logs(folder: Path) -> dict[int, list[Path]]:
     """The logs of each rank in a folder, by name; empty if no file's name says its rank."""
-    found: dict[int, list[Path]] = {}
+    logs: dict[int, list[Path]] = {}
     if not folder.is_dir() or (folder / "run.json").exists():
-        return found
+        return logs
     for path in sorted(path for place in _PLACES for path in folder.glob(place)):
-        told = _RANK.search(path.name)
-        if told is not None and path.is_file():
-            found.setdefault(int(told[1]), []).append(path)
-    return dict(sorted(found.items()))
+        match = _RANK.search(path.name)
+        if match is not None and path.is_file():
+            logs.setdefault(int(match[1]), []).append(path)
+    return dict(sorted(logs.items()))
 
 
 def import_ranks(

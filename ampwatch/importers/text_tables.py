@@ -49,18 +49,30 @@ class TextTable:
 
 def tables_in(lines: Sequence[str]) -> list[TextTable]:
     """The tables of a training among a log's lines, each header once."""
-    found: dict[tuple[str, ...], TextTable] = {}
+    tables: dict[tuple[str, ...], TextTable] = {}
     for at, line in enumerate(lines):
         if len(line) > 400 or _NAME.match(line.strip(_AROUND)) is None:
             continue
-        following = [row for row in lines[at + 1 : at + 1 + _ROWS_LOOKED_AT] if _is_filled(row)]
-        for table in _readings(line):
+        head, height = _whole_head(lines, at)
+        begin = at + height
+        following = [row for row in lines[begin : begin + _ROWS_LOOKED_AT] if _is_filled(row)]
+        for table in _readings(head):
             rows = sum(1 for row in following if table.line_of(row))
             least = _LEAST_ROWS if _tells_step(table.names) else _ROWS_LOOKED_AT
             if rows and rows >= min(least, max(len(following), least - _LEAST_ROWS)):
-                found.setdefault(table.names, table)
+                tables.setdefault(table.names, table)
                 break
-    return list(found.values())
+    return list(tables.values())
+
+
+def _whole_head(lines: Sequence[str], at: int) -> tuple[str, int]:
+    """A header, of which each name may go on in the line below, and how many lines it has."""
+    head, below = lines[at], lines[at + 1] if at + 1 < len(lines) else ""
+    cells = [line.strip().strip("|").split("|") for line in (head, below)]
+    is_alike = head.lstrip()[:1] == "|" == below.lstrip()[:1] and len(cells[0]) == len(cells[1])
+    if not is_alike or re.search(r"\d|--", below) or not all(map(str.strip, cells[0])):
+        return head, 1
+    return "|".join(f"{name.strip()} {more.strip()}" for name, more in zip(*cells, strict=True)), 2
 
 
 def bare_columns(lines: Sequence[str]) -> list[TextTable]:

@@ -3,6 +3,8 @@
     skip("Overflow: setting loss scale to <scale_after>")
     stats("iter <step>: loss <loss>, time <step_time_ms>ms")
 
+A line of the kind `named` also holds our columns under their usual names.
+
 A name is a field of the statement or a column of the steps table; `<>` is a number that is not
 kept, a setting of the scaler is kept as such. What is not a number is a group of its own, such as
 `(?P<opt_level>O\\d)`.
@@ -16,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from ampwatch.importers.format import NUMBER, number
+from ampwatch.importers.named_numbers import numbers_in, values_of
 from ampwatch.importers.statements import Amend, Fatal, Scale, Setup, Skip, Statement, Stats
 
 _COUNT = r"\d[\d,]{0,14}"
-_COUNTS = frozenset({"step", "epoch", "batches", "rank"})
+_COUNTS = frozenset({"step", "epoch", "batches", "rank", "total_skips"})
 _PLACES = frozenset({"step", "epoch", "batches"})
 _SETTINGS = frozenset({
     "growth_factor", "backoff_factor", "growth_interval", "init_scale", "min_scale", "max_scale",
@@ -28,7 +31,7 @@ _WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
 _HOLE = re.compile(r"(?<!\?P)<(\w*)>")
 
 Told: TypeAlias = "dict[str, Any]"
-Kind: TypeAlias = Literal["stats", "skip", "amend", "scale", "setup", "fatal"]
+Kind: TypeAlias = Literal["stats", "named", "skip", "amend", "scale", "setup", "fatal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,35 +61,39 @@ class Wording:
                 return
 
     def _statements(self, line: str, match: re.Match[str]) -> Iterator[Statement]:
-        told: Told = {n: _value(n, text) for n, text in match.groupdict().items() if text}
+        values: Told = {n: _value(n, text) for n, text in match.groupdict().items() if text}
+        if self.kind == "named":
+            values = {**values_of(numbers_in(line)), **values}
         for name, pattern in self.fields.items():
             if found := pattern.search(line):
-                told[name] = _value(name, found["found"])
-        if self.wants and not told.keys() & {*self.wants}:
+                values[name] = _value(name, found["found"])
+        if self.wants and not values.keys() & {*self.wants}:
             return
         if self.mended is not None:
-            told = self.mended(told)
-        scaler = {name: told.pop(name) for name in _SETTINGS & told.keys()}
+            values = self.mended(values)
+        scaler = {name: values.pop(name) for name in _SETTINGS & values.keys()}
         if scaler:
             yield Setup(scaler=scaler)
-        if self.kind == "stats":
-            yield self._stats(told)
+        if self.kind in ("stats", "named"):
+            yield self._stats(values)
         elif self.kind == "fatal":
             yield Fatal(self.exception, line[match.start() :].strip()[:300])
         elif self.kind == "setup":
-            named = {str(told["key"]): told["value"]} if "key" in told else told
+            named = {str(values["key"]): values["value"]} if "key" in values else values
             yield Setup(config={n: _WORDS.get(v, v) for n, v in named.items()}, begins=self.begins)
         else:
-            yield _OF_SCALE[self.kind](**told)
+            yield _OF_SCALE[self.kind](**values)
 
     def _stats(self, told: Told) -> Stats:
         """The statistics of a line; the epoch and its batch are one step if both are counted."""
-        values = {name: value for name, value in told.items() if name not in (*_PLACES, "skipped")}
+        apart = {*_PLACES, "skipped", "total_skips"}
+        values = {name: value for name, value in told.items() if name not in apart}
         step, epoch = told.get("step"), told.get("epoch")
         if self.first_epoch is not None and epoch is not None and "batches" in told:
             step, epoch = (epoch - self.first_epoch) * told["batches"] + step, None
         is_skipped = told["skipped"] == "True" if "skipped" in told else None
-        return Stats(step, values, epoch=epoch, is_skipped=is_skipped)
+        skips = told.get("total_skips")
+        return Stats(step, values, epoch=epoch, total_skips=skips, is_skipped=is_skipped)
 
 
 _OF_SCALE: Mapping[str, Callable[..., Statement]] = {"skip": Skip, "amend": Amend, "scale": Scale}
@@ -110,8 +117,8 @@ def worded(kind: Kind, text: str, fields: Mapping[str, str] | None = None, **mor
 def _compiled(text: str) -> re.Pattern[str]:
     def group(hole: re.Match[str]) -> str:
         name = hole[1]
-        kept = _COUNT if name in (*_COUNTS, "growth_interval") else NUMBER
-        return f"(?P<{name}>{kept})" if name else f"(?:{kept})"
+        pattern = _COUNT if name in (*_COUNTS, "growth_interval") else NUMBER
+        return f"(?P<{name}>{pattern})" if name else f"(?:{pattern})"
 
     return re.compile(_HOLE.sub(group, text))
 

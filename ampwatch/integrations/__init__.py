@@ -1,4 +1,4 @@
-"""One line for those whose loop a framework writes: Lightning, Fabric, Transformers, Accelerate.
+"""One line for a loop that a framework writes: Lightning, Transformers, Accelerate, DeepSpeed, ...
 
 Each file finds the framework's own scaler, model and optimizer and calls `ampwatch.attach`; the
 callbacks close the watch when training ends. Importing this package imports no framework: import

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ampwatch.errors import warn
 from ampwatch.integrations.framework_watch import FrameworkWatch
 
 if TYPE_CHECKING:
@@ -21,15 +22,8 @@ else:
         from pytorch_lightning import Callback
 
 
-class AmpwatchCallback(Callback):
-    """Watches the fit with the scaler of the trainer's precision plugin, or without one.
-
-    Takes what `ampwatch.attach` takes beside scaler, model and optimizer: `run`, `log_dir`,
-    `endpoint`, `layer_every`, `config`; `mirror`, which is `ampwatch.mirror`'s `to`: "active" is
-    the run of the framework's own logger; and `guard`, True or a dict of `ampwatch.guard`'s
-    arguments. A fit resumed by `ckpt_path` goes on in the run that
-    the checkpoint was saved from.
-    """
+class _Hooks:
+    """The hooks of the callback, whichever package's Callback it is."""
 
     def __init__(self, **options: Any) -> None:
         self._watch = FrameworkWatch(options)
@@ -76,6 +70,36 @@ class AmpwatchCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the run to which Lightning's loaded checkpoint belongs."""
         self._resumed = dict(state_dict)
+
+
+class AmpwatchCallback(_Hooks, Callback):
+    """Watches the fit with the scaler of the trainer's precision plugin, or without one.
+
+    Takes what `ampwatch.attach` takes beside scaler, model and optimizer: `run`, `log_dir`,
+    `endpoint`, `layer_every`, `config`; `mirror`, which is `ampwatch.mirror`'s `to`: "active" is
+    the run of the framework's own logger; and `guard`, True or a dict of `ampwatch.guard`'s
+    arguments. A fit resumed by `ckpt_path` goes on in the run that
+    the checkpoint was saved from.
+    """
+
+
+def callback_on(base: type) -> type:
+    """The callback that AMPWATCH=1 adds to each Trainer whose callbacks are of this class.
+
+    Its name tells its state in a checkpoint from that of the script's own callback.
+    """
+    return type("AmpwatchAddedCallback", (_Added, base), {})
+
+
+class _Added(_Hooks):
+    """Leaves a Trainer to the script's own callback, if it has one: a training has one watch."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to watch Lightning's fit, unless the script does."""
+        if any(isinstance(one, _Hooks) and one is not self for one in trainer.callbacks):
+            warn("the script has an AmpwatchCallback of its own; AMPWATCH=1 adds none.")
+        else:
+            super().on_train_start(trainer, pl_module)
 
 
 def _stop_fit(trainer: Any) -> None:

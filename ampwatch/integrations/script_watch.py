@@ -1,4 +1,6 @@
-"""Watches the script that `ampwatch run` starts: finds scaler, optimizers, model, and attaches.
+"""Watches a script that does not call ampwatch: finds scaler, optimizers, model, and attaches.
+
+`ampwatch run` and AMPWATCH=1 begin it.
 
 Nothing is read or changed before the script itself imports torch. From then on we hear of each
 scaler and optimizer when it is made. The watch begins at the first forward pass in training mode of
@@ -58,24 +60,42 @@ BY_HAND = "call ampwatch.attach(scaler, model, optimizer=...) in the script"
 ITS_LOG = "give the log that it prints to `ampwatch report`"
 
 
+_script: list[ScriptWatch] = []  # of this process; one at the most
+
+
 def prepare() -> None:
     """Prepare to watch the script of `ampwatch run`: wait for it to import torch."""
     if not switched_off():
         _keep_closed_streams_closed()
         if rerun_process.is_rerun():
             rerun_process.redirect_outputs()
-        when_torch_is_loaded(_begin)
+        when_torch_is_loaded(begin)
 
 
-def _begin() -> None:
+def begin() -> None:
+    """Begin to watch the script in this process, which has loaded torch; once."""
+    if _script:
+        return
     try:
-        script = ScriptWatch(json.loads(os.environ.get(OPTIONS, "{}")))
+        _script.append(ScriptWatch(run_options()))
     except ImportError as error:  # of what we need beside torch
         say_to_stderr(f"this Python cannot watch ({error}); the script runs alone.")
         return
-    script.begin()
+    _script[0].begin()
     if rerun_process.is_rerun():
         rerun_process.prepare_torch()
+
+
+def add_scaler(scaler: Any) -> None:
+    """Show the script's watch a scaler that was made before it began."""
+    for script in _script:
+        script.add_scaler(scaler)
+
+
+def run_options() -> dict[str, Any]:
+    """What `ampwatch run` was asked for, as arguments of `attach`; nothing without it."""
+    asked: dict[str, Any] = json.loads(os.environ.get(OPTIONS, "{}"))
+    return asked
 
 
 def _keep_closed_streams_closed() -> None:
@@ -114,6 +134,7 @@ class ScriptWatch:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # of no training so far
         self._fruitless: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._strangers: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hold nothing of theirs
+        self._engines: weakref.WeakSet[Any] = weakref.WeakSet()  # DeepSpeed's
         self._waiting: Any = None
         self._compiles = False
         self._seen = ScriptFacts()
@@ -128,7 +149,7 @@ class ScriptWatch:
         from ampwatch.probe.hooks import tell_of_lookups
 
         for kind, tell in (
-            (torch.amp.GradScaler, self._made_scaler),
+            (torch.amp.GradScaler, self.add_scaler),
             (torch.optim.Optimizer, self._made_optimizer),
         ):
             tell_of_lookups(kind, "__init__", tell, also_by_class=True)
@@ -141,7 +162,8 @@ class ScriptWatch:
 
     # -- what the script makes and does --------------------------------------------------------
 
-    def _made_scaler(self, scaler: Any) -> None:
+    def add_scaler(self, scaler: Any) -> None:
+        """Take up a scaler that the script has made."""
         import torch
 
         for kind in type(scaler).__mro__:
@@ -159,6 +181,9 @@ class ScriptWatch:
         self._optimizers.add(optimizer)
         self._strangers.clear()
         self._watch_forwards()
+        engines = sys.modules.get("deepspeed.runtime.engine")
+        if engines is not None:
+            tell_of_calls(engines.DeepSpeedEngine, "forward", self._engine_runs)
 
     def _watch_forwards(self) -> None:
         """Look at the script's forward passes until there is nothing left to attach to."""
@@ -184,6 +209,12 @@ class ScriptWatch:
             self._seen.evaluated = True
         elif module not in self._strangers:
             self._shield.run(self._begin_with, module)
+
+    def _engine_runs(self, engine: Any, *_: Any, **__: Any) -> None:
+        if engine not in self._engines and engine.training and engine.optimizer is not None:
+            self._engines.add(engine)
+            self._optimizers.discard(getattr(engine.optimizer, "optimizer", engine.optimizer))
+            self._shield.run(self._attach, None, [], engine)
 
     def _scaling(self, scaler: Any, outputs: Any, *_: Any, **__: Any) -> None:
         self._shield.run(self._losses.add_scaled, scaler, outputs)
@@ -278,11 +309,15 @@ class ScriptWatch:
             self._optimizers.discard(optimizer)
         if not self._optimizers:
             self._stop_watching_forwards()
-        models = trained_models(optimizers, running)
         try:
-            watch = attach(
-                scaler, models, optimizer=optimizers if scaler is None else None, **self._options
-            )
+            if optimizers or scaler is not None:
+                models = trained_models(optimizers, running)
+                own = optimizers if scaler is None else None
+                watch = attach(scaler, models, optimizer=own, **self._options)
+            else:  # DeepSpeed's engine, whose optimizer steps on copies of the weights
+                from ampwatch.integrations import deepspeed
+
+                watch = deepspeed.attach(running, **self._options)
         except AttachError as error:
             self._seen.refused = True
             self._scalers.discard(scaler)
@@ -292,11 +327,16 @@ class ScriptWatch:
             self._seen.watched = True
 
     def _say_if_nothing(self) -> None:
-        """Say that nothing in the script was watched; not of a launcher, whose children train."""
-        launches = not self._seen.optimizers and os.times().children_user > 0
-        asked = _is_own_process() and multiprocessing.parent_process() is None
-        if not (self._seen.watched or self._seen.refused or launches) and asked:
-            say_to_stderr(f"nothing was watched: {why_unwatched(self._seen)}")
+        """Say that nothing in the script was watched; not of a launcher, whose children train.
+
+        Under AMPWATCH=1 every Python that loads torch comes here: most of them do not train.
+        """
+        seen = self._seen
+        launches = not seen.optimizers and os.times().children_user > 0
+        idle = OPTIONS not in os.environ and not (seen.optimizers or seen.went_back)
+        asked = _is_own_process() and multiprocessing.parent_process() is None and not idle
+        if not (seen.watched or seen.refused or launches) and asked:
+            say_to_stderr(f"nothing was watched: {why_unwatched(seen)}")
 
 
 def _live_watches() -> list[Watch]:
@@ -336,7 +376,7 @@ def why_unwatched(seen: ScriptFacts) -> str:
     if seen.ran:
         return (
             f"modules ran in training mode, but none holds a parameter of {named}: it was given "
-            f"copies, as DeepSpeed and Apex make them; {ITS_LOG}, or {BY_HAND}."
+            f"copies, as Apex makes them; {ITS_LOG}, or {BY_HAND}."
         )
     if seen.evaluated:
         return (
@@ -359,10 +399,11 @@ def why_unwatched(seen: ScriptFacts) -> str:
 
 def when_torch_is_loaded(tell: Callable[[], None]) -> None:
     """Call `tell` once the script has loaded torch: now, or as its import ends."""
-    if "torch" in sys.modules:  # a package's .pth file has imported it before us
-        tell()
-    else:
+    torch = sys.modules.get("torch")
+    if torch is None:
         sys.meta_path.insert(0, _TorchFinder(tell))
+    elif not (getattr(torch.__spec__, "_initializing", False) and _hook(torch.__spec__, tell)):
+        tell()  # a package's .pth file has imported it before us
 
 
 def tell_of_calls(kind: Any, name: str, tell: Callable[..., None]) -> None:
@@ -434,15 +475,22 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
             spec = importlib.util.find_spec(name)
         finally:
             self._asks = False
-        if spec is not None and type(spec) is ModuleSpec:
-            vars(spec)["_loaded"] = self._loaded
-            spec.__class__ = _HookedSpec
+        _hook(spec, self._loaded)
         return spec
 
     def _loaded(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             self._tell()
+
+
+def _hook(spec: ModuleSpec | None, loaded: Callable[[], None]) -> bool:
+    """Have `loaded` called as the import ends that goes by this spec; whether that can be had."""
+    if type(spec) is not ModuleSpec:
+        return False
+    vars(spec)["_loaded"] = loaded
+    spec.__class__ = _HookedSpec
+    return True
 
 
 class _HookedSpec(ModuleSpec):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,15 @@ import torch
 from torch import Tensor
 
 from ampwatch.integrations.framework_watch import FrameworkWatch
+from ampwatch.metric_names import is_metric
 
 if TYPE_CHECKING:
     TrainerCallback = object
 else:
     from transformers import TrainerCallback
+
+
+_MEASURED = ("loss", "grad_norm", "learning_rate")  # by the watch, in each step
 
 
 class AmpwatchCallback(TrainerCallback):
@@ -49,6 +54,12 @@ class AmpwatchCallback(TrainerCallback):
         loss = self._loss.take()
         if loss is not None:
             self._watch.log(loss=loss)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **parts: Any
+    ) -> None:
+        """Log what the Trainer logs and the watch does not measure, such as TRL's figures."""
+        self._watch.log({k: v for k, v in logs.items() if k not in _MEASURED and is_metric(k)})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """End the watch as the Trainer of Transformers ends: the log is complete."""

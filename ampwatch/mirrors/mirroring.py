@@ -32,8 +32,8 @@ LONGEST_RETRY_S = 60.0
 LAST_TRY_S = 2.0  # time at the end for a client that failed before
 
 EXAMPLES = (
-    "tensorboard:DIR, prometheus://:9464, otlp://HOST:4318, wandb:PROJECT, mlflow:EXPERIMENT, "
-    "trackio:PROJECT"
+    "tensorboard:DIR, prometheus://:9464, otlp://HOST:4318 (otlps:// with TLS), wandb:PROJECT, "
+    "mlflow:EXPERIMENT, trackio:PROJECT"
 )
 KINDS = ("tensorboard", "prometheus", "otlp", "otlps", "wandb", "mlflow", "trackio")
 _LONGEST_REASON = 200  # letters
@@ -69,7 +69,7 @@ def open_mirror(place: str, *, is_inside: bool) -> Mirror:
     kind, _, rest = place.partition(":")
     name = kind.strip().lower()
     if name not in KINDS:
-        raise MirrorError(f"There is no place {place!r} to mirror to. Places are {EXAMPLES}.")
+        raise MirrorError(f"{place!r} is no tool to mirror to. Tools are {EXAMPLES}.")
     scheme = {"scheme": "https"} if name == "otlps" else {}
     try:
         mirror: Mirror = _file(name).open_mirror(rest.strip(), is_inside=is_inside, **scheme)
@@ -99,7 +99,7 @@ def active_places() -> list[str]:
     if not active:
         raise MirrorError(
             "No run of W&B, MLflow or trackio is active: start one before ampwatch.mirror(), or "
-            f"name a place: {EXAMPLES}."
+            f"name a tool: {EXAMPLES}."
         )
     return active
 

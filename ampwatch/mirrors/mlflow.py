@@ -1,4 +1,4 @@
-"""MLflow: metrics with their own steps and times, a thousand per request; findings as tags."""
+"""MLflow: metrics with their own steps and times, findings as tags, at the end the report."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ampwatch.follow import State
 from ampwatch.mirrors.mirroring import client
 from ampwatch.mirrors.updates import Update
 from ampwatch.printable_text import printable
+from ampwatch.report import to_json
 from ampwatch.store import RunInfo
 
 _METRICS_AT_ONCE = 1000  # MLflow's own limits, of a request and of a value
@@ -63,6 +64,9 @@ class MlflowMirror:
             self._server.log_batch(run_id, metrics=portion)
         if update.diagnosis is not None:
             self._tag(run_id, _tags(update))
+            if update.is_over:
+                report = to_json(update.diagnosis)
+                self._server.log_text(run_id, report, f"ampwatch/{update.info.name}/report.json")
         if update.is_over and update.info.id in self._own:
             how = "KILLED" if update.state is State.LOST else "FINISHED"
             self._server.set_terminated(self._own.pop(update.info.id), how)

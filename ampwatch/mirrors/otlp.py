@@ -1,14 +1,16 @@
 """OpenTelemetry: the current values of each run, as gauges and counters.
 
 `otlp://HOST:4318` sends to a collector whenever there is something new. `otlp` alone adds to the
-meter provider of this process, which sends at its own times.
+meter provider of this process, which sends at its own times. Cards have the names of the semantic
+conventions for hardware, too.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +31,16 @@ _HTTP, _HTTP_PORT = "opentelemetry-exporter-otlp-proto-http", 4318
 _GRPC, _GRPC_PORT = "opentelemetry-exporter-otlp-proto-grpc", 4317
 _UNITS = {"": "", "seconds": "s", "bytes": "By"}
 _FLUSH_MS = 5000
+
+# Of a row of `devices`: the conventions' name and unit, and the value from the row.
+_HARDWARE: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float | None]], ...] = (
+    ("hw.gpu.utilization", "1", itemgetter("utilisation")),
+    ("hw.gpu.memory.usage", "By", itemgetter("used_bytes")),
+    ("hw.gpu.memory.limit", "By", itemgetter("total_bytes")),
+    ("hw.gpu.memory.utilization", "1", lambda row: _share(row["used_bytes"], row["total_bytes"])),
+    ("hw.power", "W", itemgetter("power_w")),
+    ("hw.temperature", "Cel", itemgetter("temperature_c")),
+)
 
 
 def open_mirror(
@@ -105,6 +117,10 @@ def _observe(provider: Any, values: Callable[[], CurrentValues]) -> None:
             unit=_UNITS[reading.unit],
             description=reading.help,
         )
+    for name, unit, value in _HARDWARE:
+        is_sum = name in ("hw.gpu.memory.usage", "hw.gpu.memory.limit")  # the conventions' choice
+        make = meter.create_observable_up_down_counter if is_sum else meter.create_observable_gauge
+        make(name, [partial(_of_devices, values, value)], unit=unit)
 
 
 def _observations(
@@ -114,6 +130,29 @@ def _observations(
 
     for sample in values().samples().get(wanted, ()):
         yield Observation(sample.value, sample.labels)
+
+
+def _of_devices(
+    values: Callable[[], CurrentValues],
+    value: Callable[[Mapping[str, Any]], float | None],
+    _options: Any,
+) -> Iterator[Any]:
+    from opentelemetry.metrics import Observation
+
+    for run, rank, row in values().devices():
+        number = value(row)
+        if number is not None:
+            attributes = {
+                "hw.id": f"{run}/rank-{rank}/{row['device']}",
+                "hw.type": "gpu",
+                "hw.name": row["device"],
+            }
+            attributes |= {"hw.model": row["name"]} if row["name"] else {}
+            yield Observation(number, attributes)
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _active_provider() -> Any:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -58,6 +58,9 @@ READINGS = (
     Reading("memory_peak_bytes", "memory_peak", "The peak memory of the rank's devices.", "bytes"),
 )
 
+# A card's columns in the table `devices` that are shown as they are.
+DEVICE_COLUMNS = ("used_bytes", "total_bytes", "utilisation", "power_w", "temperature_c")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
@@ -80,6 +83,7 @@ class Points:
     steps: Integers
     times_ns: Integers
     curves: Mapping[str, Curve]
+    devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # newest row of each
 
     @property
     def prefix(self) -> str:
@@ -176,6 +180,7 @@ class RankReader:
         self._rank, self._selection = rank, selection
         self._steps_read = self._samples_read = 0
         self._skipped: dict[int, int] = {}  # by optimizer, in order of appearance
+        self._devices: dict[str, dict[str, Any]] = {}  # the newest sample of each
 
     def waiting(self, run: Run) -> int:
         """How many step rows have not been read yet."""
@@ -192,8 +197,9 @@ class RankReader:
         times_ns = integers(rows.column("time_ns"), null=run.info.started_ns)
         peaks = self._peaks(run, times_ns, most)
         every = Points(
-            self._rank, 0, steps, times_ns, {**_curves(rows), "memory_peak_bytes": peaks}
-        )
+            self._rank, 0, steps, times_ns, {**_curves(rows), "memory_peak_bytes": peaks},
+            self._devices,
+        )  # fmt: skip
         skips = integers(rows.column("skipped").cast(pa.int8()), null=0) > 0
         numbers = integers(rows.column("optimizer"))
         parts = [self._of(n, every, skips, numbers == n) for n in np.unique(numbers).tolist()]
@@ -209,7 +215,7 @@ class RankReader:
         shown = mine & self._shown(every, skips)
         return Points(
             every.rank, place, every.steps[shown], every.times_ns[shown],
-            {name: curve.at(shown) for name, curve in curves.items()},
+            {name: curve.at(shown) for name, curve in curves.items()}, every.devices,
         )  # fmt: skip
 
     def _shown(self, every: Points, skips: Flags) -> Flags:
@@ -222,12 +228,14 @@ class RankReader:
 
     def _peaks(self, run: Run, times_ns: Integers, most: int) -> Curve:
         """Each device sample, at the step that was running then."""
-        names = ("time_ns", "peak_bytes")
+        names = ("time_ns", "peak_bytes", "device", "name", *DEVICE_COLUMNS)
         samples = run.logged(Table.DEVICES, names, self._rank, self._samples_read, most)
         ends = np.maximum.accumulate(times_ns)
         sampled = integers(samples.column("time_ns"))
         due = int(np.searchsorted(np.maximum.accumulate(sampled), ends[-1], side="right"))
         self._samples_read += due
+        newest = samples.slice(0, due).select(names[2:]).to_pylist()
+        self._devices = self._devices | {row["device"]: row for row in newest}
         values = integers(samples.column("peak_bytes"))[:due]
         places = np.minimum(np.searchsorted(ends, sampled[:due]), len(ends) - 1)
         peaks = np.full(len(ends), -1, np.int64)
@@ -354,6 +362,7 @@ class _Run:
     """One run: the newest value of each reading by rank and optimizer, and the findings."""
 
     values: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
+    devices: dict[tuple[int, str], Mapping[str, Any]] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     is_over: bool = False
 
@@ -372,6 +381,7 @@ class CurrentValues:
             for points in update.points:
                 own = run.values.setdefault((points.rank, points.optimizer), {})
                 own.update(_newest(points))
+                run.devices |= {(points.rank, d): row for d, row in points.devices.items()}
             if update.diagnosis is not None:
                 run.findings = update.diagnosis.findings
             run.is_over = update.is_over
@@ -390,6 +400,16 @@ class CurrentValues:
             samples[ENDED] = [Sample(float(one.is_over), {"run": name}) for name, one in runs]
             samples[FINDING] = [s for name, one in runs for s in _findings(name, one)]
         return {reading: some for reading, some in samples.items() if some}
+
+    def devices(self) -> list[tuple[str, int, Mapping[str, Any]]]:
+        """Of each run that goes on and each rank the cards' newest rows."""
+        with self._lock:
+            return [
+                (name, rank, row)
+                for name, run in self._runs.items()
+                if not run.is_over
+                for (rank, _), row in run.devices.items()
+            ]
 
 
 def _newest(points: Points) -> Iterator[tuple[str, float]]:

@@ -8,6 +8,7 @@ the loop logs, and the run's steps stay as they were. A separate run gets every 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from ampwatch.diagnosis import Diagnosis, Severity
@@ -15,6 +16,7 @@ from ampwatch.errors import MirrorError, warn
 from ampwatch.follow import State
 from ampwatch.mirrors.mirroring import client
 from ampwatch.mirrors.updates import PREFIX, READINGS, STEP, Update
+from ampwatch.report import to_json
 
 _LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.ERROR: "ERROR"}
 _COLUMNS = ["code", "name", "severity", "first step", "layer", "summary", "action"]
@@ -124,7 +126,7 @@ class WandbOwn:
 
 
 class _Findings:
-    """A run's findings: alerts as they come, the verdict in its summary, and a table of all."""
+    """A run's findings: alerts as they come, the verdict, a table of all, at the end the report."""
 
     def __init__(self, wandb: Any, run: Any) -> None:
         self._wandb, self._run = wandb, run
@@ -152,6 +154,21 @@ class _Findings:
             self._said = said
             self._run.summary[f"{PREFIX}verdict"] = diagnosis.verdict.value
             self._run.log({f"{PREFIX}findings": self._table(diagnosis)}, commit=False)
+        if update.is_over:
+            self._log_report(update.info.name, diagnosis)
+
+    def _log_report(self, name: str, diagnosis: Diagnosis) -> None:
+        """The report as an artifact, with the verdict beside it."""
+        plain = re.sub(r"[^\w.-]", "-", name)[:100]  # of W&B's letters
+        codes = [finding.code for finding in diagnosis.findings]
+        artifact = self._wandb.Artifact(
+            f"ampwatch-{plain}",
+            "ampwatch-report",
+            metadata={"verdict": diagnosis.verdict.value, "findings": codes},
+        )
+        with artifact.new_file("report.json", encoding="utf-8") as file:
+            file.write(to_json(diagnosis))
+        self._run.log_artifact(artifact)
 
     def _table(self, diagnosis: Diagnosis) -> Any:
         rows = [

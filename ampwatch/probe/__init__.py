@@ -6,7 +6,7 @@
 The training thread only collects values; the courier's thread computes with them. Nothing raises
 into the training, nothing synchronises a device, and no bit of the training changes.
 
-- begin and end: attach, watch, run_identity, fatal_exceptions
+- begin and end: attach, watch, run_identity, hydra_config, fatal_exceptions
 - who calls us: watched_scaler, hooks
 - the loop: loop, current_step, optimizer_turns, optimizers, backward_passes, records
 - what is measured: tensor_values, norms, weight_updates, checkpoints, devices

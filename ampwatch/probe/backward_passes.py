@@ -58,13 +58,13 @@ MOST_WINDOWS = 16
 def leaves_of(start: Tensor) -> list[Tensor]:
     """The tensors into which a backward from here would accumulate."""
     leaves: list[Tensor] = []
-    seen = set()
+    ids = set()
     nodes = [start.grad_fn]
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node is None or node in ids:
             continue
-        seen.add(node)
+        ids.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None:
             leaves.append(variable)
@@ -76,10 +76,7 @@ class BackwardWatch:
     """Follows the backward passes of one loop."""
 
     def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        step: CurrentStep,
-        shield: FailureShield,
+        self, parameters: Sequence[Tensor], step: CurrentStep, shield: FailureShield
     ) -> None:
         self._parameters: list[Tensor] = []
         self._frozen: dict[int, Tensor] = {}  # those that a loop may yet unfreeze
@@ -153,9 +150,9 @@ class BackwardWatch:
             return
         now = fingerprint(self._parameters)
         if now == self._before:
-            known = len(self._parameters)
+            count = len(self._parameters)
             self.look_again()
-            if all(parameter.grad is None for parameter in self._parameters[known:]):
+            if all(parameter.grad is None for parameter in self._parameters[count:]):
                 return
             now = fingerprint(self._parameters)
         self._count_passes(now)
@@ -193,12 +190,12 @@ class BackwardWatch:
         now = fingerprint(parameters)
         if now.versions == left.versions and now.identities == left.identities:
             return False  # the common case: one optimizer, and it holds just these parameters
-        known = [self._known.get(id(parameter)) for parameter in parameters]
+        at = [self._known.get(id(parameter)) for parameter in parameters]
         return any(
             position is not None
             and identity != id(None)
             and (left.identities[position], left.versions[position]) != (identity, version)
-            for position, identity, version in zip(known, now.identities, now.versions, strict=True)
+            for position, identity, version in zip(at, now.identities, now.versions, strict=True)
         )
 
     def release(self) -> None:
@@ -463,10 +460,7 @@ class BackwardLosses:
     def begin(self) -> None:
         """Hear of each loss, and of optimizers' steps, which end a step's sum of them."""
         tell_of_lookups(Tensor, "backward", self._going_back)
-        self._handles = [
-            hook_step_begin(self._begins_step),
-            hook_any_step_end(self._ended_step),
-        ]
+        self._handles = [hook_step_begin(self._begins_step), hook_any_step_end(self._ended_step)]
 
     @property
     def is_needed(self) -> bool:
@@ -498,9 +492,9 @@ class BackwardLosses:
 
     def add_scaled(self, scaler: Any, outputs: Any) -> None:
         """Note a loss that a scaler without a watch is about to scale."""
-        known = self._scaled.get(scaler) if scaler in self._scaled else 0.0
-        is_loss = isinstance(outputs, Tensor) and outputs.ndim == 0 and known is not None
-        self._scaled[scaler] = _sum(known, outputs) if is_loss else None
+        total = self._scaled.get(scaler) if scaler in self._scaled else 0.0
+        is_loss = isinstance(outputs, Tensor) and outputs.ndim == 0 and total is not None
+        self._scaled[scaler] = _sum(total, outputs) if is_loss else None
 
     def log_scaled(self, scaler: Any) -> None:
         """Log the losses that a scaler has scaled in this step; it is watched from now on."""

@@ -84,8 +84,8 @@ class Control:
 
     def take(self, arrived: InstructionArrived) -> None:
         """An instruction has come: it waits for the step's end, or is refused."""
-        told = arrived.instruction
-        asked = Request(told.key.value, told.value, arrived.number)
+        order = arrived.instruction
+        asked = Request(order.key.value, order.value, arrived.number)
         why = self._refusal(asked, arrived)
         if not why:
             self._last_number = arrived.number
@@ -170,8 +170,8 @@ class Control:
             return
         self._lowered = asked.number, before, after
         detail = {"factor": factor, "from": before, "to": after}
-        told = f"The learning rate was changed{_from_to(before, after)}, on the page's request."
-        self._answer(asked, "done", told, **detail)
+        text = f"The learning rate was changed{_from_to(before, after)}, on the page's request."
+        self._answer(asked, "done", text, **detail)
 
     def _look_after_the_rate(self) -> None:
         """A step later: did the program set its rate back?"""
@@ -179,19 +179,19 @@ class Control:
         (number, before, after), self._lowered = self._lowered, None
         now = self._rates()
         if now and len(now) == len(after) and _is_nearer(now, before, after):
-            told = (
-                f"The program set its learning rate back, to {now[0]:.4g}: it keeps the rate "
-                "itself, so change it in the script."
+            text = (
+                f"The program set its learning rate back, to {now[0]:.4g}: it keeps the learning "
+                "rate itself, so change it in the script."
             )
-            self._say({"outcome": "undone", "number": number, "told": told})
+            self._say({"outcome": "undone", "number": number, "told": text})
 
     def _views(self) -> list[OptimizerView]:
         return [] if self._turns is None else list(self._turns.views.values())
 
     def _rates(self) -> list[float]:
         """Each group's rate, of all optimizers; without those that only a device knows."""
-        found = [number_of(group.get("lr")) for group in groups_of(self._views())]
-        return [rate for rate in found if math.isfinite(rate)]
+        rates = [number_of(group.get("lr")) for group in groups_of(self._views())]
+        return [rate for rate in rates if math.isfinite(rate)]
 
     def _write_checkpoint(self, asked: Request) -> None:
         if self._save is None:
@@ -199,12 +199,12 @@ class Control:
         began = time.perf_counter()
         if self._call(self._save, asked, "on_save"):
             took_s = time.perf_counter() - began
-            told = f"A checkpoint was written in {took_s:.1f} s, on the page's request."
-            self._answer(asked, "done", told)
+            text = f"A checkpoint was written in {took_s:.1f} s, on the page's request."
+            self._answer(asked, "done", text)
 
     def _end(self, asked: Request) -> None:
-        told = "The training is ended after this step, on the page's request."
-        self._answer(asked, "done", told)
+        text = "The training is ended after this step, on the page's request."
+        self._answer(asked, "done", text)
         if self._stop is not None:
             self._call(self._stop, asked, "on_stop")
         else:
@@ -215,9 +215,9 @@ class Control:
         try:
             function()
         except Exception as error:  # noqa: BLE001 - theirs may raise anything
-            said = f"{type(error).__name__}: {str(error)[:200]}"
-            told = f"The function given to {given_to} raised {said}. Training goes on."
-            self._answer(asked, "failed", told)
+            error_text = f"{type(error).__name__}: {str(error)[:200]}"
+            text = f"The function given to {given_to} raised {error_text}. Training goes on."
+            self._answer(asked, "failed", text)
             return False
         return True
 
@@ -251,8 +251,8 @@ def _is_nearer(now: list[float], before: list[float], after: list[float]) -> boo
 
 def _from_to(before: list[float], after: list[float]) -> str:
     pairs = dict.fromkeys(zip(before, after, strict=True))
-    told = ", ".join(f"from {one:.4g} to {other:.4g}" for one, other in list(pairs)[:3])
-    return f" {told}" if told else ""
+    changes = ", ".join(f"from {one:.4g} to {other:.4g}" for one, other in list(pairs)[:3])
+    return f" {changes}" if changes else ""
 
 
 # -- all ranks in the same step, or none -----------------------------------------------------------
@@ -299,11 +299,11 @@ class RankAgreement:
         store, number = self._ranks.store(), self._last_number + 1
         if store is None or self._agreed is not None or not store.check([f"proposal/{number}"]):
             return
-        told = json.loads(store.get(f"proposal/{number}"))
+        proposal = json.loads(store.get(f"proposal/{number}"))
         self._last_number = number
-        self._agreed = Proposal(number, told["at_step"], told["what"])
+        self._agreed = Proposal(number, proposal["at_step"], proposal["what"])
         # Asked after it is set: from here on the training thread comes to that step knowing of it.
-        if step.number < told["at_step"]:
+        if step.number < proposal["at_step"]:
             store.add(f"agreed/{number}", 1)
         else:
             self._agreed = None

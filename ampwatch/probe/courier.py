@@ -104,7 +104,7 @@ class Courier:
         self._filed_rows = 0  # in the log as it stands
         self._opening: list[codec.Batch] = []  # what no log can be read without
         self._looked_at = time.monotonic()
-        self._is_away = False  # the log, and it cannot be begun anew
+        self._is_away = False  # the log, and it cannot be started again
         self._was_taken = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="ampwatch-courier", daemon=True)
@@ -214,10 +214,10 @@ class Courier:
         except Exception as error:  # noqa: BLE001 - the shield has it in a moment
             self._shield.failed(error)
         for record in records:
-            found = self._shield.run(row_maker.rows, [record])
-            if found is None:
+            rows = self._shield.run(row_maker.rows, [record])
+            if rows is None:
                 self._lose(1, "they could not be made from what was seen")
-            sets += found or ()
+            sets += rows or ()
         return sets
 
     def _file(self, batch: codec.Batch) -> None:
@@ -249,9 +249,7 @@ class Courier:
             "step": [None],
             "time_ns": [time.time_ns()],
             "kind": [EventKind.GAP.value],
-            "detail": [
-                json.dumps({"lost_rows": self._unsaid_rows, "reason": self._why}),
-            ],
+            "detail": [json.dumps({"lost_rows": self._unsaid_rows, "reason": self._why})],
         }
         try:
             self._log.append(codec.encode(Table.EVENTS, columns))
@@ -275,7 +273,7 @@ class Courier:
         try:
             fate = self._log.begin_anew()
         except (AmpwatchError, OSError) as error:
-            self._say_taken(f"cannot be begun anew ({error}): rows are being lost")
+            self._say_taken(f"cannot be started again ({error}): rows are being lost")
             self._forget_filed("the log was taken away")
             self._is_away = True
             return False

@@ -84,7 +84,7 @@ class Culprit:
 
     def detail(self) -> dict[str, Any]:
         """For the overflow event's JSON: what JSON cannot say as a number is text."""
-        shown = {
+        values = {
             "direction": self.direction.value,
             "layer": self.layer,
             "exact": self.exact,
@@ -94,7 +94,7 @@ class Culprit:
             "limit": self.limit,
             "headroom_before": _number(self.headroom_before),
         }
-        return {name: value for name, value in shown.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def find_culprit(step: StepState) -> Culprit | None:
@@ -202,11 +202,11 @@ def _forward_at(
 
 def _loss(chain: _Chain) -> Culprit | None:
     """The culprit is the loss: it is not finite while all outputs of the model are."""
-    known = [layer for layer in chain.ran if layer.act_finite is not None]
-    if not known:
+    layers = [layer for layer in chain.ran if layer.act_finite is not None]
+    if not layers:
         return None
-    whole = any(layer.parent is None for layer in known)
-    return Culprit(Direction.LOSS, None, exact=whole, between=(known[-1].name, LOSS))
+    whole = any(layer.parent is None for layer in layers)
+    return Culprit(Direction.LOSS, None, exact=whole, between=(layers[-1].name, LOSS))
 
 
 def _backward(chain: _Chain) -> Culprit | None:
@@ -237,18 +237,18 @@ def _backward(chain: _Chain) -> Culprit | None:
 def _own_gradient(chain: _Chain, layer: LayerState) -> bool | None:
     """Finiteness of its parameters' gradients, bare ones among them."""
     bare = (p.grad_finite for p in chain.layers if p.parent == layer.number and p.order is None)
-    known = [finite for finite in (layer.grad_finite, *bare) if finite is not None]
-    return all(known) if known else None
+    states = [finite for finite in (layer.grad_finite, *bare) if finite is not None]
+    return all(states) if states else None
 
 
 def _parameter_bound(chain: _Chain) -> Culprit | None:
     """Between the last layer in forward order with a bad gradient and the next with a good one."""
-    known = [layer for layer in chain.layers if layer.grad_finite is not None]
-    bad = [at for at, layer in enumerate(known) if not layer.grad_finite]
+    layers = [layer for layer in chain.layers if layer.grad_finite is not None]
+    bad = [at for at, layer in enumerate(layers) if not layer.grad_finite]
     if not bad:
         return None
-    last = known[bad[-1]]
-    after = known[bad[-1] + 1].name if bad[-1] + 1 < len(known) else LOSS
+    last = layers[bad[-1]]
+    after = layers[bad[-1] + 1].name if bad[-1] + 1 < len(layers) else LOSS
     return Culprit(
         Direction.BACKWARD,
         last.name,
@@ -346,7 +346,7 @@ class CulpritFinder:
     ) -> LayerState:
         number = layer.number
         info = self._infos.get(number)
-        known = [gradient_finite[at] for at in layer.parameters if at in gradient_finite]
+        states = [gradient_finite[at] for at in layer.parameters if at in gradient_finite]
         sampled: dict[str, Any] = {}
         if figures is not None:
             row = figures.row(number)
@@ -358,7 +358,7 @@ class CulpritFinder:
             name=layer.name,
             parent=layer.parent,
             order=self._orders.get(number),
-            grad_finite=all(known) if known else None,
+            grad_finite=all(states) if states else None,
             act_limit=None if info is None else _limit(info.output_dtype),
             grad_limit=None if info is None else _limit(info.out_grad_dtype),
             act_headroom=self._act_headroom.get(number),

@@ -156,10 +156,10 @@ _weakly: Callable[[Any], Any] = StorageWeakRef
 
 def _part(value: Tensor) -> Tensor:
     """An output's values, or some; a copy where to keep them would be to keep a larger tensor."""
-    known = value.detach()
-    if known.numel() > SAMPLE_LIMIT:
-        return strided(known, SAMPLE_LIMIT).clone()
-    return known if value._base is None else known.clone()
+    scalar = value.detach()
+    if scalar.numel() > SAMPLE_LIMIT:
+        return strided(scalar, SAMPLE_LIMIT).clone()
+    return scalar if value._base is None else scalar.clone()
 
 
 # -- the step --------------------------------------------------------------------------------------

@@ -73,9 +73,7 @@ class Nvml:
     """NVML, asked in the caller's thread. Rests for a minute after it died."""
 
     def __init__(
-        self,
-        load: Callable[[], Any] = load_nvml,
-        clock: Callable[[], float] = time.monotonic,
+        self, load: Callable[[], Any] = load_nvml, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._load = load
         self._clock = clock
@@ -88,10 +86,10 @@ class Nvml:
         if self._clock() < self._rests_until or not self._start():
             return {}
         try:
-            found = {name: (card, self._handle(card)) for name, card in cards.items()}
+            handles = {name: (card, self._handle(card)) for name, card in cards.items()}
             return {
                 name: self._reading(card, handle)
-                for name, (card, handle) in found.items()
+                for name, (card, handle) in handles.items()
                 if handle is not None
             }
         except self._module.NVMLError:
@@ -409,5 +407,5 @@ def _current(stats: Mapping[str, Any], what: str, which: str = "current") -> int
 
 def _with_reading(row: DeviceRow, reading: NvmlReading | None) -> DeviceRow:
     """The row with what NVML says; the total is torch's own word where NVML has none."""
-    known = {} if reading is None else asdict(reading)
-    return replace(row, **{name: value for name, value in known.items() if value is not None})
+    values = {} if reading is None else asdict(reading)
+    return replace(row, **{name: value for name, value in values.items() if value is not None})

@@ -145,12 +145,12 @@ def underflow_shares(bins: Bins) -> list[float | None]:
 
     None where no non-zero value is seen: all may be lost, or there may have been nothing.
     """
-    seen = bins[:, _FINITE].sum(axis=1)
+    counts = bins[:, _FINITE].sum(axis=1)
     flushed, _ = _flushed(bins)
-    shares = (bins[:, _SUBNORMALS].sum(axis=1) + flushed) / np.maximum(seen + flushed, 1.0)
+    shares = (bins[:, _SUBNORMALS].sum(axis=1) + flushed) / np.maximum(counts + flushed, 1.0)
     return [
         share if count else None
-        for share, count in zip(shares.tolist(), seen.tolist(), strict=True)
+        for share, count in zip(shares.tolist(), counts.tolist(), strict=True)
     ]
 
 
@@ -161,10 +161,10 @@ def lowest_scales(bins: Bins, scale: float) -> list[float | None]:
     is lost or subnormal.
     """
     scales: list[float | None] = [None] * len(bins)
-    seen = bins[:, _FINITE].sum(axis=1)
+    counts = bins[:, _FINITE].sum(axis=1)
     flushed, powers = _flushed(bins)
     lost_beyond_the_tail = np.isnan(powers) & (flushed > 0)
-    judged = np.flatnonzero((seen >= LEAST_VALUES_FOR_SCALES) & ~lost_beyond_the_tail)
+    judged = np.flatnonzero((counts >= LEAST_VALUES_FOR_SCALES) & ~lost_beyond_the_tail)
     if not len(judged):
         return scales
     tail = _Tail(bins[judged], flushed[judged], powers[judged])

@@ -267,10 +267,10 @@ def passed_through(error: BaseException, names: Mapping[int, str]) -> bool:
 def _chain(error: BaseException) -> list[BaseException]:
     """The exception and what it was raised from, as a traceback would print them."""
     chain: list[BaseException] = []
-    one: BaseException | None = error
-    while one is not None and len(chain) < _LONGEST_CHAIN and not any(one is c for c in chain):
-        chain.append(one)
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    link: BaseException | None = error
+    while link is not None and len(chain) < _LONGEST_CHAIN and not any(link is c for c in chain):
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return chain
 
 
@@ -280,14 +280,14 @@ def _places_to_read(error: BaseException, names: Mapping[int, str]) -> list[_Pla
     `raise X from e` says that e is the reason, so e lies deeper. One that was merely being handled
     when X came may have nothing to do with it: it is read where X itself came out of no layer.
     """
-    found: list[_Place] = []
+    all_places: list[_Place] = []
     for one in _chain(error):
         places = _places(one)
         if any(place.module_id in names for place in places):
-            found = places
-        if found and one.__cause__ is None:
+            all_places = places
+        if all_places and one.__cause__ is None:
             break
-    return found or _places(error)
+    return all_places or _places(error)
 
 
 def _places(error: BaseException) -> list[_Place]:
@@ -339,12 +339,12 @@ def _param_dtypes(module: Any) -> dict[str, str]:
 
 
 def _tensor_dtypes(place: _Place) -> dict[str, str]:
-    found: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
     for name, value in place.variables.items():
         several = value if name == "args" and type(value) is tuple else ()
         named = [(name, value), *((f"args[{i}]", one) for i, one in enumerate(several))]
-        found |= {k: dtype_name(one.dtype) for k, one in named if issubclass(type(one), Tensor)}
-    return dict(list(found.items())[:_MOST_TENSORS])
+        dtypes |= {k: dtype_name(one.dtype) for k, one in named if issubclass(type(one), Tensor)}
+    return dict(list(dtypes.items())[:_MOST_TENSORS])
 
 
 def _input_finite(place: _Place, chain: Sequence[BaseException]) -> bool | None:

@@ -70,13 +70,13 @@ def run_in_float32(model: Any, name: str) -> Float32Layer:
     once, after the model is created and before the optimizer steps. A second call for the same
     layer changes nothing and returns the same handle.
     """
-    found = _find_layer(_models(model), name)
-    layer = found.layer
+    way = _find_layer(_models(model), name)
+    layer = way.layer
     if _STATE not in vars(layer):
-        _check(found)
+        _check(way)
         run_layer_in_float32(layer)
         _handles.pop(layer, None)
-    return _handles.setdefault(layer, Float32Layer(found.name, layer))
+    return _handles.setdefault(layer, Float32Layer(way.name, layer))
 
 
 # -- find the layer --------------------------------------------------------------------------------
@@ -117,16 +117,16 @@ def _find_layer(models: list[tuple[str, nn.Module]], name: Any) -> _Found:
             f"The name of the layer is a {type(name).__name__}, not a text: give its path in "
             'model.named_modules(), such as "blocks.0.up".'
         )
-    found = [
+    ways = [
         way
         for prefix, model in models
         if (inner := _without_prefix(name, prefix)) is not None
         and (way := _way_to(model, inner)) is not None
     ]
-    found = found or [way for _, model in models if (way := _way_to(model, name)) is not None]
-    if len({id(way[-1]) for way in found}) == 1:
-        return _Found(name or ROOT_NAME, tuple(found[0]))
-    if found:
+    ways = ways or [way for _, model in models if (way := _way_to(model, name)) is not None]
+    if len({id(way[-1]) for way in ways}) == 1:
+        return _Found(name or ROOT_NAME, tuple(ways[0]))
+    if ways:
         keys = ", ".join(f"{prefix}.{name}" for prefix, _ in models)
         raise Float32Error(f"Several of the models have a layer {name}: name one of {keys}.")
     raise Float32Error(_unknown_text(models, name))
@@ -175,8 +175,8 @@ def _unknown_text(models: list[tuple[str, nn.Module]], name: str) -> str:
     near = difflib.get_close_matches(name, [one for one in names if one], _NEAR_NAMES)
     last = name.rpartition(".")[2]
     near = near or [one for one in names if one.rpartition(".")[2] == last][:_NEAR_NAMES]
-    told = f"Near names: {', '.join(near)}." if near else "model.named_modules() has the names."
-    return f"The model has no layer {name!r}. {told}"
+    hint = f"Near names: {', '.join(near)}." if near else "model.named_modules() has the names."
+    return f"The model has no layer {name!r}. {hint}"
 
 
 def _plain_name(prefix: str, path: str) -> str:
@@ -275,12 +275,12 @@ class _RunsInFloat32:
             return forward(*full_precision(inputs), **full_precision(named))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        made: Any = super().__reduce_ex__(protocol)
+        state: Any = super().__reduce_ex__(protocol)
         kind = type(self)
         plain = _plain_class(kind)
-        if plain is None or not isinstance(made, tuple):
-            return made
-        function, arguments, *rest = made
+        if plain is None or not isinstance(state, tuple):
+            return state
+        function, arguments, *rest = state
         arguments = tuple(plain if one is kind else one for one in arguments)
         return (_remade, (function, arguments), *rest)
 
@@ -295,12 +295,12 @@ def _remade(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 @cache
 def _float32_class(kind: Any) -> Any:
-    told = {
+    members = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
     }
-    return type(kind.__name__, (_RunsInFloat32, kind), told)
+    return type(kind.__name__, (_RunsInFloat32, kind), members)
 
 
 def _plain_class(kind: type[Any]) -> type[Any] | None:
@@ -380,17 +380,17 @@ def _holds_half(value: Any) -> bool:
 
 def _copied(value: Any, parts: dict[Any, Any]) -> Any:
     """A copy of a dict of another class, such as a library's model output."""
-    made = value.copy()
+    copy = value.copy()
     for key, one in parts.items():
-        made[key] = one
-    return made
+        copy[key] = one
+    return copy
 
 
 def _without_autocast(layer: Any, *inputs: Any) -> Any:
     """A context without autocast for the device on which the layer computes."""
-    known = next(layer.parameters(), None)
-    known = _first_tensor(inputs) if known is None else known
-    kind = "cpu" if known is None else known.device.type
+    first = next(layer.parameters(), None)
+    first = _first_tensor(inputs) if first is None else first
+    kind = "cpu" if first is None else first.device.type
     is_known = torch.amp.is_autocast_available(kind)
     return torch.autocast(kind, enabled=False) if is_known else contextlib.nullcontext()
 
@@ -402,5 +402,5 @@ def _first_tensor(value: Any) -> Tensor | None:
     parts = list(value.values()) if isinstance(value, dict) else value
     if not isinstance(parts, (tuple, list)):
         return None
-    found = (_first_tensor(one) for one in parts)
-    return next((one for one in found if one is not None), None)
+    tensors = (_first_tensor(one) for one in parts)
+    return next((one for one in tensors if one is not None), None)

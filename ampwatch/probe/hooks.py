@@ -384,7 +384,7 @@ def _reduce(place: Any) -> Any:
 
 def _without_ours(place: HookTable) -> HookTable:
     # Copied at once: another thread may add and remove hooks meanwhile.
-    kept = [(number, value) for number, value in list(place.items()) if number >= 0]
-    plain: HookTable = OrderedDict(kept)
+    items = [(number, value) for number, value in list(place.items()) if number >= 0]
+    plain: HookTable = OrderedDict(items)
     vars(plain).update(vars(place))
     return plain

@@ -185,7 +185,7 @@ class SampledLayers:
                 seen.extremes, seen.counts = [], []  # device memory is the training's
 
 
-class StepNotes:
+class LayerNotes:
     """One step's notes; let go of with `release`, after which the tensors are unwatched."""
 
     def __init__(self, survey: Survey, shield: FailureShield) -> None:
@@ -273,11 +273,11 @@ class StepNotes:
         if not measurable(tensor):
             return None
         self._on_host = self._on_host and tensor.is_cpu
-        seen = self._seen[id(tensor)] = MeasuredTensor(tensor, version)
-        if seen.requires_grad:
-            hook = Hook(self._shield, MeasuredTensor.note_gradient, seen)
+        measured = self._seen[id(tensor)] = MeasuredTensor(tensor, version)
+        if measured.requires_grad:
+            hook = Hook(self._shield, MeasuredTensor.note_gradient, measured)
             self._hooks.append(hook_gradient(tensor, hook))
-        return seen
+        return measured
 
 
 def _representative(tensors: list[Tensor]) -> Tensor:
@@ -320,7 +320,7 @@ class LayerObserver:
         self._listener: ForwardListener | None = None
         self._ran_roots: set[int] = set()  # ids of root modules that have run
         self._part: Layer | None = None  # one that is called though its root is not, at work
-        self._notes = StepNotes(survey, shield)
+        self._notes = LayerNotes(survey, shield)
         self.local = LocalGradients(survey, shield) if several_ranks else None
         self._while_armed: dict[int, tuple[Handle, ...]] = {}  # by the layer's number
         self._hooks: dict[int, tuple[Hook, Hook]] = {}  # to enter and to leave, likewise
@@ -364,11 +364,11 @@ class LayerObserver:
 
     def _hooks_of(self, layer: Layer) -> tuple[Hook, Hook]:
         """A layer's two hooks, made once and put on again for each armed step."""
-        made = self._hooks.get(layer.number)
-        if made is None:
+        hooks = self._hooks.get(layer.number)
+        if hooks is None:
             enter = Hook(self._shield, self._enter, layer)
-            made = self._hooks[layer.number] = enter, Hook(self._shield, self._leave, layer)
-        return made
+            hooks = self._hooks[layer.number] = enter, Hook(self._shield, self._leave, layer)
+        return hooks
 
     def _unhook_modules(self) -> None:
         """Take off the hooks on layers that have been called.
@@ -407,7 +407,7 @@ class LayerObserver:
     def _begin_notes(self) -> None:
         self._part = None
         self._notes.release()
-        self._notes = StepNotes(self._survey, self._shield)
+        self._notes = LayerNotes(self._survey, self._shield)
 
     def _is_inside_a_graph(self, layer: Layer) -> bool:
         """Whether hooks here would be compiled in; notes why a layer cannot be seen inside."""

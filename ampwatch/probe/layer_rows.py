@@ -140,10 +140,10 @@ def _measured_weights(
     norm_at, amax_at = sampled.weights.norm_at, sampled.weights.amax_at
     found = {}
     for layer in layers:
-        known = [at for at in layer.weights if at in norm_at]
-        if known:
-            norms = [values[norm_at[at]] for at in known]
-            finite = all(math.isfinite(values[amax_at.get(at, norm_at[at])]) for at in known)
+        places = [at for at in layer.weights if at in norm_at]
+        if places:
+            norms = [values[norm_at[at]] for at in places]
+            finite = all(math.isfinite(values[amax_at.get(at, norm_at[at])]) for at in places)
             found[layer.number] = math.hypot(*norms), finite
     return found
 
@@ -191,8 +191,8 @@ def _gradient_columns(
     if not places:
         return columns
     bins = np.array([_all_bins(sampled[place]) for place in places])
-    shown = [counts if any(counts) else None for counts in bins.tolist()]
-    _fill(columns["exponents"], places, shown)
+    lists = [counts if any(counts) else None for counts in bins.tolist()]
+    _fill(columns["exponents"], places, lists)
     is_half = [all(t.grad_dtype is torch.float16 for t in sampled[place]) for place in places]
     places = [place for place, half in zip(places, is_half, strict=True) if half]
     bins = bins[is_half]
@@ -223,7 +223,7 @@ def _highest_scale(around: Iterable[MeasuredTensor], scale: float) -> float | No
 
 def _all_flushed(sampled: SampledLayers, scaled_loss: float | None) -> bool:
     """Whether every half gradient of the step was flushed to zero."""
-    known = [
+    pairs = [
         (seen.grad_dtype, seen.gradient_amax)
         for seen in sampled.tensors
         if seen.gradient_amax is not None
@@ -235,7 +235,7 @@ def _all_flushed(sampled: SampledLayers, scaled_loss: float | None) -> bool:
     ]
     last = max(half, key=lambda visit: visit.order, default=None)
     outputs = 0 if last is None else math.prod(last.output_shape or ())
-    return histograms.flushed_everywhere(known, outputs, scaled_loss)
+    return histograms.flushed_everywhere(pairs, outputs, scaled_loss)
 
 
 def _first_bad_call(noted: Sequence[MeasuredTensor], calls: int) -> int | None:
@@ -335,13 +335,13 @@ class LayerInfos:
 
     def _info(self, layer: Layer, sampled: SampledLayers) -> LayerInfo:
         visit = sampled.visits.get(layer.number)
-        known = self._parameter_info(layer, sampled)
+        info = self._parameter_info(layer, sampled)
         before = self.written.get(layer.number)
         if visit is not None:
-            known |= _visit_info(layer, visit)
+            info |= _visit_info(layer, visit)
         elif before is not None and layer.number in self._ever_ran:
-            known = {**_without_none(asdict(before)), **_without_none(known)}
-        known |= {
+            info = {**_without_none(asdict(before)), **_without_none(info)}
+        info |= {
             "layer": layer.number,
             "name": layer.name,
             "kind": layer.kind,
@@ -349,7 +349,7 @@ class LayerInfos:
             "observed": self._observed(layer, sampled),
             **self._formats(layer).columns(),
         }
-        return LayerInfo(**known)
+        return LayerInfo(**info)
 
     def _formats(self, layer: Layer) -> RoleFormats:
         """In which formats the layer multiplies."""
@@ -488,9 +488,9 @@ class LayerStep:
 
 def _where(known: NDArray[np.bool_], values: NDArray[Any]) -> list[Any]:
     """The values as Python's own, None where they are not known."""
-    shown = values.astype(object)
-    shown[~known] = None
-    return list(shown)
+    cells = values.astype(object)
+    cells[~known] = None
+    return list(cells)
 
 
 @dataclass(slots=True)
@@ -556,10 +556,10 @@ class LayerLog:
             return
         for layer in self._survey.layers:
             judged = [at for at in layer.parameters if at in known.parameter_finite]
-            seen = [known.local_finite[at] for at in judged if at in known.local_finite]
-            if not all(seen):
+            states = [known.local_finite[at] for at in judged if at in known.local_finite]
+            if not all(states):
                 known.layer_local_finite[layer.number] = False
-            elif judged and len(seen) == len(judged):
+            elif judged and len(states) == len(judged):
                 known.layer_local_finite[layer.number] = True
         reached = record.local.first_finite(record.pack)
         if reached is False and known.first_layer is not None:

@@ -137,8 +137,8 @@ def _groups_to_change(optimizer: Any) -> list[dict[str, Any]]:
 def _given_schedulers(scheduler: Any, optimizer: Any) -> list[Any]:
     """What was given as schedulers, with those inside; all of them drive this optimizer."""
     given = [] if scheduler is None else scheduler
-    found = _with_parts(given if isinstance(given, (list, tuple)) else [given])
-    for one in found:
+    schedulers = _with_parts(given if isinstance(given, (list, tuple)) else [given])
+    for one in schedulers:
         if not callable(getattr(one, "step", None)):
             raise LearningRateError(
                 f"A {type(one).__name__} was given as the scheduler, and it has no step(): give "
@@ -151,7 +151,7 @@ def _given_schedulers(scheduler: Any, optimizer: Any) -> list[Any]:
                 f"{type(optimizer).__name__} that was given: call ampwatch.set_learning_rate for "
                 "each optimizer with its own schedulers."
             )
-    return found
+    return schedulers
 
 
 def _with_parts(schedulers: Iterable[Any]) -> list[Any]:
@@ -282,8 +282,8 @@ def schedulers_of(optimizer: Any) -> list[Any]:
     Torch keeps no list of them, so all objects are searched: a tenth of a second, perhaps, which
     only a change that somebody asked for is worth.
     """
-    found = (one for one in gc.get_objects() if issubclass(type(one), LRScheduler))
-    return [one for one in found if _is_one(vars(one).get("optimizer"), optimizer)]
+    objects = (one for one in gc.get_objects() if issubclass(type(one), LRScheduler))
+    return [one for one in objects if _is_one(vars(one).get("optimizer"), optimizer)]
 
 
 def _is_one(driven: Any, optimizer: Any) -> bool:
@@ -439,5 +439,5 @@ def _way_back(before: float, after: float, now: float) -> float:
 def _held_peaks(optimizer: Any) -> list[float]:
     """What each group holds of its peak: its `max_lr`, else its `initial_lr`, else 0."""
     held = [group.get("max_lr", group.get("initial_lr")) for group in optimizer.param_groups]
-    known = [number_of(one) for one in held]
-    return [0.0 if math.isnan(one) else one for one in known]
+    rates = [number_of(one) for one in held]
+    return [0.0 if math.isnan(one) else one for one in rates]

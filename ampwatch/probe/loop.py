@@ -120,7 +120,8 @@ class Loop:
     def forward_ended(self, layer: int, outputs: Sequence[Tensor]) -> None:
         """A training forward of this layer, a root module as a rule, gave these tensors.
 
-        Without an enabled scaler the output's gradient marks the backward's begin.
+        Without an enabled scaler the gradient of an output marks the backward's begin: of any, as
+        TRL's policies return a loss first, which nobody uses.
         """
         if self.forwards.count < MOST_FORWARDS:
             self.forwards.gave(layer, outputs, self.current.record or self.current.begin())
@@ -129,7 +130,6 @@ class Loop:
         for value in outputs:
             if value.requires_grad:
                 self._backward.follow(value, None)
-                return
 
     def backward_began(self) -> None:
         """A backward pass that is followed has begun: what was given has been of use."""
@@ -205,16 +205,16 @@ class Loop:
 
     def state_saved(self, path: str | None = None) -> None:
         """`scaler.state_dict()` was called, probably for a checkpoint, or a path was reported."""
-        told: dict[str, Any] = (
+        detail: dict[str, Any] = (
             {"of": "scaler"} if path is None else {"of": "checkpoint", "path": path}
         )
-        event = EventRecord(self.current.number, time.time_ns(), EventKind.STATE_SAVED, told)
+        event = EventRecord(self.current.number, time.time_ns(), EventKind.STATE_SAVED, detail)
         self._saves.take(event, self.turns.optimizers())
 
     def state_loaded(self, state: Any) -> None:
         """`scaler.load_state_dict()` was called: an event for the diagnosis."""
-        shown = state if isinstance(state, Mapping) else {}
-        numbers = {k: v for k, v in shown.items() if isinstance(v, (int, float))}
+        mapping = state if isinstance(state, Mapping) else {}
+        numbers = {k: v for k, v in mapping.items() if isinstance(v, (int, float))}
         self.current.event(EventKind.STATE_LOADED, {"of": "scaler", **numbers})
 
     # -- the end of a step ------------------------------------------------------------------------
@@ -344,9 +344,9 @@ class Loop:
         self.current.number += 1
 
     def _report_stale(self, turn: Turn, stale: Stale, record: StepRecord) -> None:
-        found = stale.misuse(record)
-        if found is not None:
-            code, detail = found
+        misuse = stale.misuse(record)
+        if misuse is not None:
+            code, detail = misuse
             self.current.misuse(code, {"optimizer": turn.optimizer, **detail}, step=record.step)
 
     def close(self) -> None:

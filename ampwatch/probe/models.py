@@ -240,13 +240,13 @@ class Survey:
 
     def came_later(self, parameters: Sequence[Any]) -> list[str]:
         """The names of modules that hold one of these and were no part of the models before."""
-        known = {id(layer.module) for layer in self.layers}
+        modules = {id(layer.module) for layer in self.layers}
         held = {id(parameter) for parameter in parameters}
         return [
             name
             for root in self.roots
             for name, module in root.named_modules()
-            if id(module) not in known and any(id(p) in held for p in module._parameters.values())
+            if id(module) not in modules and any(id(p) in held for p in module._parameters.values())
         ]
 
     def held_by(self, layer: Layer) -> list[nn.Parameter]:
@@ -267,11 +267,11 @@ class Survey:
 
     def around(self, layer: Layer) -> list[int]:
         """The numbers of the layers that contain this one, the nearest first."""
-        found = []
+        models = []
         while layer.parent is not None:
             layer = self.layers[layer.parent]
-            found.append(layer.number)
-        return found
+            models.append(layer.number)
+        return models
 
 
 def survey(model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None) -> Survey:
@@ -302,14 +302,14 @@ def wrapping_of(module: nn.Module) -> list[nn.Module]:
 
 def _layers_of_wrapping(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The wrappers around a module by the names of their classes, outermost first; then itself."""
-    found: list[tuple[str, nn.Module]] = []
+    layers: list[tuple[str, nn.Module]] = []
     while (wrapper := _wrapper_of(module)) is not None:
         inner = getattr(module, _WRAPPERS[wrapper], None)
         if not isinstance(inner, nn.Module):
             break
-        found.append((wrapper, module))
+        layers.append((wrapper, module))
         module = inner
-    return [*found, ("", module)]
+    return [*layers, ("", module)]
 
 
 def _wrapper_of(module: nn.Module) -> str | None:

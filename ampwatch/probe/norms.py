@@ -139,9 +139,9 @@ class GradientMeter:
         present = total_at = amax_at = None
         unseen = 0
         if not self._dense or set(map(type, gradients)) != _ALL_PLAIN:
-            found = [(n, g) for n, g in enumerate(gradients) if g is not None]
-            dense = [(n, local) for n, g in found if (local := _local(g)) is not None]
-            unseen = len(found) - len(dense)
+            pairs = [(n, g) for n, g in enumerate(gradients) if g is not None]
+            dense = [(n, local) for n, g in pairs if (local := _local(g)) is not None]
+            unseen = len(pairs) - len(dense)
             if not dense:
                 return None
             present, gradients = tuple(n for n, _ in dense), [g for _, g in dense]
@@ -257,13 +257,13 @@ def _norms_in_width(tensors: list[Tensor], order: float) -> list[Tensor]:
 def _largest_magnitudes(tensors: list[Tensor], norms: list[Tensor]) -> list[Tensor | None]:
     """Where the norm is no proof of finiteness: on a device, which cannot be asked, always."""
     on_device = iter(_norms_in_width([t for t in tensors if not t.is_cpu], math.inf))
-    found: list[Tensor | None] = []
+    largest: list[Tensor | None] = []
     for tensor, norm in zip(tensors, norms, strict=True):
         if not tensor.is_cpu:
-            found.append(next(on_device))
+            largest.append(next(on_device))
         elif math.isfinite(norm.item()):
-            found.append(None)
+            largest.append(None)
         else:
             low, high = extremes(tensor)
-            found.append(torch.maximum(-low, high))
-    return found
+            largest.append(torch.maximum(-low, high))
+    return largest

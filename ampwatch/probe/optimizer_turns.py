@@ -99,8 +99,8 @@ class Turns:
 
     def knows(self, optimizer: Any) -> bool:
         """Whether the optimizer has been seen, or holds a parameter of the watched models."""
-        known = self.views.get(id(optimizer))
-        if known is not None and known.is_of(optimizer):
+        view = self.views.get(id(optimizer))
+        if view is not None and view.is_of(optimizer):
             return True
         groups = optimizer.param_groups
         return any(id(p) in self._positions for group in groups for p in group["params"])
@@ -433,7 +433,7 @@ class Turns:
         self.begun = None
         view = self.view(optimizer)
         turn = self.turn(view)
-        turn.stepped = True
+        turn.stepped = not turn.found_inf(self._step.begin().pack.values)  # by an engine's own word
         evaluated = self._early.pop(view.number, None)
         if evaluated is not None:  # by a closure: what came before its last evaluation is gone
             turn.norms, turn.applied = evaluated.norms, None

@@ -40,6 +40,9 @@ from ampwatch.rows import LR_LEAP
 
 _UNREAD = object()
 
+MASTERS = "ampwatch_masters"
+"""In a group: what really steps, where the group's parameters are its copies in half precision."""
+
 Leap = tuple[int, float, float]  # of a group's rate: the group, the rate before, the rate now
 
 
@@ -150,18 +153,18 @@ class OptimizerView:
         groups = optimizer.param_groups
         lr = groups[0].get("lr")
         self._lr = lr if lr is None or type(lr) is float else _UNREAD  # a tensor may change
-        known = [number_of(group.get("lr")) for group in groups]
-        if known == self.lrs:  # the same rates again: the bases are the same too
+        rates = [number_of(group.get("lr")) for group in groups]
+        if rates == self.lrs:  # the same rates again: the bases are the same too
             return ()
-        self._highest += known[len(self._highest) :]
-        self._highest = [max(pair) for pair in zip(self._highest, known, strict=False)]
+        self._highest += rates[len(self._highest) :]
+        self._highest = [max(pair) for pair in zip(self._highest, rates, strict=False)]
         leaps = [
             (group, before, now)
-            for group, (before, now) in enumerate(zip(self.lrs, known, strict=False))
+            for group, (before, now) in enumerate(zip(self.lrs, rates, strict=False))
             if now >= LR_LEAP * before > 0
         ]
         pairs = zip(groups, self._highest, strict=True)
-        self.lrs, self.lr_bases = known, [self._base(group, highest) for group, highest in pairs]
+        self.lrs, self.lr_bases = rates, [self._base(group, highest) for group, highest in pairs]
         return leaps
 
     def multiply_rates(self, factor: float) -> None:
@@ -211,20 +214,20 @@ def _shown(value: Any) -> float | None:
 
 def _group(group: Mapping[str, Any]) -> dict[str, Any]:
     """One parameter group's settings as numbers and words."""
-    kept_in = {str(p.dtype).removeprefix("torch.") for p in group["params"]}
-    shown: dict[str, Any] = {"parameters": len(group["params"]), "dtype": "/".join(sorted(kept_in))}
+    kept_in = {str(p.dtype).removeprefix("torch.") for p in group.get(MASTERS) or group["params"]}
+    facts: dict[str, Any] = {"parameters": len(group["params"]), "dtype": "/".join(sorted(kept_in))}
     # The last is LBFGS's: how many updates it may make within a step.
     names = ("lr", "initial_lr", "max_lr", "weight_decay", "momentum", "alpha", "eps", "max_iter")
     for name in names:
         if name in group:
-            shown[name] = _shown(group[name])
+            facts[name] = _shown(group[name])
     betas = group.get("betas")
     if isinstance(betas, Sequence):
-        shown["betas"] = [_shown(beta) for beta in betas]
+        facts["betas"] = [_shown(beta) for beta in betas]
     for name in ("fused", "foreach", "capturable", "amsgrad", "nesterov"):
         if name in group:
-            shown[name] = bool(group[name])
-    return shown
+            facts[name] = bool(group[name])
+    return facts
 
 
 def matrix_parameters(parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -344,15 +347,15 @@ def ratios_by_layer(
     squares = np.array([values[at] for at in capture.squares_at]) * layout.weights[places]
     elements = (layout.counts * layout.weights)[places]
     owner, matrix = layers[layout.positions[places]], layout.matrix[places]
-    found = {}
+    ratios = {}
     for layer in np.unique(owner[owner >= 0]).tolist():
         mine = owner == layer
         if (mine & matrix).any():
             mine &= matrix
         mean = float(squares[mine].sum() / elements[mine].sum())
         if math.isfinite(mean):
-            found[layer] = math.sqrt(mean)
-    return found
+            ratios[layer] = math.sqrt(mean)
+    return ratios
 
 
 # -- sorting ---------------------------------------------------------------------------------------
@@ -380,14 +383,14 @@ def _sort_in(buckets: dict[Any, _Bucket], view: OptimizerView, optimizer: Any, p
         return None
     number = view.groups[slices.layout.positions[place]]
     group = optimizer.param_groups[number]
-    known = optimizer.state.get(parameter) or {}
-    kind, first, second = _formula(slices, place, group, known, gradient)
+    state = optimizer.state.get(parameter) or {}
+    kind, first, second = _formula(slices, place, group, state, gradient)
     is_half = parameter.dtype in HALF
     if kind is not _Kind.ADAM and not is_half:
         return None
-    if is_half and _keeps_more(known, parameter):
+    if is_half and _keeps_more(state, parameter):
         first = None  # of its own: what it asks for is not in the moments alone
-    steps = known.get("step") if kind is _Kind.ADAM else None
+    steps = state.get("step") if kind is _Kind.ADAM else None
     on_device = isinstance(steps, Tensor) and not steps.is_cpu
     count = None if steps is None or on_device else float(steps)
     key = number, parameter.dtype, kind, count, on_device, first is None, first is gradient

@@ -95,8 +95,8 @@ class Stale:
             scales.append(scale)
         if len(set(scales)) == 1 and not waiting.unscaled:
             return None  # no harm until the scale moves
-        told = {"scales": scales, "updates": waiting.updates, "unscaled": waiting.unscaled}
-        return "AMP403", told
+        detail = {"scales": scales, "updates": waiting.updates, "unscaled": waiting.unscaled}
+        return "AMP403", detail
 
 
 # -- what an optimizer has done --------------------------------------------------------------------

@@ -110,24 +110,24 @@ class RowMaker:
         self._layers.take(record, moved)
         if not (bad or record.sampled):
             return [], []
-        known = self._layers.last()
+        layers = self._layers.last()
         tables: list[TableRows] = []
         figures = None
         if record.layers is None:
-            tables.append((Table.LAYERS, rows_of([known])))
+            tables.append((Table.LAYERS, rows_of([layers])))
         else:
             for turn in record.turns:
                 self._groups.update(zip(turn.positions, turn.groups, strict=True))
             changed = self._infos.changed(record.layers)
             figures = self._figures(record, record.layers)
             if left_out:
-                _add_outputs(figures, record, known)
+                _add_outputs(figures, record, layers)
             tables.append((Table.LAYER_INFO, info_columns(record.step, changed)))
-            tables.append((Table.LAYERS, merged(figures.columns, known)))
+            tables.append((Table.LAYERS, merged(figures.columns, layers)))
         events = []
         if bad:
             tables.append((Table.LAYERS, rows_of(self._layers.around_overflow())))
-            events.append(self._overflow(record, known, figures))
+            events.append(self._overflow(record, layers, figures))
         if figures is not None:
             self._culprits.learn(figures, record.scale, overflowed=bad)
         return tables, events
@@ -251,8 +251,8 @@ def _loss(record: StepRecord, counted: Sequence[float]) -> float | None:
 
 
 def _skipped(record: StepRecord, turn: Turn) -> bool | None:
-    found = turn.found_inf(record.pack.values)
-    return False if found is None and not record.enabled else found
+    flag = turn.found_inf(record.pack.values)
+    return False if flag is None and not record.enabled else flag
 
 
 def _rounding(record: StepRecord, turn: Turn) -> Any:
@@ -290,11 +290,11 @@ def _held_norm(record: StepRecord, norms: NormCapture) -> float | None:
 def _largest_scaled_loss(record: StepRecord) -> float | None:
     """What this step's backward passes began with, the largest; None if unknown."""
     values = record.pack.values
-    seen = [abs(loss) for turn in record.turns for loss in _counted(turn.losses)]
+    losses = [abs(loss) for turn in record.turns for loss in _counted(turn.losses)]
     if record.logged_loss_at is not None:
-        seen.append(abs(values[record.logged_loss_at]))
+        losses.append(abs(values[record.logged_loss_at]))
     scale = record.scale if record.enabled else 1.0
-    return None if scale is None or not seen else scale * max(seen)
+    return None if scale is None or not losses else scale * max(losses)
 
 
 def _half_output(sampled: SampledLayers) -> str | None:
@@ -319,11 +319,11 @@ def _add_outputs(figures: LayerFigures, record: StepRecord, known: LayerStep) ->
 
 
 def _extra_columns(steps: Iterable[StepRecord]) -> Columns:
-    found = [(record.step, *scalar) for record in steps for scalar in _scalars(record)]
+    columns = [(record.step, *scalar) for record in steps for scalar in _scalars(record)]
     return {
-        "step": [step for step, _, _ in found],
-        "name": [name for _, name, _ in found],
-        "value": [value for _, _, value in found],
+        "step": [step for step, _, _ in columns],
+        "name": [name for _, name, _ in columns],
+        "value": [value for _, _, value in columns],
     }
 
 

@@ -65,7 +65,9 @@ _PLACES = ("_DIR", "_HOME", "_PATH")
 _PATIENCE_S = 2.0
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _MOST_BYTES = 1 << 22  # of a file of git's
-_NOT_SCRIPTS = ("-c", "-m", "ipykernel_launcher.py", "colab_kernel_launcher.py")
+_NOT_SCRIPTS = (
+    "-c", "-m", "ipykernel_launcher.py", "colab_kernel_launcher.py", "default_worker.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +121,12 @@ def run_id(environment: Mapping[str, str], number: int = 0) -> str:
 
 def rank(environment: Mapping[str, str]) -> int:
     """This process's rank: torch.distributed's if initialised, else the launcher's, else 0."""
-    if _gathered():
-        return int(distributed.get_rank())
-    return _launch(environment)[0]
+    return int(distributed.get_rank()) if _gathered() else _launch(environment)[0]
 
 
 def world_size(environment: Mapping[str, str]) -> int:
     """How many ranks there are: torch.distributed's word if initialised, else the launcher's."""
-    if _gathered():
-        return int(distributed.get_world_size())
-    return _launch(environment)[1]
+    return int(distributed.get_world_size()) if _gathered() else _launch(environment)[1]
 
 
 def default_name(argv: Sequence[str], now: datetime) -> str:
@@ -170,7 +168,7 @@ def versions() -> dict[str, str]:
     """Versions that a reader needs to reproduce the run; unknown ones are left out."""
     from ampwatch import __version__
 
-    known = {
+    versions_now = {
         "ampwatch": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -178,7 +176,7 @@ def versions() -> dict[str, str]:
         "hip": torch.version.hip,
         "platform": platform.platform(),
     }
-    return {name: version for name, version in known.items() if version}
+    return {name: version for name, version in versions_now.items() if version}
 
 
 def telling_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -225,6 +223,8 @@ def _script_name(argv: Sequence[str]) -> str:
         return path.parent.name or "python"
     if path.stem in ("ipykernel_launcher", "colab_kernel_launcher"):
         return "notebook"
+    if path.name == "default_worker.py":
+        return "ray"
     return path.stem if path.stem.strip("-") and path.stem != "-c" else "python"
 
 
@@ -286,8 +286,8 @@ def store_of_process_group(name: str) -> Store | None:
         return None
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-    found: Store = PrefixStore(f"ampwatch/{name}", _get_default_store())
-    return found
+    store: Store = PrefixStore(f"ampwatch/{name}", _get_default_store())
+    return store
 
 
 # -- the launcher ----------------------------------------------------------------------------------
@@ -355,8 +355,8 @@ def origin(argv: Sequence[str], folder: Path) -> dict[str, str]:
     if script is not None:
         found["script"] = str(script)
     places = [script.parent] if script is not None else []
-    known = (_code_of(place) for place in [*places, folder])
-    return found | next((code for code in known if code), {})
+    codes = (_code_of(place) for place in [*places, folder])
+    return found | next((code for code in codes if code), {})
 
 
 def _script_file(argv: Sequence[str], folder: Path) -> Path | None:
@@ -387,9 +387,7 @@ def _code_of(folder: Path) -> dict[str, str]:
 def _git_folder(top: Path) -> Path:
     """A repository's folder of git's; a worktree and a submodule have a file that names it."""
     named = top / ".git"
-    if named.is_dir():
-        return named
-    return top / _text(named).partition("gitdir:")[2].strip()
+    return named if named.is_dir() else top / _text(named).partition("gitdir:")[2].strip()
 
 
 def _commit(git: Path) -> str:
@@ -406,9 +404,9 @@ def _commit(git: Path) -> str:
     for place in places:
         packed = place / "packed-refs"
         lines = _text(packed).splitlines() if packed.is_file() else []
-        found = next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)
-        if found:
-            return found
+        commit = next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)
+        if commit:
+            return commit
     return ""
 
 

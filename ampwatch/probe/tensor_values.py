@@ -42,13 +42,13 @@ _MASK_TIMES = 64.0
 
 def tensors_in(*values: object) -> list[Tensor]:
     """The tensors in what a module takes or gives, in order, searched to a small depth."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values:
-        if type(value) is Tensor and len(found) < _MOST:
-            found.append(value)  # by far the commonest
+        if type(value) is Tensor and len(tensors) < _MOST:
+            tensors.append(value)  # by far the commonest
         else:
-            _search(value, found, _DEPTH)
-    return found
+            _search(value, tensors, _DEPTH)
+    return tensors
 
 
 def _search(value: object, found: list[Tensor], depth: int) -> None:
@@ -160,9 +160,7 @@ def strided(tensor: Tensor, limit: int = SAMPLE_LIMIT) -> Tensor:
 
 def magnitude(low: float, high: float) -> float:
     """The largest absolute value between two extremes; NaN if they are."""
-    if math.isnan(low) or math.isnan(high):
-        return math.nan
-    return max(-low, high)
+    return math.nan if math.isnan(low) or math.isnan(high) else max(-low, high)
 
 
 def activation_magnitude(low: float, high: float, dtype: torch.dtype) -> float:
@@ -296,10 +294,10 @@ def put_scalar(pack: Pack, value: Any) -> int | None:
     if isinstance(value, Tensor):
         if value.is_complex() or value.numel() == 0 or value.layout is not torch.strided:
             return None
-        known = value.detach()
-        if known.ndim:
-            known = (known if known.is_floating_point() else known.float()).mean()
-        return pack.put(known)
+        scalar = value.detach()
+        if scalar.ndim:
+            scalar = (scalar if scalar.is_floating_point() else scalar.float()).mean()
+        return pack.put(scalar)
     try:
         return pack.put_number(float(value))
     except (TypeError, ValueError, OverflowError):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ampwatch.environment import quiet
+from ampwatch.environment import keeps, quiet
 from ampwatch.errors import AmpwatchError, say_to_stderr, warn
 from ampwatch.printable_text import printable
 from ampwatch.probe import fatal_exceptions, hooks, run_identity, watched_scaler
@@ -30,6 +32,7 @@ from ampwatch.probe.current_step import Sampling
 from ampwatch.probe.devices import DeviceSampler
 from ampwatch.probe.formats.library_formats import conversions_asked_for
 from ampwatch.probe.hooks import FailureShield
+from ampwatch.probe.hydra_config import hydra_config
 from ampwatch.probe.layer_observer import LayerObserver
 from ampwatch.probe.loop import Loop
 from ampwatch.probe.models import Survey
@@ -37,17 +40,21 @@ from ampwatch.probe.records import EventRecord
 from ampwatch.probe.row_maker import RowMaker
 from ampwatch.rows import EventKind
 from ampwatch.store import RankWriter, RunInfo, create_run, how_to_see, read_info, register_run
+from ampwatch.store.console_and_diff import copy_console, keep_diff
+from ampwatch.store.layout import rank_folder
 
 if TYPE_CHECKING:
     from ampwatch.feed import Sender
     from ampwatch.report.restart_place import Checkpoint
 
 _LONGEST_PATH = 1000
+_CONSOLE_EVERY_S = 10.0
 _SCALER_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 
 _LIVE: weakref.WeakSet[Watch] = weakref.WeakSet()
 _LOSSES = FailureShield()  # of what hears of the losses of all trainings in this process
 _attached = 0
+_copy_at_exit: Callable[..., object] | None = None
 _told_in: int | None = None  # the process that has said where its run is
 
 
@@ -78,6 +85,8 @@ class Watch:
     ) -> None:
         hooks.remove_what_was_left()
         self.errors = FailureShield()  # counts our own failures
+        composed = self.errors.run(hydra_config) or {}
+        settings = replace(settings, config={**composed, **settings.config})
         own_info, self.rank = _run_info(scaler, settings)
         log, info, self.run_folder = _open_log(own_info, self.rank, settings)
         meeting = f"{own_info.id}/{_attached}"
@@ -123,6 +132,10 @@ class Watch:
         if scaler is None or not scaler.is_enabled():
             hear_of_losses(live_watches, _LOSSES)
         self.errors.run(_say_where, self.run_folder, self.rank)
+        self._ended = threading.Event()
+        if self.run_folder is not None:
+            folder = rank_folder(self.run_folder, self.rank)
+            self.errors.run(_keep_texts, folder, own_info.origin, self._ended)
 
     def _watched_loop(self, scaler: Any, survey: Survey, settings: Settings) -> Loop:
         """The loop, which hears of each forward pass where the model has layers."""
@@ -170,8 +183,8 @@ class Watch:
 
     def is_of(self, roots: tuple[nn.Module, ...], optimizers: Sequence[Any]) -> bool:
         """Whether it watches just these models, and knows one of these optimizers, if any."""
-        known = self.loop.turns.views.values()
-        has_one = not optimizers or any(v.is_of(one) for v in known for one in optimizers)
+        views = self.loop.turns.views.values()
+        has_one = not optimizers or any(v.is_of(one) for v in views for one in optimizers)
         return has_one and self._is_on(roots)
 
     def is_without_scaler_on(self, roots: tuple[nn.Module, ...]) -> bool:
@@ -255,8 +268,21 @@ class Watch:
             return None
         # By name: what judges runs stands above what runs beside a training.
         judged = import_module("ampwatch.recovery.restart_plan")
-        found: Checkpoint | None = judged.last_clean_checkpoint(self.run_folder)
-        return found
+        checkpoint: Checkpoint | None = judged.last_clean_checkpoint(self.run_folder)
+        return checkpoint
+
+    def show(self) -> None:
+        """Show the run in the output of this notebook's cell, and follow it there until its end."""
+        # By name: what shows runs stands above what runs beside a training.
+        self.errors.run(lambda: import_module("ampwatch.notebook").show(self))
+
+    def _repr_html_(self) -> str | None:
+        """The run in a notebook, as far as it is written."""
+        with contextlib.suppress(AmpwatchError, OSError):
+            if self.run_folder is not None:
+                run = import_module("ampwatch.store").open_run(self.run_folder)
+                return str(run._repr_html_())
+        return None
 
     def on_save(self, save: Callable[[], object]) -> None:
         """Have this function write a checkpoint when a page asks for one; see `attach(control=)`.
@@ -319,6 +345,7 @@ class Watch:
             self._courier.close(last, row_maker, wait=wait, afterwards=() if wait else callbacks)
         self.errors.run(self._devices.close)
         self._cancel()
+        self._ended.set()
         _LIVE.discard(self)
         for callback in callbacks if wait else ():
             self.errors.run(callback)
@@ -388,6 +415,9 @@ class NoWatch:
         """None: nothing is recorded."""
         return None
 
+    def show(self) -> None:
+        """Ignored."""
+
     def on_save(self, save: Callable[[], object]) -> None:
         """Ignored."""
 
@@ -443,6 +473,30 @@ def _say_where(run_folder: Path | None, rank: int) -> None:
         return
     _told_in = os.getpid()
     say_to_stderr(printable(f"watching; see {how_to_see(run_folder)}, or `ampwatch dashboard`"))
+
+
+def _keep_texts(folder: Path, origin: Mapping[str, str], ended: threading.Event) -> None:
+    """Keep what AMPWATCH_KEEP names, on threads that nobody waits for."""
+    global _copy_at_exit  # noqa: PLW0603 - of the runs of a process the last has what ended it
+    shield = FailureShield()  # its own: the watch's is off when the last lines are copied
+    script, start = origin.get("script"), origin.get("folder")
+    if keeps("diff") and start is not None:
+        code = Path(script).parent if script else Path(start)
+        work = (keep_diff, folder, code, os.environ)
+        threading.Thread(target=shield.run, args=work, daemon=True).start()
+    if keeps("console"):
+        copy = partial(shield.run, copy_console, folder, os.environ)
+        if _copy_at_exit is not None:
+            atexit.unregister(_copy_at_exit)
+        atexit.register(copy)  # what ends a program is printed after the watch has ended
+        _copy_at_exit = copy
+        threading.Thread(target=_now_and_then, args=(copy, ended), daemon=True).start()
+
+
+def _now_and_then(copy: Callable[[], None], ended: threading.Event) -> None:
+    while not ended.wait(_CONSOLE_EVERY_S):
+        copy()
+    copy()
 
 
 def _run_info(scaler: Any, settings: Settings) -> tuple[RunInfo, int]:

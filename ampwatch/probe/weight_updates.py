@@ -279,7 +279,7 @@ class Mover:
 
     def moves(self, steps: Iterable[StepRecord]) -> dict[int, Move]:
         """Each turn's move by the turn's id; lets go of the slices."""
-        found: dict[int, Move] = {}
+        moves_of: dict[int, Move] = {}
         groups: defaultdict[int, list[tuple[Turn, HostUpdate]]] = defaultdict(list)
         for record in steps:
             for turn in record.turns:
@@ -288,27 +288,27 @@ class Mover:
                     groups[id(update.layout)].append((turn, update))
                 elif isinstance(update, DeviceUpdate):
                     figures, known = _device_figures(record, update), self._of(update.layout, turn)
-                    found |= _described(update.layout, known, figures, [turn])
+                    moves_of |= _described(update.layout, known, figures, [turn])
         for pairs in groups.values():
             together = max(1, CHUNK_ELEMENTS // max(1, len(pairs[0][1].before)))
             for first in range(0, len(pairs), together):
-                found |= self._host_moves(pairs[first : first + together])
-        return found
+                moves_of |= self._host_moves(pairs[first : first + together])
+        return moves_of
 
     def _host_moves(self, pairs: Sequence[tuple[Turn, HostUpdate]]) -> dict[int, Move]:
         turns, layout = [turn for turn, _ in pairs], pairs[0][1].layout
         before = np.stack([update.before for _, update in pairs])
         after = np.stack([update.after for _, update in pairs])
-        known = self._of(layout, turns[0])
-        figures = figures_of(layout, before, after, known.moved)
-        found = _described(layout, known, figures, turns)
-        known.moved = after[-1] - before[-1]
+        layers = self._of(layout, turns[0])
+        figures = figures_of(layout, before, after, layers.moved)
+        found = _described(layout, layers, figures, turns)
+        layers.moved = after[-1] - before[-1]
         return found
 
     def _of(self, layout: SliceLayout, turn: Turn) -> _Known:
-        known = self._known.get(layout)
-        if known is not None:
-            return known
+        entry = self._known.get(layout)
+        if entry is not None:
+            return entry
         layers = self._survey.layers_of(turn.positions)[layout.positions]
         # A bias that starts at zero has no ratio: weights speak where a layer has them.
         with_matrix = set(layers[layout.matrix].tolist())
@@ -331,10 +331,10 @@ def _described(
     norms, errors = figures.update_norm.tolist(), figures.relative_error.tolist()
     alignments = _alignments(known.norm, figures)
     known.norm, known.moved = norms[-1], None
-    found = {}
+    described = {}
     for row, turn in enumerate(turns):
         largest = float(finite[row, best[row]]) if len(known.layers) else -1.0
-        found[id(turn)] = Move(
+        described[id(turn)] = Move(
             norms[row],
             errors[row],
             weights[row] if layout.matrix.any() else None,
@@ -344,7 +344,7 @@ def _described(
             known.layers,
             alignments[row],
         )
-    return found
+    return described
 
 
 def _alignments(before: float, figures: UpdateFigures) -> list[float | None]:
@@ -407,11 +407,7 @@ def _products(layout: SliceLayout, moved: Floats, last: Slice | None) -> Floats:
 
 
 def estimate(
-    layout: SliceLayout,
-    squares: Floats,
-    fourth: Floats,
-    weight_squares: Floats,
-    along: Floats,
+    layout: SliceLayout, squares: Floats, fourth: Floats, weight_squares: Floats, along: Floats
 ) -> UpdateFigures:
     """Scale the slices' sums up to whole parameters, with the standard error of the result."""
     update_squares = squares * layout.weights

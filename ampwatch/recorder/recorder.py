@@ -59,7 +59,7 @@ class Recorder:
         on_rows: Callable[[Path], None] | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> None:
-        self._orders = Orders(
+        self._orders = RecorderOrders(
             feed.check_endpoint(endpoint), Path(directory), insecure, fallback, _PORT_WAIT_S,
             beside=tuple(beside),
         )  # fmt: skip
@@ -434,7 +434,7 @@ _OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 class RecorderProcess:
     """One process, from its start to its end. FeedError if it cannot be started."""
 
-    def __init__(self, orders: Orders, environ: Mapping[str, str]) -> None:
+    def __init__(self, orders: RecorderOrders, environ: Mapping[str, str]) -> None:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, orders.to_text(), json.dumps(sys.path)],
@@ -495,7 +495,7 @@ class RecorderProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class RecorderOrders:
     """The arguments of a recorder's process."""
 
     endpoint: str
@@ -510,7 +510,7 @@ class Orders:
         return json.dumps(asdict(self), default=str)
 
     @classmethod
-    def from_text(cls, text: str) -> Orders:
+    def from_text(cls, text: str) -> RecorderOrders:
         """What `to_text` wrote."""
         fields = json.loads(text)
         folders = {

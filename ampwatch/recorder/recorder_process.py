@@ -30,9 +30,9 @@ from ampwatch.recorder.recorder import (
     Message,
     NewRows,
     Noted,
-    Orders,
     RankRecord,
     RankReport,
+    RecorderOrders,
     RecorderStats,
     to_line,
 )
@@ -291,7 +291,7 @@ class Recording:
         elif copy.blocked_until_s is not None and time.monotonic() > copy.blocked_until_s:
             self._open_copy(key, copy)
         elif silent_s > _CLOSE_S:
-            copy.close()  # whoever reads it now sees that nobody writes it any more
+            copy.close()  # its readers now see that it gets no more rows
             if silent_s > _FORGET_S:
                 self._receiver.forget(key)
         elif not copy.is_copy and copy.is_stale(peer.head):
@@ -370,7 +370,7 @@ _BIND_EVERY_S = 0.05
 
 def main(orders_text: str) -> None:
     """What the recorder's process does: record as ordered, until its starter ends or asks it to."""
-    orders = Orders.from_text(orders_text)
+    orders = RecorderOrders.from_text(orders_text)
     is_over = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starter's
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())
@@ -393,7 +393,9 @@ def main(orders_text: str) -> None:
         reporter.close()
 
 
-def _listening(orders: Orders, reporter: Reporter, is_over: Callable[[], bool]) -> Recording:
+def _listening(
+    orders: RecorderOrders, reporter: Reporter, is_over: Callable[[], bool]
+) -> Recording:
     """A recording that has its port; if the port is taken, wait for it a little."""
     insecure = feed.Security(own=None)  # the starter has warned of what that means
     keys = insecure if orders.insecure else feed.find_security(orders.endpoint)

@@ -20,18 +20,23 @@ from pathlib import Path
 from typing import Any
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Engine, conclude
+from ampwatch.diagnosis.causes import RATE as RATE_CODES
 from ampwatch.diagnosis.earlier_runs import EarlierRun, LessonOfEarlierRuns, with_lesson
+from ampwatch.diagnosis.learning_rate.judgement import Cause
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
+from ampwatch.diagnosis.scale_history import EstablishedScale
 from ampwatch.errors import AmpwatchError
 from ampwatch.files import read_at_most, replace_file
 from ampwatch.follow import KeptEntries, as_it_stands, keep_for_later, lesson_for
-from ampwatch.recovery.change import NOTHING, RATE, Cure, Value, switch_text
+from ampwatch.recovery.change import FLOAT32, LAYERS_BY, NOTHING, RATE, Cure, Value, switch_text
 from ampwatch.store import Run
 
 LEARNT = 0.5  # of the progress of a lower rate: less is above the limit, though it lives
+AS_GOOD = 0.9  # of its progress: with the script's own rate and a cure, nothing else is changed
 STOOD_ABOVE = 0.5  # of that progress above the first loss, for WINDOW steps: it has diverged
 WINDOW = 20  # steps whose median is one loss: a leap of a few steps does no harm
 _LEAST_TO_COMPARE = 40  # steps: enough to have learnt
+_SAME_RATE = 0.99  # of the run's own
 _HARDLY = 0.03  # of the first loss: what came down by less has not learnt, what rose by more lost
 
 
@@ -57,6 +62,11 @@ class Try:
     def rate(self) -> float:
         """The rate that was tried; 0 where something else was changed."""
         return self.value if self.change == RATE and isinstance(self.value, float) else 0.0
+
+    @property
+    def cure(self) -> Cure:
+        """What was changed that is no rate: alone, or besides one."""
+        return (self.change, self.value) if self.kept is None else self.kept
 
 
 def failed_rates(rates: Sequence[Try]) -> set[float]:
@@ -149,9 +159,18 @@ class Proof:
     tries: tuple[Try, ...]
     notes: tuple[str, ...] = ()  # sentences on how far to trust it
     kept: Cure | None = None  # what ended the named trouble, and is changed besides the rate
+    # The run's rate rose for longer than the reruns lasted: a rate is proved by so many steps.
+    needs_steps: int | None = None
 
     @property
     def proved(self) -> Try | None:
+        """The best, if the reruns were long enough to prove it."""
+        best = self.best
+        is_short = self.needs_steps is not None and best is not None and best.change == RATE
+        return None if is_short else best
+
+    @property
+    def best(self) -> Try | None:
         """Of the rates that held the one whose loss is lowest; else the first other cure.
 
         One that the diagnosis finds fault with, though it held, comes after the others.
@@ -162,14 +181,32 @@ class Proof:
         if at is None:
             others = (one for one in self.cures if one.is_stable)
             return max(held, key=_rate, default=None) or next(others, None)
-        return min(held, key=lambda one: (one.loss_at[at], -one.rate))
+        lowest = min(held, key=lambda one: (one.loss_at[at], -one.rate))
+        return self._own_with_cure(held, lowest) or lowest
+
+    def _own_with_cure(self, held: Sequence[Try], lowest: Try) -> Try | None:
+        """The rerun with a cure and the run's own rate, where another one gains hardly more."""
+        for one in held:
+            if one.kept is None or self.base is None or one.rate < _SAME_RATE * self.base:
+                continue
+            progress = _compared(one, lowest)
+            if progress is None or progress[0] >= AS_GOOD * progress[1]:
+                return one
+        return None
 
     @property
     def proved_rate(self) -> float | None:
         """The rate that is proved, if what is proved is a rate."""
         best = self.proved
-        value = best.value if best is not None and best.change == RATE else None
-        return value if isinstance(value, float) else None
+        return best.rate or None if best is not None else None
+
+    @property
+    def keeps_rate(self) -> bool:
+        """Whether a cure is proved with which the run's own rate holds."""
+        proved = self.proved
+        if proved is None or proved.kept is None or self.base is None:
+            return False
+        return proved.rate >= _SAME_RATE * self.base
 
     @property
     def cures(self) -> list[Try]:
@@ -233,7 +270,7 @@ def kept_proof(run_folder: Path) -> Proof | None:
         tries = tuple(Try(**one | {"kept": _cure_of(one)}) for one in told["tries"])
         notes = tuple(str(one) for one in told.get("notes", ()))
         run, base, steps = str(told["run"]), told["base"], int(told["steps"])
-        return Proof(run, base, steps, tries, notes, _cure_of(told))
+        return Proof(run, base, steps, tries, notes, _cure_of(told), told.get("needs_steps"))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -267,7 +304,7 @@ def sentence_of(proof: Proof) -> str:
 
 
 def _shown(proof: Proof) -> str:
-    best, (low, high) = proof.proved, proof.interval
+    best, (low, high) = proof.best, proof.interval
     if best is None:
         return f"{_failed_text(proof)}: nothing is proved."
     if best.change != RATE:
@@ -275,10 +312,19 @@ def _shown(proof: Proof) -> str:
         each = "each of " if len(helped) > 1 else ""
         found = "; ".join(helped)
         return f"Proved: the trouble is gone for {best.steps:,} steps with {each}{found}."
+    if proof.keeps_rate:
+        return (
+            f"Proved: with {besides_rate(best)}, the run's own learning rate of {best.rate:.3g} "
+            f"held for {best.steps:,} steps: it was not the cause."
+        )
     rate = f"{best.value:.3g}{_with_kept(best)}"
-    held = f"Proved: a learning rate of {rate} held for {best.steps:,} steps"
+    held = f"a learning rate of {rate} held for {best.steps:,} steps"
     if best.value != low:
         held += ", with the lowest loss of those that held"
+    if proof.proved is None:
+        asked = f"`--steps {proof.needs_steps}`, with a `--budget` for it, reaches its highest."
+        return f"Not proved: {held}, while the run's learning rate rose for longer. {asked}"
+    held = f"Proved: {held}"
     if high is None or low is None:
         return f"{held}."
     return f"{held}; the limit lies between {low:.3g} and {high:.3g}."
@@ -288,7 +334,7 @@ def _failed_text(proof: Proof) -> str:
     rates = proof.rates or [one for one in proof.tries if one.change == RATE]
     if rates:
         lowest = min(rates, key=_rate)
-        return f"No rate down to {lowest.rate:.3g}{_with_kept(lowest)} held"
+        return f"No learning rate down to {lowest.rate:.3g}{_with_kept(lowest)} held"
     tried = ", ".join(words_of(one) for one in proof.cures)
     if tried:
         return f"The trouble comes back with {tried}"
@@ -309,7 +355,7 @@ def _with_kept(one: Try, joined_by: str = "with") -> str:
 def words_of(one: Try) -> str:
     """What a rerun changed, in words."""
     if one.change == RATE:
-        return f"rate {one.rate:.3g}{_with_kept(one, 'and')}"
+        return f"learning rate {one.rate:.3g}{_with_kept(one, 'and')}"
     if one.change == NOTHING:
         return "nothing changed"
     return switch_text(one.change, one.value)
@@ -348,7 +394,7 @@ class JudgedRun:
     """A run's diagnosis as every report gives it, and what went into it beside the run's rows."""
 
     diagnosis: Diagnosis
-    established_scale: float | None
+    established_scale: EstablishedScale | None
     lesson: LessonOfEarlierRuns | None
     proof: Proof | None
 
@@ -363,7 +409,7 @@ def judge(run: Run, others: Sequence[EarlierRun] = ()) -> JudgedRun:
     lesson, proof = lesson_for(run, others, kept), kept_proof(run.path)
     keep_for_later(run, judged, kept)
     diagnosis = with_proof(with_lesson(judged, lesson), proof)
-    return JudgedRun(diagnosis, case.scale.level, lesson, proof)
+    return JudgedRun(diagnosis, case.scale.established, lesson, proof)
 
 
 def with_proof(diagnosis: Diagnosis, proof: Proof | None) -> Diagnosis:
@@ -372,14 +418,62 @@ def with_proof(diagnosis: Diagnosis, proof: Proof | None) -> Diagnosis:
     Its findings and verdict stay, except for the rate that a finding's action names.
     """
     old = diagnosis.learning_rate
-    new = None if proof is None else proved_advice(old, proof)
-    if new is None:
+    if proof is None:
         return diagnosis
-    findings = diagnosis.findings
-    if old.factor is not None and new.factor is not None:
+    new = proved_advice(old, proof) or old
+    if new is not old and old.factor is not None and new.factor is not None:
         was, now = how_to_change_rate(old), how_to_change_rate(new)
+        findings = diagnosis.findings
         findings = tuple(replace(one, action=now) if one.action == was else one for one in findings)
-    return replace(diagnosis, learning_rate=new, findings=findings)
+        diagnosis = replace(diagnosis, findings=findings)
+    if new.action is Action.NOT_THE_CAUSE is not old.action:
+        diagnosis = _without_rate_as_cause(diagnosis, proof)
+    diagnosis = replace(diagnosis, learning_rate=new)
+    is_cure = proof.keeps_rate or (proof.proved is not None and proof.proved.change != RATE)
+    is_to_lower = new.action is Action.LOWER
+    return _with_cure(diagnosis, proof.proved) if is_cure and not is_to_lower else diagnosis
+
+
+def _without_rate_as_cause(diagnosis: Diagnosis, proof: Proof) -> Diagnosis:
+    """With the trouble at the head that came back at lower rates."""
+    alone = [one for one in proof.tries if one.change == RATE and one.kept is None]
+    codes = {one.told.partition(" ")[0] for one in alone}
+    left = [one for one in diagnosis.findings if one.code not in RATE_CODES]
+    head = next((one for one in left if one.code in codes), None)
+    if head is None:
+        return diagnosis
+    follow = [
+        replace(one, because_of=head.code)
+        if one.because_of in {None, *RATE_CODES} and one.severity.weight
+        else one
+        for one in left
+        if one is not head
+    ]
+    causes = tuple(one for one in diagnosis.causes if one.cause != Cause.RATE.value)
+    return replace(diagnosis, findings=(replace(head, because_of=None), *follow), causes=causes)
+
+
+def _with_cure(diagnosis: Diagnosis, proved: Try | None) -> Diagnosis:
+    """With the cure that a rerun has proved as what is to be done."""
+    head = diagnosis.headline
+    if proved is None or head is None or not head.severity.weight:
+        return diagnosis
+    name, value = proved.cure
+    advice = replace(
+        diagnosis.learning_rate, proved_steps=proved.steps, besides=switch_text(name, value)
+    )
+    head = replace(head, action=f"{_how_to_change(name, value)} {_IS_GONE.format(proved.steps)}")
+    return replace(diagnosis, learning_rate=advice, findings=(head, *diagnosis.findings[1:]))
+
+
+_IS_GONE = "In a rerun of {:,} steps the trouble was gone with that."
+
+
+def _how_to_change(name: str, value: Value) -> str:
+    if name != FLOAT32 or not isinstance(value, str):
+        return f"Train with {switch_text(name, value)}."
+    layers = " and ".join(value.split(LAYERS_BY))
+    return f"Run {layers} in float32 by `ampwatch.run_in_float32`, after the model is created."
 
 
 def proved_advice(advice: Advice, proof: Proof) -> Advice | None:
@@ -392,17 +486,33 @@ def proved_advice(advice: Advice, proof: Proof) -> Advice | None:
     if not current:
         return None
     best, rate = proof.proved, proof.proved_rate
+    if best is None and proof.best is not None:
+        return _held_on_the_way(advice, proof.best, current)
     if best is not None and rate is not None and rate < current:
         return replace(
             advice, action=Action.LOWER, because=sentence_of(proof), current=current,
             recommended=rate, factor=rate / current, low=low, high=high,
             confidence=PROVED_CONFIDENCE, leapt_at_step=None, explained_by=None,
-            proved_steps=proof.steps, group=0 if advice.group is None else advice.group,
+            proved_steps=best.steps, group=0 if advice.group is None else advice.group,
             besides=besides_rate(best),
         )  # fmt: skip
+    if proof.keeps_rate:
+        return Advice(Action.NOT_THE_CAUSE, sentence_of(proof), current=current)
     if rate is None and advice.recommended is not None and high is not None:
         return _refuted(advice, proof, high)
     return None
+
+
+def _held_on_the_way(advice: Advice, best: Try, current: float) -> Advice | None:
+    """Where no rerun came to the top of the schedule, only a lower rate replaces an estimate."""
+    bound = current if advice.recommended is None or best.kept else advice.recommended
+    if best.rate >= bound:
+        return None
+    return replace(
+        advice, action=Action.LOWER, current=current, recommended=best.rate,
+        factor=best.rate / current, low=None, high=None, confidence=None,
+        besides=besides_rate(best),
+    )  # fmt: skip
 
 
 def _refuted(advice: Advice, proof: Proof, failed: float) -> Advice | None:

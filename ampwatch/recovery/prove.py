@@ -3,8 +3,9 @@
 Where the rate is the cause: the advised rate first, then halving what is left between. Where
 another cause is named: the cures that the rule of the finding declares, one after the other. Where
 one ends the named trouble and the training fails by its rate: rates, with that cure as soon as the
-named trouble comes back without it. Where two rates fail alike by what is not their height: the
-cures of that, too. To bisect: everything that can be switched, one at a time.
+named trouble comes back without it. Where two rates fail alike: the cures of that, too, and with
+the one that ends it the script's own rate. To bisect: everything that can be switched, one at a
+time.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ from ampwatch.recovery.proof import (
 )
 from ampwatch.recovery.rerun import (
     Command,
+    NoStepInTimeError,
     NotChangedError,
+    NotStartedError,
     Record,
     RerunRequest,
     RerunResult,
@@ -58,6 +61,7 @@ MOST_LAYERS = 4  # kept in float32 one after the other, as reruns name them
 DOWN = 0.25  # below a rate that failed, where none holds yet; below several, as often again
 MOST_LOWER = 2  # rates tried for their loss alone, once the limit is known
 LEAST_STEPS, MOST_STEPS, LONGER = 100, 5000, 1.5  # of a rerun, by the step of the first trouble
+FEWEST_TRIES = 4  # for a rate: longer reruns are made where the time is enough for so many
 NOT_DETERMINISTIC = (
     "The training is not deterministic, or loads what it saved itself: the first step of a rerun "
     "was another than the run's. What held was tried twice."
@@ -65,14 +69,19 @@ NOT_DETERMINISTIC = (
 
 
 OF_THE_RATE = (
-    "No cure of the named cause brought the training to learn: the rate was tried as well."
+    "No cure of the named cause brought the training to learn: the learning rate was tried as well."
 )
-BOTH_CHANGED = (
-    "A lower rate alone failed, by {}: {}, which ends that, was kept while the rate was tried, so "
-    "both are changed."
+STOOD_HIGH = (
+    "With the cure of the named cause the loss stood above where it began: the learning rate was "
+    "tried as well."
+)
+KEPT = (
+    "A lower learning rate alone failed, by {}: {}, which ends that, was kept while learning rates "
+    "were tried."
 )
 STILL_RISING = (
-    "The schedule was still rising: the reruns rise faster, to the rate that they are to prove."
+    "The schedule was still rising: in the reruns the learning rate rises faster, up to the one "
+    "that each tries."
 )
 _RISEN = 0.98  # of the script's rate: its schedule has come to an end of its rise
 
@@ -155,14 +164,23 @@ class _Search:
     def begin_rates(self, current: float, from_step: int) -> None:
         """From now on rates are tried; the script's own has failed.
 
-        Where its schedule is still rising in as many steps as a rerun has, a rerun rises faster:
-        what it proves is the rate that it has reached.
+        A rate that holds on the way up may fail at the top: where the time is enough, a rerun goes
+        on beyond it. Where its schedule is still rising in as many steps as a rerun has, a rerun
+        rises faster: what it shows is the rate that it has reached.
         """
         self._current = current
+        base, top = reached_rate(self._own, current), top_of_rise(self._own, current)
+        beyond = math.ceil((LONGER if base == current else 1) * max(0, top + 1 - from_step))
+        left_s = self._until_s - time.monotonic()
+        # A log that says no times does not tell whether longer reruns fit.
+        if self._budget.steps is None and 0 < FEWEST_TRIES * beyond * self._own.step_s <= left_s:
+            self._proof = replace(self._proof, steps=max(self._proof.steps, beyond))
         self._reached = reached_rate(self._own, current, from_step, self._proof.steps)
-        self._proof = replace(self._proof, base=reached_rate(self._own, current))
+        is_short = self._reached < _RISEN * base
+        self._proof = replace(self._proof, base=base, needs_steps=beyond if is_short else None)
         if self._proof.tries:
-            self._note(OF_THE_RATE)
+            cured = any(one.is_stable and has_learnt(one) for one in self._proof.cures)
+            self._note(STOOD_HIGH if cured else OF_THE_RATE)
         if self._reached < current:
             self._note(STILL_RISING)
 
@@ -174,13 +192,17 @@ class _Search:
         self._trouble_begins = max(0, begun - self._reruns.from_step)
 
     def may_be_the_rate(self) -> bool:
-        """Whether no cure has brought the training to learn, though its trouble came back."""
+        """Whether no cure has brought the training to learn well, though its trouble came back."""
         if not any(one.change == NOTHING and not one.is_stable for one in self._proof.tries):
             return False
-        return not any(one.is_stable and has_learnt(one) for one in self._proof.cures)
+        held = [one for one in self._proof.cures if one.is_stable]
+        return not any(has_learnt(one) and not is_doubtful(one) for one in held)
 
     def for_a_rate(self, rate: float | None) -> Proof:
-        """Find the highest rate that holds, within an octave; then one that learns faster."""
+        """Find the highest rate that holds, within an octave; then one that learns faster.
+
+        Where a cure ends what a lower rate alone does not, the script's own may hold with it.
+        """
         went_lower = 0
         while rate is not None and len(self._proof.tries) < self._budget.tries:
             done = self._try(RATE, rate)
@@ -188,6 +210,9 @@ class _Search:
                 break
             if self._needs_a_cure(done):
                 done = self._with_a_cure(rate, done)
+                if self._own_is_untried():
+                    rate = self._reached
+                    continue
             if done.is_stable and not self._is_repeatable and not self._was_tried_twice(rate):
                 continue
             rate = next_rate(self._proof)
@@ -212,7 +237,7 @@ class _Search:
             name, value = waiting.pop(0)
             try:
                 done = self._try(name, value)
-            except NotChangedError as problem:
+            except (NotChangedError, NotStartedError) as problem:
                 self._reruns.tell(f"  {problem}")
                 continue
             if done is None:
@@ -238,9 +263,16 @@ class _Search:
         return bool(self._cures) and done.is_cured is False
 
     def _failed_alike(self, done: Try) -> bool:
-        """Whether it failed by what another rate failed by, and is not told to be too high."""
+        """Whether it failed by what another rate failed by."""
         alike = [one for one in self._proof.rates if one.told == done.told]
-        return len(alike) > 1 and bool(done.told) and not done.is_stable and self.advised is None
+        return len(alike) > 1 and bool(done.told) and not done.is_stable
+
+    def _own_is_untried(self) -> bool:
+        """Whether a cure is kept with which the script's own rate was not trained."""
+        kept = self._proof.kept
+        return kept is not None and kept not in [
+            (one.change, one.value) for one in self._proof.cures
+        ]
 
     def _with_a_cure(self, rate: float, failed: Try) -> Try:
         """Try this rate with each of the cures; the first that ends the trouble is kept."""
@@ -251,13 +283,13 @@ class _Search:
             self._proof = replace(self._proof, kept=cure)
             try:
                 done = self._try(RATE, rate)
-            except NotChangedError as problem:
+            except (NotChangedError, NotStartedError) as problem:
                 self._reruns.tell(f"  {problem}")
                 continue
             if done is None:
                 break
             if done.is_cured:
-                self._note(BOTH_CHANGED.format(failed.told, switch_text(*cure)))
+                self._note(KEPT.format(failed.told, switch_text(*cure)))
                 return done
         self._keep(replace(self._proof, kept=None))
         return failed
@@ -273,7 +305,13 @@ class _Search:
             f"rerun {self._count}: {self._proof.steps:,} steps with {words_of(wanted)}"
         )
         self._folder = self._folder or self._reruns.place()
-        shown = self._shown(name, value, self._folder / f"try-{self._count}")
+        try:
+            shown = self._shown(name, value, self._folder / f"try-{self._count}")
+        except NoStepInTimeError:
+            if not self._proof.tries:
+                raise
+            self._reruns.tell("  the time was up before its first step")
+            return None
         done, self._shown_trouble, self.advised = shown.done, shown.trouble, shown.advised_rate
         if not done.is_stable and done.told == TIME_WAS_UP:
             self._reruns.tell(f"  the time was up after {done.steps:,} steps")
@@ -335,7 +373,7 @@ def next_rate(proof: Proof) -> float | None:
 
 def lower_rate(proof: Proof) -> float | None:
     """A rate below all that were tried, where the lowest of them has the lowest loss."""
-    best = proof.proved
+    best = proof.best
     lowest = min((one.value for one in proof.rates if isinstance(one.value, float)), default=None)
     if best is None or lowest is None or best.value != lowest or not best.loss_at:
         return None
@@ -360,6 +398,12 @@ def reached_rate(
     return reached if 0 < reached < _RISEN * current else current
 
 
+def top_of_rise(own: Record, current: float) -> int:
+    """The step at which a run's rate had risen: to the script's own, or as far as it came."""
+    highest = reached_rate(own, current)
+    return min((at for at, rate in own.rates.items() if rate >= _RISEN * highest), default=0)
+
+
 def steps_to_survive(diagnosis: Diagnosis, from_step: int = 0) -> int:
     """Half as many again as the run took until trouble began, from its start or a checkpoint."""
     head = diagnosis.headline
@@ -376,13 +420,14 @@ def _refuse_what_nothing_helps(
     if found is None:
         calm = diagnosis.calm or "No problems were found."
         raise AmpwatchError(
-            f"{calm} There is nothing to prove. To try a rate all the same, pass --set lr=RATE."
+            f"{calm} There is nothing to prove. To try a learning rate all the same, pass --set "
+            "lr=0.01."
         )
     if not changes:
         raise AmpwatchError(
-            f"A lower rate is not what this run needs, and {found.code} {found.name} has no cure "
-            f"that can be tried from outside: {found.action} To switch one thing at a time, pass "
-            "--bisect; to try a rate all the same, --set lr=RATE."
+            f"A lower learning rate is not what this run needs, and {found.code} {found.name} has "
+            f"no cure that can be tried from outside: {found.action} To switch one thing at a "
+            "time, pass --bisect; to try a learning rate all the same, --set lr=0.01."
         )
 
 

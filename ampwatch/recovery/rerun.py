@@ -50,12 +50,13 @@ Command = Callable[[Path], tuple[Sequence[str], Mapping[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Losses, rates and gradient norms by step, where they are known."""
+    """Losses, rates and gradient norms by step, where they are known, and how long a step takes."""
 
     losses: Mapping[int, float]
     rates: Mapping[int, float]
     norms: Mapping[int, float]
     without_loss: frozenset[int] = frozenset()  # the steps whose loss is not finite
+    step_s: float = 0.0  # the median
 
     @property
     def first_step(self) -> int:
@@ -123,7 +124,8 @@ def rerun(command: Command, cwd: Path, folder: Path, asked: RerunRequest) -> Rer
             left_by_itself = child.poll()
             _end(child)
     if shown is None:
-        raise AmpwatchError(_without_a_step(left_by_itself, folder))
+        kind = NoStepInTimeError if left_by_itself is None else NotStartedError
+        raise kind(_without_a_step(left_by_itself, folder))
     follower, diagnosis = shown
     with follower.reading() as run:
         record, trouble = record_of(run), trouble_of(run, diagnosis)
@@ -204,10 +206,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def record_of(run: Run) -> Record:
     """What is known of a run's steps."""
-    names = ("loss", "lr", "grad_norm")
+    names = ("loss", "lr", "grad_norm", "step_time_ms")
     rows = run.read(Table.STEPS, ("step", *names), min(run.ranks, default=0))
     step = integers(rows, "step")
-    losses, rates, norms = (numbers(rows, name) for name in names)
+    losses, rates, norms, times_ms = (numbers(rows, name) for name in names)
 
     def by_step(values: NDArray[np.float64]) -> dict[int, float]:
         told = np.isfinite(values)
@@ -215,7 +217,9 @@ def record_of(run: Run) -> Record:
 
     recorded = known(rows, "loss")
     without = frozenset(step[recorded & ~np.isfinite(losses)].tolist())
-    return Record(by_step(losses), by_step(rates), by_step(norms), without)
+    taken_ms = times_ms[np.isfinite(times_ms)]
+    step_s = float(np.median(taken_ms)) / 1e3 if len(taken_ms) else 0.0
+    return Record(by_step(losses), by_step(rates), by_step(norms), without, step_s)
 
 
 def _judged(
@@ -337,15 +341,23 @@ def _refuse_unchanged(changes: Sequence[Change], record: Record, asked: RerunReq
     if len(wrong) > len(shared) // 10:
         step = wrong[0]
         raise AmpwatchError(
-            f"The rerun was to train at {factor:.3g} times the rate, and did not: at step {step} "
-            f"it had {record.rates[step]:.3g}, where the run had {wanted[step] / factor:.3g}. The "
-            "script sets its rate itself: name the argument that holds it, as in "
-            "`--rate-argument --lr`."
+            f"The rerun was to train at {factor:.3g} times the learning rate, and did not: at "
+            f"step {step} it had {record.rates[step]:.3g}, where the run had "
+            f"{wanted[step] / factor:.3g}. The script sets its learning rate itself: name the "
+            "argument that holds it, as in `--lr-flag=--lr`."
         )
+
+
+class NoStepInTimeError(AmpwatchError):
+    """The time was up before the training had a step."""
 
 
 class NotChangedError(AmpwatchError):
     """The training has nothing that the change is about."""
+
+
+class NotStartedError(AmpwatchError):
+    """The program ended before its first step: it cannot train with this change, if with any."""
 
 
 def _refuse_other_death(

@@ -20,8 +20,9 @@ from ampwatch.diagnosis.column_arrays import integers
 from ampwatch.diagnosis.findings import CUT_OFF, LIVE
 from ampwatch.diagnosis.rule import title_of
 from ampwatch.diagnosis.value_text import evidence_text
+from ampwatch.exit_codes import ExitCode
 from ampwatch.follow import diagnose
-from ampwatch.recovery.change import FLOAT32, LAYERS_BY, ROOT
+from ampwatch.recovery.change import FLOAT32, LAYERS_BY, RATE, ROOT, switch_text
 from ampwatch.recovery.proof import Proof, Try, kept_proof, with_proof, words_of
 from ampwatch.report.restart_place import Checkpoint, last_clean_save, restart_place
 from ampwatch.report.scaler_settings import worthwhile_settings
@@ -47,7 +48,11 @@ class Next(str, enum.Enum):
 
 
 _WORDS = {Next.CONTINUE: "Go on.", Next.RESTART: "Start again.", Next.STOP: "Stop."}
-EXIT_CODES = {Next.CONTINUE: 0, Next.RESTART: 10, Next.STOP: 11}
+EXIT_CODES = {
+    Next.CONTINUE: ExitCode.DONE,
+    Next.RESTART: ExitCode.RESTART,
+    Next.STOP: ExitCode.PERSON,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +128,12 @@ def plan_of(run: Run, diagnosis: Diagnosis, proof: Proof | None = None) -> Plan:
     diagnosis = with_proof(diagnosis, proof)
     head = diagnosis.headline
     if head is None or diagnosis.worst() is not Severity.ERROR:
-        return _without_error(run, diagnosis)
+        return _without_error(run, diagnosis, None if proof is None else proof.proved)
     cured = _cure(run, diagnosis, head, proof)
     if cured is not None and run.info.source != "ampwatch":
         cured = replace(cured, sees_saves=False)
     if cured is None:
-        return Plan(Next.STOP, f"{head.summary} No launcher can mend that: {head.action}")
+        return Plan(Next.STOP, f"{head.summary} A restart cannot fix that: {head.action}")
     restarts = len(attempts_of(run, min(run.ranks, default=0), goes_on=False)) - 1
     if restarts >= MOST_RESTARTS:
         why = f"{title_of(head)}. The run was started again {restarts} times: a person must look."
@@ -136,10 +141,15 @@ def plan_of(run: Run, diagnosis: Diagnosis, proof: Proof | None = None) -> Plan:
     return cured
 
 
-def _without_error(run: Run, diagnosis: Diagnosis) -> Plan:
+def _without_error(run: Run, diagnosis: Diagnosis, best: Try | None) -> Plan:
     state, raised = diagnosis.run.state, diagnosis.run.exception
     if state == LIVE or not (raised or state == CUT_OFF):
-        calm = diagnosis.calm or "No error stands at the end of the record."
+        calm = diagnosis.calm or "No error stands at the end of the log."
+        if best is not None:  # of a warning
+            said = _proved_changes(run, diagnosis, best)
+            if said:
+                because = f"{calm} At the next start, as proved by a rerun of {best.steps:,} steps:"
+                return Plan(Next.CONTINUE, f"{because} {words_of(best)}.", **said)
         better = worthwhile_settings(run, diagnosis)
         if better is None:
             return Plan(Next.CONTINUE, calm)
@@ -157,11 +167,13 @@ def _without_error(run: Run, diagnosis: Diagnosis) -> Plan:
 def _cure(run: Run, diagnosis: Diagnosis, head: Finding, proof: Proof | None) -> Plan | None:
     """The changes that fix this error; None if a launcher cannot fix it."""
     advice = diagnosis.learning_rate
-    best = None if proof is None else proof.proved
+    best = None if proof is None else proof.best
     if advice.action is Action.LOWER and advice.factor is not None:
         return _lower_rate(run, diagnosis, head, best)
-    if best is not None and best.change in SAID_BY_PLAN:
-        return _as_proved(run, diagnosis, head, best)
+    if best is not None and proof is not None and (best.change != RATE or proof.keeps_rate):
+        proved = _as_proved(run, diagnosis, head, best)
+        if proved is not None:
+            return proved
     saved = restart_place(run, diagnosis).checkpoint
     watch_for = _watch_for(head)
     if head.code == _OUTPUT_LEAVES_FORMAT and head.layer and head.layer != ROOT:
@@ -183,12 +195,12 @@ def _lower_rate(run: Run, diagnosis: Diagnosis, head: Finding, best: Try | None)
     how, said = "as estimated", dict[str, Any](clip=advice.clip)
     if advice.proved_steps is not None:
         how = f"as proved by reruns of {advice.proved_steps:,} steps"
-        kept = None if best is None else best.kept
-        if kept is not None and kept[0] not in SAID_BY_PLAN:
+    if advice.besides is not None and best is not None and best.kept is not None:
+        name, value = best.kept
+        if name not in SAID_BY_PLAN:
             return None
-        if kept is not None:
-            how = f"with {advice.besides}, {how}"
-            said |= SAID_BY_PLAN[kept[0]](kept[1])
+        how = f"with {advice.besides}, {how}"
+        said |= SAID_BY_PLAN[name](value)
     saved = restart_place(run, diagnosis).checkpoint
     rates = tuple(rate * advice.factor for rate in _base_rates(run, head))
     said = _scaler(run, saved, head) | said
@@ -215,13 +227,32 @@ SAID_BY_PLAN: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
-def _as_proved(run: Run, diagnosis: Diagnosis, head: Finding, best: Try) -> Plan:
-    """What a rerun has shown to be a cure."""
+def _proved_changes(run: Run, diagnosis: Diagnosis, best: Try) -> dict[str, Any]:
+    """What a rerun has proved to help, as a plan says it; nothing if a plan cannot say it."""
+    advice, (name, value) = diagnosis.learning_rate, best.cure
+    if name == RATE:
+        said = dict[str, Any]()
+    elif name in SAID_BY_PLAN:
+        said = SAID_BY_PLAN[name](value)
+    else:
+        return {}
+    head = diagnosis.headline
+    if best.change == RATE and advice.proved_steps is not None and advice.factor and head:
+        rates = tuple(rate * advice.factor for rate in _base_rates(run, head))
+        said |= {"factor": advice.factor, "base_rates": rates}
+    return said
+
+
+def _as_proved(run: Run, diagnosis: Diagnosis, head: Finding, best: Try) -> Plan | None:
+    """What a rerun has shown to be a cure; None if a plan cannot say it."""
+    name, value = best.cure
+    if name not in SAID_BY_PLAN:
+        return None
     saved = restart_place(run, diagnosis).checkpoint
-    said = _scaler(run, saved, head) | SAID_BY_PLAN[best.change](best.value)
+    said = _scaler(run, saved, head) | SAID_BY_PLAN[name](value)
     because = (
         f"{title_of(head)}. A rerun of {best.steps:,} steps has proved that the trouble is gone "
-        f"with {words_of(best)}."
+        f"with {switch_text(name, value)}."
     )
     return Plan(Next.RESTART, because, saved, watch_for=_watch_for(head), **said)
 
@@ -314,6 +345,7 @@ def sentences_of(plan: Plan) -> Sequence[str]:
     if plan.keep_in_float32:
         found.append(f"Run {', '.join(plan.keep_in_float32)} in float32.")
     found += [
-        f"Watch in the first 100 steps; in the failed run: {text}." for text in plan.watch_for
+        f"Check the first 100 steps for this sign of the failed run: {text}."
+        for text in plan.watch_for
     ]
     return found

@@ -2,11 +2,12 @@
 
 Names of runs and layers are data: they are shown, never interpreted.
 
-- what is told of a run: facts, settings, scaler_settings, timeline
+- what is told of a run: facts, settings, scaler_settings, step_notes, timeline
 - the letter: letter, letter_facts, happenings, letter_to_do, restart_place
-- the report: terminal_report, html_file, tensorboard_event_files, plotly_figure
+- the report: terminal_report, html_file, notebook_html, tensorboard_event_files, plotly_figure
+- for CI and tests: health_check, sarif_file, junit_file
 - charts: overview_chart, thinning, painter
-- layers: last_layer_values, format_losses, layer_views
+- layers: last_layer_values, format_losses, scale_windows, fp16_fit, layer_views
 - several runs: compared_run, comparison, comparison_text, divergence, sweep
 """
 

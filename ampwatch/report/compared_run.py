@@ -12,7 +12,10 @@ import numpy as np
 from ampwatch.diagnosis import Diagnosis, Engine, ForSeveralRuns, conclude
 from ampwatch.diagnosis.column_arrays import Floats, Integers, integers, known, numbers, texts
 from ampwatch.follow import as_it_stands
+from ampwatch.report import happenings
 from ampwatch.report.facts import rows_of_optimizer
+from ampwatch.report.letter_facts import FactReader, optimizer_of
+from ampwatch.report.letter_to_do import is_lowered
 from ampwatch.report.settings import settings_of
 from ampwatch.rows import Mark, Table
 
@@ -76,6 +79,7 @@ class Outline:
     peak_bytes: int | None
     is_host_memory: bool  # of the process, where no card tells
     is_uncounted: bool  # its log does not number its steps
+    broke_down_at: int | None = None  # of too high a learning rate: as its letter says
 
     @property
     def rate(self) -> float | None:
@@ -107,7 +111,17 @@ def outline_as(run: Run, diagnosis: Diagnosis, for_several: ForSeveralRuns) -> O
         peak_bytes=peak,
         is_host_memory=is_host,
         is_uncounted=any(Mark.PLACED.value in marks for marks in run.info.marks.values()),
+        broke_down_at=_broke_down_at(run, diagnosis),
     )
+
+
+def _broke_down_at(run: Run, diagnosis: Diagnosis) -> int | None:
+    """The step at which too high a learning rate broke the training down, as its letter says."""
+    head = diagnosis.headline
+    if head is None or not is_lowered(diagnosis):
+        return None
+    begin = happenings.course_of(FactReader(run, optimizer_of(run, head)), diagnosis).begin
+    return None if begin is None else int(begin.value)
 
 
 def course_of(step: Integers, values: Floats, name: str) -> ValueCourse | None:
@@ -152,9 +166,9 @@ def _own_values(run: Run) -> Iterator[tuple[str, ValueCourse]]:
     step, values = integers(rows, "step"), numbers(rows, "value")
     for part in np.split(told, np.flatnonzero(np.diff(codes[told])) + 1) if len(told) else ():
         name = names[codes[part[0]]]
-        found = course_of(step[part], values[part], name)
-        if found is not None:
-            yield (f"{name} (logged)" if name == LOSS else name), found
+        course = course_of(step[part], values[part], name)
+        if course is not None:
+            yield (f"{name} (logged)" if name == LOSS else name), course
 
 
 def _median(rows: Any, name: str) -> float | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ampwatch.diagnosis import advise_on_all
+from ampwatch.diagnosis import advise_on_all, difference_of_models
 from ampwatch.diagnosis.findings import SCHEMA, json_value
 from ampwatch.diagnosis.learning_rate.advice import Advice
 from ampwatch.diagnosis.value_text import (
@@ -24,10 +24,19 @@ from ampwatch.diagnosis.value_text import (
     time_text,
 )
 from ampwatch.diagnosis.verdict import verdict_text
-from ampwatch.errors import DifferentModelsError, RunError
+from ampwatch.errors import RunError
 from ampwatch.report.compared_run import LOSS, At, Outline, ValueCourse, outline_of
 from ampwatch.report.divergence import Divergence, divergence_of, step_rows
-from ampwatch.report.sweep import Setting, Sweep, settings_to_sweep, sweep_of
+from ampwatch.report.sweep import (
+    RATE,
+    Setting,
+    Sweep,
+    is_of_rate,
+    number_in,
+    settings_to_sweep,
+    sweep_of,
+    value_text,
+)
 
 if TYPE_CHECKING:
     from ampwatch.store import Run
@@ -66,7 +75,7 @@ class Comparison:
     partings: tuple[Divergence, ...]  # of each run but the first, compared with the first
     uncounted: tuple[str, ...]  # runs whose log does not number its steps
     learning_rate: Advice | None  # for all, where they differ in their rate
-    not_together: str | None = None  # why there is no advice for all
+    not_together: str | None = None  # why these are not runs of one model
     sweep: Sweep | None = None  # over the setting that was asked for, else over the rate
     swept_by: tuple[Setting, ...] = ()  # all settings that a sweep may go over
     outcomes: tuple[str, ...] = ()  # all figures that may tell what came of a run
@@ -113,15 +122,19 @@ def compared(
     rates = [run.rate for run in runs]
     differ = len(set(rates) - {None}) > 1
     settings, alike = differing([run.settings for run in runs])
-    if differ and not any(name.endswith(".lr") for name in settings):  # no optimizer was recorded
-        settings["learning rate"] = tuple(None if r is None else f"{r:.4g}" for r in rates)
+    if differ:  # it is told once, and not as the first step of a warm-up
+        settings = {
+            name: row for name, row in settings.items() if not _is_of_rate(name, row, rates)
+        }
+        texts = tuple(None if rate is None else value_text(rate) for rate in rates)
+        settings = {RATE: texts, **settings}
     figures = _side_by_side([dict(_figures(run)) for run in runs])
     numbers = {
         name: tuple(None if one is None else one.number for one in row)
         for name, row in figures.items()
         if any(one is not None and one.number is not None for one in row)
     }
-    advice, refusal = _advice(runs) if differ else (None, None)
+    difference = difference_of_models([run.for_several for run in runs])
     swept_by, outcomes = settings_to_sweep(runs), _outcomes(runs, numbers)
     return Comparison(
         names=tuple(run.name for run in runs),
@@ -139,8 +152,8 @@ def compared(
         same_settings=alike,
         partings=tuple(partings),
         uncounted=tuple(run.name for run in runs if run.is_uncounted),
-        learning_rate=advice,
-        not_together=refusal,
+        learning_rate=_advice(runs) if differ and difference is None else None,
+        not_together=difference,
         sweep=_sweep(runs, swept_by, {name: figures[name] for name in outcomes}, asked),
         swept_by=tuple(swept_by),
         outcomes=outcomes,
@@ -165,33 +178,30 @@ def _sweep(
     outcome = _asked_for(asked.outcome, names, "outcome")
     if setting is None or outcome is None:
         return None
-    told = [
+    cells = [
         _NOT_LOGGED if one is None else (one.number, one.text)
         for one in outcomes.get(outcome, (None,) * len(runs))
     ]
     course = outcome.rpartition(", ")[0]
     value = next((run.values[course] for run in runs if course in run.values), None)
     is_up = value is not None and bool(value.higher_is_better)
-    return sweep_of(runs, setting, outcome, told, higher_is_better=is_up)
+    return sweep_of(runs, setting, outcome, cells, higher_is_better=is_up)
 
 
 def _asked_for(asked: str | None, known: Mapping[str, T], what: str) -> T | None:
     """What was asked of a comparison, by its whole name or its end; the first if nothing was."""
     if asked is None:
         return next(iter(known.values()), None)
-    found = [name for name in known if asked in {name, name.rpartition(".")[2]}]
-    if len(found) != 1 and asked not in known:
-        told = list_text(list(known), 12) or "none"
-        raise RunError(f"{asked!r} is no {what} of these runs; they have {told}.")
-    return known[asked if asked in known else found[0]]
+    matches = [name for name in known if asked in {name, name.rpartition(".")[2]}]
+    if len(matches) != 1 and asked not in known:
+        choices = list_text(list(known), 12) or "none"
+        raise RunError(f"{asked!r} is no {what} of these runs; they have {choices}.")
+    return known[asked if asked in known else matches[0]]
 
 
-def _advice(runs: Sequence[Outline]) -> tuple[Advice | None, str | None]:
-    try:
-        advice = advise_on_all([run.for_several for run in runs])
-    except DifferentModelsError as refusal:
-        return None, str(refusal)
-    return advice or runs[-1].diagnosis.learning_rate, None
+def _advice(runs: Sequence[Outline]) -> Advice:
+    advice = advise_on_all([run.for_several for run in runs])
+    return advice or runs[-1].diagnosis.learning_rate
 
 
 def differing(
@@ -202,6 +212,10 @@ def differing(
     found = {name: tuple(one.get(name) for one in settings) for name in names}
     differ = {name: values for name, values in found.items() if len(set(values)) > 1}
     return differ, {name: settings[0][name] for name in names if name not in differ}
+
+
+def _is_of_rate(name: str, texts: Sequence[str | None], rates: Sequence[float | None]) -> bool:
+    return is_of_rate(name, [None if text is None else number_in(text) for text in texts], rates)
 
 
 def difference_text(number: float | None, base: float | None) -> str:
@@ -215,6 +229,8 @@ def difference_text(number: float | None, base: float | None) -> str:
     times = number / base
     if times > MANY_TIMES:
         return f"{times:.3g} times"
+    if 0 < times < 1 / MANY_TIMES:
+        return f"1/{1 / times:.3g} of it"
     share = 100 * (times - 1)
     if abs(share) < LEAST_SHARE:
         return "about the same"
@@ -226,26 +242,20 @@ def difference_text(number: float | None, base: float | None) -> str:
 _NOT_COMPARED = frozenset({"steps", "learning rate"})
 
 
-def _side_by_side(
-    runs: Sequence[Mapping[str, Figure]],
-) -> dict[str, tuple[Figure | None, ...]]:
+def _side_by_side(runs: Sequence[Mapping[str, Figure]]) -> dict[str, tuple[Figure | None, ...]]:
     """Each figure that any of the compared runs has."""
-    own = dict.fromkeys(
-        name for one in runs for name in one if name not in {*_FIGURES, *_LAST_FIGURES}
-    )
-    names = [*_FIGURES, *own, *_LAST_FIGURES]
-    return {
-        name: tuple(one.get(name) for one in runs)
-        for name in names
-        if any(name in one for one in runs)
-    }
+    told = dict.fromkeys(name for one in runs for name in one)
+    own = [name for name in told if name not in {*_FIGURES, *_LAST_FIGURES}]
+    names = [name for name in (*_FIGURES, *own, *_LAST_FIGURES) if name in told]
+    return {name: tuple(one.get(name) for one in runs) for name in names}
 
 
 def _figures(run: Outline) -> Iterator[tuple[str, Figure]]:
     facts, head = run.diagnosis.run, run.diagnosis.headline
     yield "verdict", Figure(verdict_text(run.diagnosis))
     if head is not None and head.severity.weight:
-        since = "" if head.first_step is None else f" since step {head.first_step:,}"
+        begin = head.first_step if run.broke_down_at is None else run.broke_down_at
+        since = "" if begin is None else f" since step {begin:,}"
         yield "headline", Figure(f"{head.code} {head.name}{since}")
     yield "steps", Figure(f"{facts.steps:,}", facts.steps)
     if run.rate is not None:

@@ -11,6 +11,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ampwatch.diagnosis import Action
+from ampwatch.diagnosis.learning_rate.constants import ROBUST_DEVIATIONS
 from ampwatch.diagnosis.value_text import count_text, list_text, scale_text
 from ampwatch.errors import RunError
 from ampwatch.printable_text import printable
@@ -28,7 +29,7 @@ from ampwatch.report.sweep import RATE, Fate, Point, Sweep, besides_text
 from ampwatch.report.terminal_report import STYLES, Write, advised, is_fancy, labelled, writer
 from ampwatch.rows import Table
 
-_MOST_IN_FULL = 5  # runs whose differences are told in full
+_MOST_IN_FULL = 5  # runs whose differences are printed in full
 _LEAST_WIDTH = 18  # of a run's column; those that do not fit beside one another go below
 _MOST_VALUES = 12  # of the user's own values
 _MOST_SAME = 8  # settings that all have, by name
@@ -52,6 +53,9 @@ def comparison_text(comparison: Comparison, write: Write, width: int | None = No
     figures, left_out = _figures(comparison)
     parts += _grids(comparison.names, figures, write, width)
     parts += [Text(left_out, "dim")] if left_out else []
+    parts += (
+        [Text(), Text(write(comparison.not_together), "bold")] if comparison.not_together else []
+    )
     parts += _section("Where they part", labelled(list(_differences(comparison)), write))
     if comparison.settings:
         settings = {n: [v or "-" for v in values] for n, values in comparison.settings.items()}
@@ -73,14 +77,14 @@ def print_sweep(console: Console, comparison: Comparison) -> None:
     if comparison.sweep is None:
         raise RunError(
             "No setting differs between these runs, so there is no sweep: `ampwatch compare` "
-            "without --sweep shows where they part."
+            "without --sweep shows where they differ."
         )
     write = writer(fancy=is_fancy(console))
     console.print(sweep_text(comparison, comparison.sweep, write), highlight=False)
 
 
 def sweep_text(comparison: Comparison, sweep: Sweep, write: Write) -> Group:
-    """A sweep as a table: a row a run, by the setting, and where it begins to fail."""
+    """A sweep as a table: one row per run, by the setting, and where it begins to fail."""
     grid = Grid.grid(padding=(0, 2))
     for _ in (sweep.setting, sweep.outcome, "verdict", "run"):
         grid.add_column(overflow="fold")
@@ -102,9 +106,9 @@ def sweep_text(comparison: Comparison, sweep: Sweep, write: Write) -> Group:
 
 
 def _best(sweep: Sweep) -> Point | None:
-    known = [point for point in sweep.points if point.outcome is not None]
+    points = [point for point in sweep.points if point.outcome is not None]
     sign = -1 if sweep.higher_is_better else 1
-    return min(known, key=lambda point: sign * (point.outcome or 0.0), default=None)
+    return min(points, key=lambda point: sign * (point.outcome or 0.0), default=None)
 
 
 def _section(title: str, *body: RenderableType) -> list[RenderableType]:
@@ -115,17 +119,17 @@ def _figures(comparison: Comparison) -> tuple[dict[str, list[str]], str]:
     """The figures, each with its difference to the first run's; and what was left out."""
     own = [name for name in comparison.values if name != LOSS]
     hidden = own[_MOST_VALUES:]
-    found = {}
+    figures = {}
     for name, texts in comparison.figures.items():
         if name.rpartition(", ")[0] in hidden:
             continue
         apart = comparison.differences.get(name, ("",) * len(texts))
-        found[name] = [
+        figures[name] = [
             f"{text} ({more})" if more and number else text
             for number, (text, more) in enumerate(zip(texts, apart, strict=True))
         ]
     values = count_text(len(hidden), "value")
-    return found, f"{values} more that were logged are in --json." if hidden else ""
+    return figures, f"{values} more that were logged are in --json." if hidden else ""
 
 
 def _grids(
@@ -135,11 +139,11 @@ def _grids(
     count = len(next(iter(rows.values())))
     room = 0 if width is None else width - max(len(label) for label in rows)
     fits = count if width is None else max(2, room // (_LEAST_WIDTH + 2))
-    found: list[RenderableType] = []
+    grids: list[RenderableType] = []
     for start in range(0, count, fits):
-        found += [Text()] if start else []
-        found.append(_grid(names, rows, range(start, min(count, start + fits)), write))
-    return found
+        grids += [Text()] if start else []
+        grids.append(_grid(names, rows, range(start, min(count, start + fits)), write))
+    return grids
 
 
 def _grid(
@@ -177,7 +181,7 @@ def _of_many(comparison: Comparison) -> Iterator[tuple[str, str]]:
     for text, numbers in grouped_partings(comparison.partings):
         letters = list_text([letter(number) for number in numbers], len(numbers))
         yield "A and", f"{letters}: {text}."
-    yield "", "Two runs alone (`ampwatch compare A B`) are told in full."
+    yield "", "For a full comparison, name two runs: `ampwatch compare A B`."
 
 
 def _is_of_rate(comparison: Comparison) -> bool:
@@ -187,12 +191,16 @@ def _is_of_rate(comparison: Comparison) -> bool:
 def _rate(comparison: Comparison) -> str:
     advice = comparison.learning_rate
     if advice is None:
-        reason = comparison.not_together or ""
-        return reason[:1].upper() + reason[1:]
+        return ""
     if advice.action is not Action.LOWER or not advice.has_interval:
-        told = "None of these runs failed by its rate: they show no upper limit."
+        told = "None of these runs failed by its learning rate: they show no upper limit."
         return "" if _is_of_rate(comparison) else told
-    return f"For all: {advised(advice)}. {advice.because}"
+    return f"For all: {advised(advice)}. {advice.because} {_OF_ONE}"
+
+
+_OF_ONE = (
+    "The report on one of them weighs that run and earlier ones like it, so its range may differ."
+)
 
 
 # --- where two runs diverge -----------------------------------------------------------------------
@@ -238,8 +246,9 @@ def parted_by(one: Divergence) -> str:
         return "no column in common"
     if one.first is None:
         return "identical to the bit"
-    names = [words_of(part.column) for part in one.first.columns]
-    return f"diverge at step {one.first.step:,} in the {list_text(names, 1)}"
+    first, *others = one.first.columns
+    more = f" and in {count_text(len(others), 'other value')}" if others else ""
+    return f"diverge at step {one.first.step:,} in the {words_of(first.column)}{more}"
 
 
 def grouped_partings(partings: Sequence[Divergence]) -> list[tuple[str, list[int]]]:
@@ -313,23 +322,32 @@ def parting_sentences(one: Divergence, first: str, second: str) -> Iterator[str]
         "skips": _skips_text(one.skips, first, second),
     }
     for name, text in texts.items():
-        known = text if name in one.both_tell else "not recorded by both"
-        yield f"{name.capitalize()}: {known}."
+        answer = text if name in one.both_tell else "not recorded by both"
+        yield f"{name.capitalize()}: {answer}."
 
 
 def _loss_text(one: Divergence) -> str:
-    bits, apart = one.loss_bits, one.loss
+    bits = one.loss_bits
     if bits is None:
         return "the same to the last bit"
-    text = f"differs from step {bits.step:,}"
-    if apart is None and not one.knows_noise:
+    end = one.loss_end
+    ends = "" if end is None or end.step == bits.step else f"; at the end {_both(end)}"
+    return _loss_parting(one, bits) + ends
+
+
+def _loss_parting(one: Divergence, bits: Difference) -> str:
+    """Where the losses begin to differ, and whether by more than noise: what differs has a size."""
+    text, apart, noise = f"differs from step {bits.step:,}", one.loss, one.loss_noise
+    if apart is None and noise is None:
         return f"{text} ({_both(bits)}), in too few steps to tell it from noise"
-    if apart is None:
-        return f"{text}, never by more than noise"
-    said = _both(apart)
-    if apart.step == bits.step:
-        return f"{text} ({said}), beyond noise"
-    return f"{text}, beyond noise from step {apart.step:,} ({said})"
+    if apart is not None and apart.step == bits.step:
+        return f"{text} ({_both(apart)}), beyond noise"
+    if apart is not None:
+        return f"{text}, beyond noise from step {apart.step:,} ({_both(apart)})"
+    assert noise is not None
+    if abs(bits.first - bits.second) > ROBUST_DEVIATIONS * noise:
+        return f"{text} ({_both(bits)}), later by no more than noise ({noise:.2g})"
+    return f"{text}, never by more than noise ({noise:.2g})"
 
 
 def _both(difference: Difference) -> str:

@@ -11,7 +11,7 @@ the usual change from step to step. Scales and skips are compared exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ampwatch.diagnosis.column_arrays import Floats, Integers, Mask, integers, known, numbers
+from ampwatch.diagnosis.layer_history import ROOT, innermost_layers
 from ampwatch.diagnosis.learning_rate.constants import (
     MEDIAN_STEPS,
     ROBUST_DEVIATIONS,
     SUSTAINED_STEPS,
 )
+from ampwatch.diagnosis.learning_rate.trouble import MEDIAN_NOISE
 from ampwatch.report.facts import rows_of_optimizer
 from ampwatch.rows import DTYPE_NUMBERS, Table, column
 from ampwatch.store import Run
@@ -37,13 +39,8 @@ RESULTS = (
     "param_norm", "loss", "grad_norm", "grad_norm_applied", "skipped", "update_norm", "scale_after",
 )  # fmt: skip
 FOR_ALL_LAYERS = frozenset({"micro_batches", "lr", "scale"})  # then no layer is the first
-WORDS = {
-    "input_amax": "batch",
-    "autocast_dtype": "precision of autocast",
-    "skipped": "skip",
-}
+WORDS = {"input_amax": "batch", "autocast_dtype": "precision of autocast", "skipped": "skip"}
 _FORWARD = ("input_amax", "weight_norm", "act_amax")
-_ROOT = "(root)"  # the model itself, as the probe names it
 _LAYER_COLUMNS = (*_FORWARD, "grad_norm")  # unscaled all: runs may have other loss scales
 # Samples may be far apart: each stretch of steps that is searched is so much longer than the last.
 _STRETCH, _LONGER = 64, 8
@@ -128,6 +125,16 @@ class Divergence:
     skips: Difference | None = None
     first: FirstDifference | None = None  # in anything that both record
     compared: tuple[str, ...] = ()  # the columns that both record
+    loss_end: Difference | None = None  # the medians of the last losses that both recorded
+    loss_noise: float | None = None  # how far two losses of these runs lie apart by noise
+
+    @property
+    def ends_higher(self) -> bool:
+        """Whether the second run's loss is higher at the end, by more than noise."""
+        end, noise = self.loss_end, self.loss_noise
+        if end is None or noise is None:
+            return False
+        return end.second - end.first > _least_difference(noise, abs(end.first))
 
 
 def step_rows(run: Record) -> StepRows:
@@ -184,6 +191,8 @@ def divergence_of(first: Run, second: Run, one: StepRows | None = None) -> Diver
         skips.at(skips.unequal),
         found,
         tuple(columns),
+        _loss_end(loss),
+        _noise(loss),
     )
 
 
@@ -264,8 +273,8 @@ def same(one: Floats, other: Floats) -> Mask:
 def _values_told(name: str, found: Difference) -> tuple[float | str, float | str]:
     if name != "autocast_dtype":
         return found.first, found.second
-    known = {number: text for text, number in DTYPE_NUMBERS.items()}
-    return known.get(int(found.first), "unknown"), known.get(int(found.second), "unknown")
+    dtypes = {number: text for text, number in DTYPE_NUMBERS.items()}
+    return dtypes.get(int(found.first), "unknown"), dtypes.get(int(found.second), "unknown")
 
 
 def words_of(name: str, table: Table = Table.STEPS) -> str:
@@ -278,18 +287,39 @@ def _beyond_noise(pair: _Pair) -> NDArray[np.intp]:
 
     A finite loss and one that is not finite differ by more than any noise.
     """
-    finite = np.isfinite(pair.one), np.isfinite(pair.other)
-    if pair.both_finite.sum() < _LEAST_STEPS:
-        return np.flatnonzero(finite[0] != finite[1])
-    told = np.flatnonzero(finite[0] | finite[1])
-    away = np.abs(np.where(finite[0] & finite[1], pair.one - pair.other, np.inf)[told])
-    middle = np.median(sliding_window_view(away, MEDIAN_STEPS), axis=1)
-    noise = np.hypot(_deviation(pair.one[finite[0]]), _deviation(pair.other[finite[1]]))
-    least = _LEAST_SHARE * float(np.median(np.abs(pair.one[finite[0]])))
-    apart = middle > max(ROBUST_DEVIATIONS * noise, least)
+    one, other = np.isfinite(pair.one), np.isfinite(pair.other)
+    noise = _noise(pair)
+    if noise is None:
+        return np.flatnonzero(one != other)
+    places = np.flatnonzero(one | other)
+    away = np.where(one & other, pair.one - pair.other, np.inf)[places]
+    middle = np.abs(np.median(sliding_window_view(away, MEDIAN_STEPS), axis=1))
+    apart = middle > _least_difference(noise, float(np.median(np.abs(pair.one[one]))))
     lasting = np.append(apart, np.ones(SUSTAINED_STEPS - 1, bool))
     starts = np.flatnonzero(sliding_window_view(lasting, SUSTAINED_STEPS).all(axis=1))
-    return np.asarray(told[starts + MEDIAN_STEPS // 2])
+    return np.asarray(places[starts + MEDIAN_STEPS // 2])
+
+
+def _least_difference(noise: float, level: float) -> float:
+    """How far two medians of losses must lie apart to differ by more than noise."""
+    return max(ROBUST_DEVIATIONS * MEDIAN_NOISE * noise, _LEAST_SHARE * level)
+
+
+def _noise(pair: _Pair) -> float | None:
+    """How far two runs' losses lie apart by noise; None where they are too short to tell."""
+    if pair.both_finite.sum() < _LEAST_STEPS:
+        return None
+    one, other = pair.one[np.isfinite(pair.one)], pair.other[np.isfinite(pair.other)]
+    return float(np.hypot(_deviation(one), _deviation(other)))
+
+
+def _loss_end(pair: _Pair) -> Difference | None:
+    """What the losses of two runs are at the last steps that both recorded, as medians."""
+    at = np.flatnonzero(pair.both_finite)[-MEDIAN_STEPS:]
+    if not len(at):
+        return None
+    ends = float(np.median(pair.one[at])), float(np.median(pair.other[at]))
+    return Difference(int(pair.step[at[-1]]), *ends)
 
 
 def _deviation(loss: Floats) -> float:
@@ -342,8 +372,8 @@ def _among(
     }
     if not differing:
         return None
-    leaves = {name: columns for name, columns in differing.items() if not _holds_others(name, both)}
-    chosen = leaves or differing
+    inner = set(innermost_layers(both)) - {ROOT}
+    chosen = {name: columns for name, columns in differing.items() if name in inner} or differing
     if began:
         layer, column = _where_it_began(chosen)
     else:
@@ -351,11 +381,6 @@ def _among(
         layer, column = max(pairs, key=lambda pair: _times(mine[pair[0]], its[pair[0]], pair[1]))
     values = float(mine[layer][column]), float(its[layer][column])
     return LayerDifference(step, layer, column, *values, len(differing), len(both), began)
-
-
-def _holds_others(name: str, names: Sequence[str]) -> bool:
-    """Whether a module contains others: a difference in it is one in a module inside."""
-    return name == _ROOT or any(other.startswith(f"{name}.") for other in names)
 
 
 def _unequal_columns(first: _LayerRow, second: _LayerRow) -> list[str]:

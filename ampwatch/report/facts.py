@@ -33,14 +33,14 @@ BARS = "▁▂▃▄▅▆▇█"
 
 def sparkline(values: Sequence[float] | npt.NDArray[np.float64], width: int) -> str:
     """Numbers as one line of blocks; each block shows the lowest of its part."""
-    known = np.asarray(values, dtype=np.float64)
-    known = known[np.isfinite(known)]
-    if not len(known):
+    floats = np.asarray(values, dtype=np.float64)
+    floats = floats[np.isfinite(floats)]
+    if not len(floats):
         return ""
-    parts = np.array_split(known, min(width, len(known)))
+    parts = np.array_split(floats, min(width, len(floats)))
     lows = np.array([part.min() for part in parts])
-    span = float(np.ptp(known)) or 1.0
-    heights = np.round((lows - known.min()) / span * (len(BARS) - 1)).astype(int)
+    span = float(np.ptp(floats)) or 1.0
+    heights = np.round((lows - floats.min()) / span * (len(BARS) - 1)).astype(int)
     return "".join(BARS[height] for height in heights)
 
 
@@ -104,10 +104,10 @@ def _whose(run: Record) -> dict[str, str]:
     first = next((detail for detail in details if detail.get("optimizer") == 0), {})
     name, groups = str(first.get("class") or ""), first.get("groups")
     words = [f"optimizer 0 of {count}{name and ', ' + name}"] if count > 1 else []
-    found = dict.fromkeys(_SHOWN_COLUMNS, words)
+    owners = dict.fromkeys(_SHOWN_COLUMNS, words)
     if isinstance(groups, list) and len(groups) > 1:
-        found["lr"] = [*words, f"group 0 of {len(groups)}"]
-    return {column: f" ({'; '.join(parts)})" for column, parts in found.items() if parts}
+        owners["lr"] = [*words, f"group 0 of {len(groups)}"]
+    return {column: f" ({'; '.join(parts)})" for column, parts in owners.items() if parts}
 
 
 def course_text(present: npt.NDArray[np.float64], arrow: str) -> str:
@@ -129,9 +129,15 @@ def age_text(step: int | None, *, is_broken: bool = False) -> str:
     return f" at step {step:,}, then not finite" if is_broken else f" at step {step:,}"
 
 
-def rows_of_optimizer(run: Record, columns: Sequence[str], number: int | None = None) -> Any:
-    """One row a step, of the optimizer of this number or the first: a GAN's losses would mix."""
-    rows = run.read(Table.STEPS, columns=(*columns, "optimizer"), rank=min(run.ranks, default=0))
+def rows_of_optimizer(
+    run: Record, columns: Sequence[str], number: int | None = None, rank: int | None = None
+) -> Any:
+    """One row a step, of the optimizer of this number or the first: a GAN's losses would mix.
+
+    They are those of the lowest rank if none is named.
+    """
+    rank = min(run.ranks, default=0) if rank is None else rank
+    rows = run.read(Table.STEPS, columns=(*columns, "optimizer"), rank=rank)
     optimizer = rows.column("optimizer")
     present = optimizer.drop_null()
     if not len(present):
@@ -146,19 +152,19 @@ def optimizer_details(run: Record) -> list[Mapping[str, Any]]:
     """What the lowest rank's events tell of each optimizer, the first one first."""
     events = run.read(Table.EVENTS, ("kind", "detail"), min(run.ranks, default=0))
     kind = scalar(EventKind.OPTIMIZER.value, pa.string())
-    told = events.filter(pc.equal(events.column("kind"), kind))
-    return [detail_of(text) for text in told.column("detail").to_pylist()]
+    chosen = events.filter(pc.equal(events.column("kind"), kind))
+    return [detail_of(text) for text in chosen.column("detail").to_pylist()]
 
 
 def last_values(run: Record) -> dict[str, float]:
     """The newest loss, gradient norm and rate."""
     rows = rows_of_optimizer(run, _COLUMNS)
-    found = {}
+    last = {}
     for label, name in (("loss", "loss"), ("norm", "grad_norm"), ("lr", "lr")):
-        known = rows.column(name).drop_null()
-        if len(known):
-            found[label] = float(known[-1].as_py())
-    return found
+        cells = rows.column(name).drop_null()
+        if len(cells):
+            last[label] = float(cells[-1].as_py())
+    return last
 
 
 def _setting(run: Record, rows: Any) -> Iterator[FactLine]:
@@ -180,16 +186,16 @@ def _setting(run: Record, rows: Any) -> Iterator[FactLine]:
 
 def _by_stamps(rows: Any, *, knows_step_time: bool) -> Iterator[FactLine]:
     """The duration from the times of a foreign log's lines, and so the time of a step."""
-    told = rows.filter(rows.column("time_ns").is_valid())
-    if not told.num_rows:
+    stamped = rows.filter(rows.column("time_ns").is_valid())
+    if not stamped.num_rows:
         return
-    first, last = (told.slice(at, 1).to_pylist()[0] for at in (0, told.num_rows - 1))
+    first, last = (stamped.slice(at, 1).to_pylist()[0] for at in (0, stamped.num_rows - 1))
     passed_ms = (last["time_ns"] - first["time_ns"]) / 1e6
     if passed_ms <= 0:
         return
     yield FactLine("duration", duration_text(passed_ms))
     steps = last["step"] - first["step"]
-    began_anew = bool((np.diff(integers(told, "step")) < 0).any())
+    began_anew = bool((np.diff(integers(stamped, "step")) < 0).any())
     if steps > 0 and not knows_step_time and not began_anew:
         mean = time_text(passed_ms / steps)
         yield FactLine("step time", f"{mean} (mean, by the log's times)")
@@ -204,6 +210,9 @@ def _latest_devices(devices: Any) -> list[tuple[str, int | None, int | None]]:
             name = row["name"] or row["device"]
             last[row["device"]] = (name, row["used_bytes"], row["total_bytes"])
     return [last[device] for device in sorted(last)]
+
+
+NEXT_SAMPLE = 50  # steps after which layers are sampled again
 
 
 def telling_step(diagnosis: Diagnosis | None) -> int | None:

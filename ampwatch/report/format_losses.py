@@ -80,17 +80,17 @@ class WhatIfLayer:
 
     def worst(self, name: str, role: str | None = None) -> tuple[str, Loss] | None:
         """The share that a format would flush of a role, or of the worst role."""
-        found = [
+        losses = [
             (one, loss)
             for (one, form), loss in self.losses.items()
             if form == name and role in {None, one}
         ]
-        return max(found, key=lambda pair: pair[1].flushed, default=None)
+        return max(losses, key=lambda pair: pair[1].flushed, default=None)
 
     def usual(self) -> tuple[str, Loss] | None:
         """The share that fp8 as commonly used would flush of the worst role."""
-        found = [(role, self.losses.get((role, name))) for role, name in USUAL_FP8.items()]
-        known = [(role, loss) for role, loss in found if loss is not None]
+        pairs = [(role, self.losses.get((role, name))) for role, name in USUAL_FP8.items()]
+        known = [(role, loss) for role, loss in pairs if loss is not None]
         return max(known, key=lambda pair: pair[1].flushed, default=None)
 
 
@@ -100,8 +100,8 @@ _Layer = TypeVar("_Layer", CastLayer, WhatIfLayer)
 def cast_layers(run: Readable, step: int | None) -> list[CastLayer]:
     """The layers that are cast, as last sampled at a step or at the end, in forward order."""
     columns = ("order", *FORMAT_FACTS, *CAST_COLUMNS, STALENESS)
-    found = last_known(run, columns, step)
-    cast = (_cast_layer(name, facts) for name, facts in found.items() if name)
+    facts_of = last_known(run, columns, step)
+    cast = (_cast_layer(name, facts) for name, facts in facts_of.items() if name)
     return _in_order(one for one in cast if one.forms or one.losses)
 
 
@@ -152,15 +152,15 @@ _ROLES_OF_FACTS = ("input", "weight", "gradient")
 
 def formats_text(facts: Mapping[str, Any]) -> str:
     """The formats in which a layer multiplies, equal ones named once; empty if none is narrow."""
-    told = [_short(facts.get(name)) for name in FORMAT_FACTS]
-    if not any(told):
+    texts = [_short(facts.get(name)) for name in FORMAT_FACTS]
+    if not any(texts):
         return ""
-    if len(set(told)) == 1:
-        return told[0]
-    if told[0] and told[0] == told[1]:
-        return f"{told[0]}, gradient {_beside(told[0], told[2])}"
+    if len(set(texts)) == 1:
+        return texts[0]
+    if texts[0] and texts[0] == texts[1]:
+        return f"{texts[0]}, gradient {_beside(texts[0], texts[2])}"
     return ", ".join(
-        f"{role} {text or 'wide'}" for role, text in zip(_ROLES_OF_FACTS, told, strict=True)
+        f"{role} {text or 'wide'}" for role, text in zip(_ROLES_OF_FACTS, texts, strict=True)
     )
 
 

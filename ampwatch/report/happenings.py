@@ -15,11 +15,13 @@ import numpy as np
 
 from ampwatch.diagnosis import Diagnosis
 from ampwatch.diagnosis.column_arrays import Integers
+from ampwatch.diagnosis.findings import State
 from ampwatch.report.facts import telling_step
 from ampwatch.report.letter_facts import Fact, FactReader, Holds, Name, Reading, Sentence, Series
 from ampwatch.rows import EventKind, Table
 
 _LEVEL_ENTRIES = 10  # whose median is the level before
+_SHORTLY_SHARE = 4  # a quarter of the entries before the trouble, in which a rise may have begun
 _STAYS = " and does not come back"  # of a loss that stays above its level
 _LEAST_ENTRIES = 3
 _MUCH = 4.0  # times: growth of a norm or of an activation that is worth a line
@@ -31,6 +33,7 @@ _SCALE_FALL = 16.0  # times
 _ZERO_TO_THE_END = "the log shows a loss of zero to the end"
 _HF_TRAINER, _LOSS_LOST = "hf-trainer", "AMP204"
 _LEAP, _SHORTLY, _BEGINNING = 2.0, 30, 10  # times; steps before the trouble; steps of a warm-up
+_ROSE = frozenset((State.WORSE, State.NOT_BACK, State.ANOTHER_LEVEL))
 _PROGRESS = 0.9  # a loss above this part of its first level did not come down
 
 
@@ -66,15 +69,15 @@ class Course:
     def begin(self) -> Fact | None:
         """The step at which the trouble first shows in loss, skips or gradient norms."""
         several = (self.loss_left, self.loss_lost, self.skips_from, self.norm_lost)
-        found = [one for one in several if one]
-        return min(found, key=lambda fact: fact.value, default=None)
+        lines = [one for one in several if one]
+        return min(lines, key=lambda fact: fact.value, default=None)
 
 
 def course_of(reader: FactReader, diagnosis: Diagnosis) -> Course:
     """The course of a run's loss and skips around its trouble."""
     level, left, peak = _loss_course(reader, telling_step(diagnosis))
     return Course(
-        reader, level, left, peak, _loss_lost(reader), *_skip_course(reader), _norm_lost(reader)
+        reader, level, left, peak, _lost(reader, "loss"), *_skip_course(reader), _norm_lost(reader)
     )
 
 
@@ -83,17 +86,17 @@ def _norm_lost(reader: FactReader) -> Fact | None:
     lost = reader.holding("grad_norm", Holds.NOT_FINITE)
     if not len(np.setdiff1d(lost, reader.holding("skipped", Holds.TRUE))):
         return None
-    return reader.since("grad_norm", Holds.NOT_FINITE)
+    return _lost(reader, "grad_norm")
 
 
-def _loss_lost(reader: FactReader) -> Fact | None:
-    """The step from which on the loss is not finite; None if most such losses are before it."""
-    lost = reader.since("loss", Holds.NOT_FINITE)
+def _lost(reader: FactReader, column: str) -> Fact | None:
+    """The step from which on a column is not finite; None if half of such values are before it."""
+    lost = reader.since(column, Holds.NOT_FINITE)
     if lost is None:
         return None
-    steps = reader.holding("loss", Holds.NOT_FINITE)
+    steps = reader.holding(column, Holds.NOT_FINITE)
     before = int((steps < lost.value).sum())
-    return None if before > len(steps) - before else lost
+    return None if 2 * before >= len(steps) else lost
 
 
 def _loss_course(
@@ -106,7 +109,7 @@ def _loss_course(
     before = losses.within(None, hint - 1)
     if len(before) < least:
         return None, None, None
-    span = before.step[-_LEVEL_ENTRIES:]
+    span = _span_before_rise(before)
     level = reader.fact(Reading.MEDIAN, "loss", int(span[0]), int(span[-1]))
     peak = reader.fact(Reading.HIGHEST, "loss", int(span[-1]) + 1, None)
     if level is None or peak is None or not 0 < _LOSS_RISE * level.value <= peak.value:
@@ -116,6 +119,25 @@ def _loss_course(
     if left is not None and left.value > peak_step(at):
         left = None  # the loss had risen and come back before: its last steps are no beginning
     return level, left, peak
+
+
+def _span_before_rise(before: Series) -> Integers:
+    """The steps whose median is the loss before it rose.
+
+    They are the last before the trouble; if the loss was many times lower shortly before, those at
+    which it was lowest: it had begun to rise before anything else showed.
+    """
+    last = before.step[-_LEVEL_ENTRIES:]
+    blocks = len(before) // _SHORTLY_SHARE // _LEVEL_ENTRIES
+    if not blocks:
+        return last
+    recent = slice(-blocks * _LEVEL_ENTRIES, None)
+    levels = np.median(before.value[recent].reshape(blocks, _LEVEL_ENTRIES), axis=1)
+    lowest = blocks - 1 - int(np.argmin(levels[::-1]))
+    if not 0 < _MUCH * levels[lowest] <= levels[-1]:
+        return last
+    ends = len(before) - _LEVEL_ENTRIES * (blocks - lowest - 1)
+    return before.step[ends - _LEVEL_ENTRIES : ends]
 
 
 def _skip_course(reader: FactReader) -> tuple[Fact | None, Fact | None, Fact | None]:
@@ -143,16 +165,16 @@ def _skip_course(reader: FactReader) -> tuple[Fact | None, Fact | None, Fact | N
 def happenings(course: Course, diagnosis: Diagnosis) -> list[Happening]:
     """What happened, in the order of steps, then what is true of the whole run."""
     of_rank = list(_one_rank_lines(course, diagnosis))
-    found = [*_growths(course), *_loss_lines(course, diagnosis), *(of_rank or _skip_lines(course))]
-    found += [*_norm_lines(course), *_overflow_lines(course, diagnosis)]
-    found += [*_misuse_lines(course, diagnosis), *_exception_lines(course)]
-    found += _metric_lines(course.reader, diagnosis)
-    found += _leap_lines(course, diagnosis)
-    whole = [one for one in found if not one.step]
-    if not any(fact.column == "loss" for one in found for fact in one.facts):
+    lines = [*_growths(course), *_loss_lines(course, diagnosis), *(of_rank or _skip_lines(course))]
+    lines += [*_norm_lines(course), *_overflow_lines(course, diagnosis)]
+    lines += [*_misuse_lines(course, diagnosis), *_exception_lines(course)]
+    lines += _metric_lines(course.reader, diagnosis)
+    lines += _leap_lines(course, diagnosis)
+    whole = [one for one in lines if not one.step]
+    if not any(fact.column == "loss" for one in lines for fact in one.facts):
         ends = loss_ends(course.reader)
         whole += [] if ends is None else [Happening(None, Sentence.of("The ", ends, "."))]
-    return in_order([*found, *whole, *_scale_lines(course)])
+    return in_order([*lines, *whole, *_scale_lines(course)])
 
 
 def in_order(lines: Iterable[Happening]) -> list[Happening]:
@@ -213,6 +235,8 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
         else:
             words = Sentence.of("the loss rises from ", level, " to ", peak, _STAYS)
             yield Happening(course.loss_left, words)
+    elif (rise := _slight_rise(reader, diagnosis)) is not None:
+        yield rise
     if course.loss_lost is not None:
         yield Happening(course.loss_lost, _lost_words(course, course.loss_lost))
         return
@@ -223,15 +247,33 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
         yield Happening(zeros, Sentence.of(told))
     lost = reader.holding("loss", Holds.NOT_FINITE)
     if len(lost):
-        yield _not_finite_in_steps(reader, "loss", "the loss", int(lost[0]))
+        yield _not_finite_in_steps(reader, "loss", "the loss", lost)
 
 
-def _not_finite_in_steps(reader: FactReader, column: str, what: str, step: int) -> Happening:
-    """In how many steps a column was not finite, the first of them at this step."""
-    first = reader.step_fact(Reading.FIRST_STEP, step, column, Holds.NOT_FINITE)
+def _slight_rise(reader: FactReader, diagnosis: Diagnosis) -> Happening | None:
+    """Since when the loss stands above its best, where it rose by little or after few entries."""
+    since = diagnosis.outcome.since_step
+    if diagnosis.outcome.state not in _ROSE or since is None:
+        return None
+    best = reader.fact(Reading.LOWEST, "loss", None, since - 1)
+    losses = reader.series("loss").finite.within(since, None)
+    last = reader.value("loss", int(losses.step[-1])) if len(losses) else None
+    if best is None or last is None or last.value <= best.value:
+        return None
+    at_end = ("the loss rises from ", best, " (its lowest before) to ", last, " at the end")
+    return Happening(reader.at_step(since), Sentence.of(*at_end))
+
+
+def _not_finite_in_steps(reader: FactReader, column: str, what: str, lost: Integers) -> Happening:
+    """In how many steps a column was not finite, and at which first and last."""
+    ends = int(lost[0]), int(lost[-1])
+    first = reader.step_fact(Reading.FIRST_STEP, ends[0], column, Holds.NOT_FINITE)
     count = reader.count(column, Holds.NOT_FINITE)
-    steps = " step in all" if count.value == 1 else " steps in all"
-    return Happening(first, Sentence.of(f"{what} is NaN or inf, in ", count, steps))
+    if count.value == 1:
+        return Happening(first, Sentence.of(f"{what} is NaN or inf, in ", count, " step in all"))
+    last = reader.step_fact(Reading.LAST_STEP, ends[1], column, Holds.NOT_FINITE)
+    words = (f"{what} is NaN or inf, in ", count, " steps in all; the last is step ", last)
+    return Happening(first, Sentence.of(*words))
 
 
 def peak_step(at: Fact | None) -> float:
@@ -244,7 +286,7 @@ def _lost_words(course: Course, lost: Fact) -> Sentence:
     what = "NaN" if value is not None and np.isnan(value.value) else "inf"
     stays = "and never finite again" if lost.value != course.reader.last_step else "at the end"
     if lost.value == course.reader.series("loss").step[0]:
-        stays = "from the first step to the last"
+        stays = "in every entry"
     return Sentence.of(f"the loss is {what} {stays}")
 
 
@@ -274,7 +316,7 @@ def _norm_lines(course: Course) -> Iterator[Happening]:
         return
     lost = reader.holding("grad_norm", Holds.NOT_FINITE)
     if len(np.setdiff1d(lost, reader.holding("skipped", Holds.TRUE))):
-        yield _not_finite_in_steps(reader, "grad_norm", "the gradient norm", int(lost[0]))
+        yield _not_finite_in_steps(reader, "grad_norm", "the gradient norm", lost)
 
 
 def _skip_lines(course: Course) -> Iterator[Happening]:
@@ -310,9 +352,9 @@ def _overflow_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]
         "backward": ("gradients overflow first in layer ", ""),
     }
     for direction, (before, after) in words.items():
-        found = course.reader.overflows(layer, direction)
-        if found is not None:
-            first, count = found
+        rows = course.reader.overflows(layer, direction)
+        if rows is not None:
+            first, count = rows
             steps = " step in all)" if count.value == 1 else " steps in all)"
             text = Sentence.of(before, Name(layer), f"{after} (", count, steps)
             yield Happening(first, text)
@@ -321,9 +363,9 @@ def _overflow_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]
 def _misuse_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     """Where the mistake in the loop that the main finding names was seen."""
     head = diagnosis.headline
-    found = None if head is None else course.reader.first_misuse(head.code)
-    if found is not None:
-        yield Happening(found, Sentence.of("the mistake is seen for the first time"))
+    misuse = None if head is None else course.reader.first_misuse(head.code)
+    if misuse is not None:
+        yield Happening(misuse, Sentence.of("the mistake is seen for the first time"))
 
 
 def _leap_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
@@ -347,9 +389,9 @@ def _one_rank_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]
     head = diagnosis.headline
     if head is None or not len(head.ranks) == 1 < len(diagnosis.run.ranks):
         return
-    found = course.reader.overflows_of_rank(head.ranks[0], head.first_step)
-    if found is not None:
-        first, last, count = found
+    rows = course.reader.overflows_of_rank(head.ranks[0], head.first_step)
+    if rows is not None:
+        first, last, count = rows
         words = Sentence.of(
             "first of ", count, " overflows on rank ", Name(str(head.ranks[0])),
             "; the last is at step ", last,
@@ -360,9 +402,9 @@ def _one_rank_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]
 def _metric_lines(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Happening]:
     """The metric that the main finding is about: where it was best, and where it ended."""
     for piece in () if diagnosis.headline is None else diagnosis.headline.evidence:
-        if piece.signal != "metric":
-            continue
         best, _, name = piece.against_is.partition(" ")
+        if piece.signal != "metric" or not name:
+            continue
         reading = {"lowest": Reading.LOWEST, "highest": Reading.HIGHEST}.get(best, Reading.FIRST)
         was, now = reader.fact(reading, name), reader.fact(Reading.LAST, name)
         if was is not None and now is not None:
@@ -415,7 +457,8 @@ def loss_ends(reader: FactReader) -> Sentence | None:
     last = reader.fact(Reading.MEDIAN, "loss", int(losses.step[-few]), int(losses.step[-1]))
     if first is None or last is None:
         return None
-    return Sentence.of("loss was ", first, " at first and ", last, " at the end")
+    how = " (medians)" if few > 1 else ""  # beside a figure of the last value
+    return Sentence.of("loss was ", first, " at first and ", last, f" at the end{how}")
 
 
 def did_not_come_down(reader: FactReader, share: float = _PROGRESS) -> bool:

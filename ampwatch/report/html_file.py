@@ -11,7 +11,6 @@ import base64
 import hashlib
 import html
 import io
-import math
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +22,7 @@ from rich.style import Style
 from rich.table import Table as Grid
 from rich.text import Text
 
+from ampwatch.diagnosis.scale_history import EstablishedScale
 from ampwatch.diagnosis.value_text import evidence_text, powers, short_dtype, shortened, steps_text
 from ampwatch.errors import ReportError
 from ampwatch.printable_text import cut, printable
@@ -30,12 +30,19 @@ from ampwatch.report.comparison_text import comparison_text, letter
 from ampwatch.report.facts import facts_of, telling_step
 from ampwatch.report.format_losses import formats_text
 from ampwatch.report.last_layer_values import FORMAT_FACTS, Readable, last_known
-from ampwatch.report.layer_views import NAMES, Wanted, offered, view_message
-from ampwatch.report.letter import Letter, letter_of
-from ampwatch.report.overview_chart import compared_panels, curves_of, overview_of
+from ampwatch.report.layer_views import NAMES, WHAT_IF, Wanted, offered, view_message
+from ampwatch.report.letter import Letter, begun_as_told, letter_of
+from ampwatch.report.overview_chart import (
+    compared_panels,
+    curves_of,
+    overview_of,
+    ranks_to_draw,
+)
 from ampwatch.report.painter import SEVERITY_COLOR, VERDICT_COLOR, bundled, style_sheet
 from ampwatch.report.painter.message import Arrays, Picture, still_message
+from ampwatch.report.scale_windows import range_text, windows_at
 from ampwatch.report.settings import assumed_settings, settings_of
+from ampwatch.report.step_notes import step_notes_of
 from ampwatch.report.sweep import besides_text, parallel_html, sweep_html
 from ampwatch.report.terminal_report import STYLES, LetterPart, advice_rows, first_line, parts_of
 from ampwatch.rows import Table, column
@@ -46,10 +53,11 @@ if TYPE_CHECKING:
     from ampwatch.store import Run
 
 _STYLE = Path(__file__).with_name("report.css")
+LETTER_STYLE = _STYLE.with_name("letter.css")
 
 
-def html_report(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
-    """A run's report as one HTML file; `level` is the scale that it had established.
+def html_report(run: Run, diagnosis: Diagnosis, established: EstablishedScale | None) -> str:
+    """A run's report as one HTML file.
 
     Raises ReportError where tsdownsample is not installed.
     """
@@ -57,11 +65,13 @@ def html_report(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
     step = telling_step(diagnosis)
     tone = VERDICT_COLOR[diagnosis.verdict.value]
     layers = layers_table(run, step)
-    text = letter_html(letter_of(run.info.name, run, diagnosis))
+    told = letter_of(run.info.name, run, diagnosis)
+    band, more = letter_html(told)
     parts = (
-        f'<section class="verdict" style="--tone:var(--aw-{tone})">{text}</section>',
-        _course(run, diagnosis, level),
-        _section("Layers", *_views(run, diagnosis, level), layers),
+        f'<section class="verdict" style="--tone:var(--aw-{tone})">{band}</section>',
+        _course(run, begun_as_told(diagnosis, told), established),
+        more,
+        _section("Layers", *_views(run, diagnosis), layers),
         findings_in_full(diagnosis.findings),
         advice_in_full(run, diagnosis),
         settings_table(settings_of(run)),
@@ -110,17 +120,24 @@ def _focusable(_run: int) -> str:
 # --- the letter ----------------------------------------------------------------------------------
 
 
-def letter_html(letter: Letter) -> str:
-    """The letter as HTML, word for word; nothing in it is interpreted."""
+_IN_THE_BAND = frozenset(("What to do", "How sure"))
+
+
+def letter_html(letter: Letter) -> tuple[str, str]:
+    """The letter as HTML, word for word: its band, as on the page, and what stands below charts."""
     verdict, name, about = first_line(letter)
     tone = VERDICT_COLOR[letter.verdict]
     head = (
-        f'<p><b style="color:var(--aw-{tone})">{verdict}</b> &ensp;<b>{_escaped(name)}</b> &ensp;'
+        f'<p><b class="mark {letter.verdict}" style="color:var(--aw-{tone})">{verdict}</b> '
+        f"&ensp;<b>{_escaped(name)}</b> &ensp;"
         f'<span class="dim">{_escaped(about)}</span></p>'
     )
     title = f"<h1>{_escaped(letter.title)} {_codes(letter.codes)}</h1>" if letter.title else ""
     opening = "".join(f"<p>{_escaped(str(one))}</p>" for one in letter.opening)
-    return head + title + opening + "".join(_letter_part(part) for part in parts_of(letter))
+    told = {part.heading: _letter_part(part) for part in parts_of(letter)}
+    band = "".join(told.pop(heading) for heading in list(told) if heading in _IN_THE_BAND)
+    more = "".join(told.values())
+    return head + title + opening + band, f'<section class="more">{more}</section>'
 
 
 def _codes(codes: Sequence[str]) -> str:
@@ -142,26 +159,28 @@ def _letter_part(part: LetterPart) -> str:
 # --- charts --------------------------------------------------------------------------------------
 
 
-def _course(run: Run, diagnosis: Diagnosis, level: float | None) -> str:
-    curves = curves_of(run)
+def _course(run: Run, diagnosis: Diagnosis, established: EstablishedScale | None) -> str:
+    curves = curves_of(run, ranks_to_draw(sorted(run.ranks), diagnosis))
     if curves is None or not (curves.lines or curves.skipped):
         return ""
-    return _section("Course", _drawn(still_message(*overview_of(curves, diagnosis, level))))
+    scene = overview_of(curves, diagnosis, established, run.info.name, step_notes_of(run))
+    return _section("Course", _drawn(still_message(*scene)))
 
 
-def _views(run: Run, diagnosis: Diagnosis, level: float | None) -> list[str]:
-    """The HTML of each view of the layers: the one that fits, the others folded."""
+def _views(run: Run, diagnosis: Diagnosis) -> list[str]:
+    """The HTML of each view of the layers: the one that fits, the others folded.
+
+    What if is folded too in a run with trouble: another format is no answer to it.
+    """
     views = offered(run)
-    drawn = [
-        _drawn(view_message(run, views, Wanted(view), diagnosis, level, switch=False))
-        for view in views
-    ]
+    drawn = [_drawn(view_message(run, views, Wanted(view), diagnosis)) for view in views]
+    is_open = views[:1] != (WHAT_IF,) or diagnosis.calm is not None
     folded = [
         f"<details><summary>The layers in another view: {NAMES[view]}</summary>{part}</details>"
-        for view, part in zip(views[1:], drawn[1:], strict=True)
+        for view, part in list(zip(views, drawn, strict=True))[is_open:]
         if part
     ]
-    return [*drawn[:1], *folded]
+    return [*drawn[:is_open], *folded]
 
 
 def _courses(runs: Sequence[Run]) -> str:
@@ -206,7 +225,7 @@ def _document(title: str, body: str) -> str:
     """The whole HTML file around a body."""
     script = bundled("report")
     name = html.escape(printable(title))
-    style = style_sheet() + _STYLE.read_text("utf-8")
+    style = style_sheet() + LETTER_STYLE.read_text("utf-8") + _STYLE.read_text("utf-8")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'
@@ -237,7 +256,7 @@ def _require_thinning() -> None:
     if find_spec("tsdownsample") is None:
         raise ReportError(
             "The HTML report needs tsdownsample, which is not installed here: "
-            "`pip install -e '.[dashboard]'`, or print the report without --html."
+            "`pip install -e '.[dashboard]'`, or write the report as text."
         )
 
 
@@ -342,7 +361,8 @@ def _finding(finding: Finding) -> str:
     where = [f"{finding.severity.value}", when, finding.layer and f"layer {finding.layer}"]
     where += [finding.because_of and f"because of {finding.because_of}"]
     told = said(", ".join(part for part in where if part))
-    rows = [("why", said(finding.cause)), ("do", said(finding.action))]
+    rows = [("muted", said(finding.muted or "")), ("why", said(finding.cause))]
+    rows += [("do", said(finding.action))]
     rows += [("evidence", "; ".join(said(evidence_text(piece)) for piece in finding.evidence))]
     return (
         f'<section class="finding"><h3>{finding.code} {said(finding.name)}'
@@ -388,7 +408,7 @@ def assumed_note(source: str, settings: Mapping[str, str]) -> str:
 def reading_notes(notes: Sequence[str]) -> str:
     """The HTML of what the record lacks, and of how to read the charts."""
     told = "".join(f"<li>{said(note)}</li>" for note in notes)
-    lacks = f"<h2>Notes on the record</h2><ul>{told}</ul>" if notes else ""
+    lacks = f"<h2>Notes on the log</h2><ul>{told}</ul>" if notes else ""
     parts = (" ".join(part.split()) for part in HOW_TO_READ.split("\n\n"))
     guide = "".join(f"<p>{said(part)}</p>" for part in parts)
     return f'{lacks}<h2>How to read this</h2><div class="dim">{guide}</div>'
@@ -407,7 +427,7 @@ _COLUMNS = tuple(
 def layers_table(run: Readable, step: int | None) -> str:
     """The HTML of each layer's last numbers, in forward order; empty without layer rows."""
     shown = (one.name for one in _COLUMNS)
-    names = (*_FACTS, *FORMAT_FACTS, "order", "scale_low", "scale_high", *shown)
+    names = (*_FACTS, *FORMAT_FACTS, "order", *shown)
     found = [(name, facts) for name, facts in last_known(run, names, step).items() if name]
     if not found:
         return ""
@@ -418,11 +438,14 @@ def layers_table(run: Readable, step: int | None) -> str:
     heads = ("layer", *_FACTS.values(), *narrow, *axes, "usable loss scales")
     head = "".join(f"<th>{name}</th>" for name in heads)
     rows = ""
+    sample = windows_at(run, step)
+    windows = {one.layer: range_text(one) for one in sample.windows} if sample else {}
     for name, facts in found[:_MOST_LAYERS]:
         numbers = [one.text(facts.get(one.name)) for one in columns]
+        numbers.append(powers(windows.get(name, "")))
         cast = [printable(formats_text(facts))] if narrow else []
         rows += _layer_row(printable(name), facts, cast, numbers)
-    at = "at the end of the record" if step is None else f"up to step {step:,}"
+    at = "at the end of the log" if step is None else f"up to step {step:,}"
     hidden = len(found) - _MOST_LAYERS
     more = f" {hidden} more layers are not shown; `ampwatch export` has all." if hidden > 0 else ""
     return (
@@ -440,18 +463,5 @@ def _layer_row(
     words = (short_dtype(str(facts.get(fact) or "")) for fact in _FACTS)
     cells += [f"<td>{html.escape(printable(word))}</td>" for word in words]
     cells += [f"<td>{html.escape(text)}</td>" for text in cast]
-    cells += [f'<td class="number">{text}</td>' for text in (*numbers, _scales(facts))]
+    cells += [f'<td class="number">{text}</td>' for text in numbers]
     return f'<tr data-layer="{title}">{"".join(cells)}</tr>'
-
-
-def _scales(facts: Mapping[str, Any]) -> str:
-    """The layer's usable loss scales, in whole powers of two."""
-    low, high = facts.get("scale_low"), facts.get("scale_high")
-    if not high or not 0 < high < math.inf:
-        return ""
-    top = f"2^{math.floor(math.log2(high))}"
-    if not low or low <= 0:
-        return powers(f"up to {top}")
-    if low > high:
-        return "none"
-    return powers(f"2^{math.ceil(math.log2(low))} to {top}")

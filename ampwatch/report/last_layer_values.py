@@ -22,7 +22,8 @@ FORMAT_FACTS = ("input_format", "weight_format", "grad_format")
 # layers with a row at each step need more.
 _ROWS_READ = (20_000, 400_000)
 _WORST_IS_LOW = frozenset(("scale_high", "log2_headroom"))
-_FACTS = frozenset(("order", *FORMAT_FACTS))  # each row has them: they tell of no sample
+# Each row has these: they tell of no sample.
+_FACTS = frozenset(("rank", "order", "input_dtype", "output_dtype", "rows", *FORMAT_FACTS))
 
 
 class Readable(Protocol):
@@ -41,15 +42,19 @@ def last_known(
 
     If several ranks have a value at the same step, the worst: one scale has to suit all ranks.
     """
-    rows = _telling_rows(run, columns, step)
+    return last_of_layers(sampled_rows(run, columns, step), columns)
+
+
+def last_of_layers(rows: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """For each layer the last known value of each column among these rows."""
     names, layer = texts(rows, "layer")
     steps = integers(rows, "step")
-    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    facts: dict[str, dict[str, Any]] = {name: {} for name in names}
     for wanted in columns:
         values = pa.table({wanted: values_of(rows, wanted)})
         for at, value in _last_of(values, wanted, layer, steps):
-            found[names[at]][wanted] = value
-    return found
+            facts[names[at]][wanted] = value
+    return facts
 
 
 def stored(columns: Iterable[str]) -> tuple[str, ...]:
@@ -68,15 +73,15 @@ def values_of(rows: pa.Table, name: str) -> pa.ChunkedArray:
     return pc.list_element(filled, 0)
 
 
-def has_values(
-    run: Readable, groups: Sequence[Sequence[str]], *, quick: bool = False
-) -> list[bool]:
-    """Whether layers have a value in any column of each group, among the last rows."""
-    columns = stored(name for group in groups for name in group)
+def columns_with_values(
+    run: Readable, columns: Iterable[str], *, quick: bool = False
+) -> frozenset[str]:
+    """Those of the columns in which layers have a value, among the last rows."""
+    wanted = tuple(columns)
     few, many = _ROWS_READ
-    read = run.last_rows(Table.LAYERS, columns, few if quick else many)
-    there = {name for name in columns if read.column(name).null_count < read.num_rows}
-    return [not there.isdisjoint(stored(group)) for group in groups]
+    read = run.last_rows(Table.LAYERS, stored(wanted), few if quick else many)
+    there = {name for name in stored(wanted) if read.column(name).null_count < read.num_rows}
+    return frozenset(name for name in wanted if stored((name,))[0] in there)
 
 
 def _last_of(
@@ -95,11 +100,12 @@ def _last_of(
     newest = there[steps[there] == steps[last][layer[there]]]
     worst = np.minimum if name in _WORST_IS_LOW else np.maximum
     found = np.full(len(last), np.inf if name in _WORST_IS_LOW else -np.inf)
-    worst.at(found, layer[newest], numbers(values, name)[newest])
+    with np.errstate(invalid="ignore"):  # a signalling NaN is as bad as another
+        worst.at(found, layer[newest], numbers(values, name)[newest])
     return zip(told.tolist(), found[told].tolist(), strict=True)
 
 
-def _telling_rows(run: Readable, columns: Sequence[str], step: int | None) -> pa.Table:
+def sampled_rows(run: Readable, columns: Sequence[str], step: int | None) -> pa.Table:
     """The last rows with a number in any of the columns; if there are none, the last rows."""
     numbers = [name for name in stored(columns) if name not in _FACTS]
     for most in _ROWS_READ:

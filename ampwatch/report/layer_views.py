@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.rules.precision import FLUSHED_SHARE, FLUSHED_SHARE_OF_FP4
-from ampwatch.diagnosis.value_text import count_text, percent_text, powers, scale_text
+from ampwatch.diagnosis.value_text import count_text, percent_text, powers
 from ampwatch.report.facts import telling_step
 from ampwatch.report.format_losses import (
     CAST_COLUMNS,
@@ -26,8 +26,10 @@ from ampwatch.report.format_losses import (
     cast_layers,
     what_if_layers,
 )
-from ampwatch.report.last_layer_values import FORMAT_FACTS, Readable, has_values, last_known
+from ampwatch.report.fp16_fit import Fp16Fit, fp16_fits, fp16_sentence, value_text
+from ampwatch.report.last_layer_values import FORMAT_FACTS, Readable, columns_with_values
 from ampwatch.report.painter.message import pack
+from ampwatch.report.scale_windows import range_text, tightest, window_title, windows_at
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Diagnosis
@@ -41,7 +43,16 @@ _COLUMNS_OF_VIEW: Mapping[str, Sequence[str]] = {
     FP16: ("scale_high",),
     WHAT_IF: tuple(WHAT_IF_COLUMNS.values()),
 }
-VIEWS = tuple(_COLUMNS_OF_VIEW)
+OF_FP16 = "underflow_share"  # measured of no other format
+_OF_VALUES = "act_amax"  # tells whether they would fit fp16
+VIEW_COLUMNS = (
+    *(name for names in _COLUMNS_OF_VIEW.values() for name in names),
+    OF_FP16,
+    _OF_VALUES,
+)
+
+
+MOST_ROWS = 24  # that fit beside the charts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +63,40 @@ class Wanted:
     role: str | None = None
     step: int | None = None
     layer: str | None = None
+    most: int = MOST_ROWS  # layers
 
 
-def offered(run: Readable, *, quick: bool = False) -> tuple[str, ...]:
+def offered(run: Readable) -> tuple[str, ...]:
     """The views of layers for which the run has data, the best one first.
 
     The last rows are enough to know: each sample has all columns of its view.
     """
-    there = has_values(run, list(_COLUMNS_OF_VIEW.values()), quick=quick)
-    return tuple(view for view, is_there in zip(_COLUMNS_OF_VIEW, there, strict=True) if is_there)
+    return views_with(columns_with_values(run, VIEW_COLUMNS))
+
+
+def views_with(columns: Collection[str]) -> tuple[str, ...]:
+    """The views of layers that these columns allow, the best one first."""
+    has_fit = _OF_VALUES in columns and OF_FP16 not in columns
+    return tuple(
+        view
+        for view, needed in _COLUMNS_OF_VIEW.items()
+        if any(name in columns for name in needed) or (view == WHAT_IF and has_fit)
+    )
+
+
+# Which view shows what a finding is about; those of the others would distract from it.
+_VIEW_OF_FINDING = {
+    **dict.fromkeys(("AMP103", "AMP104", "AMP105", "AMP106", "AMP201", "AMP202", "AMP208"), FP16),
+    **dict.fromkeys(("AMP701", "AMP702", "AMP703", "AMP704", "AMP706"), FP8),
+}
+
+
+def speaks_of(diagnosis: Diagnosis) -> str | None:
+    """The view of layers that shows what the headline is about; None where none does."""
+    head = diagnosis.headline
+    if head is None or not head.severity.weight:
+        return None
+    return _VIEW_OF_FINDING.get(head.code)
 
 
 def chosen_view(views: Sequence[str], wanted: str | None) -> str | None:
@@ -69,108 +105,107 @@ def chosen_view(views: Sequence[str], wanted: str | None) -> str | None:
 
 
 def view_message(
-    run: Readable,
-    views: Sequence[str],
-    wanted: Wanted,
-    diagnosis: Diagnosis | None,
-    level: float | None,
-    *,
-    switch: bool = True,
+    run: Readable, views: Sequence[str], wanted: Wanted, diagnosis: Diagnosis | None
 ) -> bytes | None:
-    """The painter's message of a view of layers; None if the run has no layer data.
+    """The painter's message of a view of layers; None if the run has no layer data."""
+    header = view_header(run, views, wanted, diagnosis)
+    return None if header is None else pack(header, {})
 
-    `level` is the established scale; `switch` is whether the panel itself offers the other views
-    and roles.
-    """
+
+def view_header(
+    run: Readable, views: Sequence[str], wanted: Wanted, diagnosis: Diagnosis | None
+) -> dict[str, Any] | None:
+    """What a view of layers shows; None if the run has no layer data."""
     view = chosen_view(views, wanted.view)
     if view is None:
         return None
-    header = _header(run, view, wanted, diagnosis, level)
-    if header is None:
-        return None
-    if not switch:
-        return pack({**header, "view": view, "views": [], "roles": []}, {})
-    offers = [[one, NAMES[one]] for one in NAMES if one in views]
-    return pack({**header, "view": view, "views": offers if len(offers) > 1 else []}, {})
-
-
-def _header(
-    run: Readable, view: str, wanted: Wanted, diagnosis: Diagnosis | None, level: float | None
-) -> dict[str, Any] | None:
-    if view == FP16:
-        step = telling_step(diagnosis) if wanted.step is None else wanted.step
-        return windows_header(run, step, diagnosis, level, wanted.layer)
-    if view == FP8:
-        return casts_header(run, wanted.step, diagnosis, wanted.layer)
-    return what_if_header(run, wanted.step, diagnosis, wanted.layer, wanted.role)
+    step = telling_step(diagnosis) if wanted.step is None else wanted.step
+    wanted = replace(wanted, step=step)
+    header = {FP16: windows_header, FP8: casts_header, WHAT_IF: what_if_header}[view]
+    shown = header(run, wanted, diagnosis)
+    return None if shown is None else {**shown, "view": view}
 
 
 # --- the panels for formats below sixteen bits ----------------------------------------------------
 
-MOST_ROWS = 24  # that fit beside the charts
 _MOST_RECIPES = 2  # told by name
 _NOTHING = "-"  # in a cell
 WORST = "worst"  # of a layer's roles, instead of one of them
 
 
 def casts_header(
-    run: Readable, step: int | None, diagnosis: Diagnosis | None, chosen: str | None = None
+    run: Readable, wanted: Wanted, diagnosis: Diagnosis | None = None
 ) -> dict[str, Any] | None:
     """The panel of the casts in use; None if nothing is cast."""
-    layers = cast_layers(run, step)
+    layers = cast_layers(run, wanted.step)
     if not layers:
         return None
     has_scale = any(one.staleness is not None for one in layers)
-    shown, panel = _worst(layers, {one.layer: one.excess for one in layers}, diagnosis, chosen)
+    shown, panel = _worst(layers, {one.layer: one.excess for one in layers}, diagnosis, wanted)
     return panel | {
-        "title": "What the casts lose, by layer",
-        "sentence": f"{_recipes(layers)} {_losses_text(layers)}".strip(),
+        "title": f"{_recipes(layers)} {_losses_text(layers)}".strip(),
         "columns": [*ROLES.values(), *(["scale"] if has_scale else [])],
         "isDiverging": True,
         "rows": [_cast_row(one, has_scale=has_scale) for one in shown],
         "note": "Of the values that are not zero, in %: ↓ flushed to zero, ↑ cut off; bold is more "
         "than in health. A dash: not cast, or not measured."
         + (" Scale: newest maximum over what the delayed scale can hold." if has_scale else ""),
-        "step": step,
+        "step": wanted.step,
     }
 
 
 def what_if_header(
-    run: Readable,
-    step: int | None,
-    diagnosis: Diagnosis | None,
-    chosen: str | None = None,
-    role: str | None = None,
+    run: Readable, wanted: Wanted, diagnosis: Diagnosis | None = None
 ) -> dict[str, Any] | None:
     """The panel of alternative formats; None if they were not recorded."""
-    layers = what_if_layers(run, step)
+    role = wanted.role
+    layers = what_if_layers(run, wanted.step)
+    fits = {one.layer: one for one in fp16_fits(run, wanted.step)}
+    formats = list(FORMAT_NAMES) if layers else []
+    named = {one.layer for one in layers}
+    layers += [WhatIfLayer(name, one.order, {}) for name, one in fits.items() if name not in named]
+    layers.sort(key=lambda one: (one.order, one.layer))
     if not layers:
         return None
-    excess = {one.layer: _what_if_excess(one, role) for one in layers}
-    shown, panel = _worst(layers, excess, diagnosis, chosen)
+    excess = {one.layer: _what_if_excess(one, role, fits.get(one.layer)) for one in layers}
+    shown, panel = _worst(layers, excess, diagnosis, wanted)
     of = "the worst of input, weight and gradient" if role is None else f"the {ROLES[role]}"
     return panel | {
-        "title": "What if: what each format would lose",
-        "sentence": what_if_sentence(layers),
-        "columns": list(FORMAT_NAMES),
+        "title": powers(fp16_sentence(list(fits.values()))) or what_if_sentence(layers),
+        "more": what_if_sentence(layers) if fits else "",
+        "columns": [*(_FP16_COLUMNS if fits else ()), *formats],
         "isDiverging": False,
-        "rows": [_what_if_row(one, role) for one in shown],
-        "note": f"Share of {of} that would be flushed to zero, in %, with scales from the tensor "
-        f"itself. Bold: more than {100 * FLUSHED_SHARE:.0f} ({100 * FLUSHED_SHARE_OF_FP4:.0f} in "
-        "NVFP4), which a layer does not survive. A dash: its rows are no whole blocks.",
-        "step": step,
-        "roles": [[WORST, "worst role"], *([key, word] for key, word in ROLES.items())],
-        "role": role or WORST,
-    }
+        "rows": [
+            {"layer": one.layer, "says": "", "cells": [
+                *(_fp16_cells(fits.get(one.layer)) if fits else ()),
+                *(_what_if_cell(one, name, role) for name in formats),
+            ]}
+            for one in shown
+        ],
+        "note": (_FP16_NOTE if fits else "") + (
+            f"The formats: share of {of} that would be flushed to zero, in %, with scales from the "
+            f"tensor itself. Bold: more than {100 * FLUSHED_SHARE:.0f} "
+            f"({100 * FLUSHED_SHARE_OF_FP4:.0f} in NVFP4), with which training usually degrades. "
+            "A dash: the layer's shape does not fit the blocks of the format." if formats else ""
+        ),
+        "step": wanted.step,
+    }  # fmt: skip
+
+
+_FP16_COLUMNS = ("fp16 room", "scales")
+_FP16_NOTE = (
+    "fp16 room: octaves from the layer's largest value to 65,504, where fp16 ends. Scales: the "
+    "loss scales in fp16 that would suit its gradients; where small gradients were not recorded, "
+    "only the largest one. "
+)
 
 
 def fault_of(diagnosis: Diagnosis | None) -> dict[str, str] | None:
     """The layer that a view marks because findings name it, and the text for it."""
     suspect = None if diagnosis is None else diagnosis.suspect
-    if suspect is None or diagnosis is None:
+    if suspect is None:
         return None
-    symptom = " (symptom)" if diagnosis.is_symptom(suspect) else ""
-    return {"layer": suspect.layer or "", "words": f"named by {suspect.code}{symptom}"}
+    return {"layer": suspect.layer or "", "words": f"named by {suspect.code}"}
 
 
 # --- sentences -----------------------------------------------------------------------------------
@@ -258,22 +293,21 @@ def _survivors(count: int, total: int) -> str:
 
 
 def _worst(
-    layers: Sequence[Any],
-    excess: Mapping[str, float],
-    diagnosis: Diagnosis | None,
-    chosen: str | None,
+    layers: Sequence[Any], excess: Mapping[str, float], diagnosis: Diagnosis | None, wanted: Wanted
 ) -> tuple[list[Any], dict[str, Any]]:
     """The layers to show, of too many those named and those that lose most; and their panel."""
     fault = fault_of(diagnosis)
-    named = {chosen, fault["layer"] if fault else None}
+    named = {wanted.layer, fault["layer"] if fault else None}
     ranked = sorted(layers, key=lambda one: (one.layer not in named, -excess[one.layer]))
-    kept = {one.layer for one in ranked[:MOST_ROWS]}
+    kept = {one.layer for one in ranked[: wanted.most]}
     shown = [one for one in layers if one.layer in kept]
     hidden = len(layers) - len(shown)
-    return shown, {"component": "losses", "fault": fault, "chosen": chosen, "hidden": hidden}
+    return shown, {"component": "losses", "fault": fault, "chosen": wanted.layer, "hidden": hidden}
 
 
-def _what_if_excess(layer: WhatIfLayer, role: str | None) -> float:
+def _what_if_excess(layer: WhatIfLayer, role: str | None, fit: Fp16Fit | None) -> float:
+    if fit is not None and not fit.is_possible:
+        return math.inf
     found = (layer.worst(name, role) for name in FORMAT_NAMES)
     return max((loss.excess for _, loss in filter(None, found)), default=0.0)
 
@@ -306,15 +340,26 @@ def _scale_cell(one: CastLayer) -> dict[str, Any]:
     return _cell(f"{one.staleness:.2g}x", says, is_over=one.is_stale)
 
 
-def _what_if_row(one: WhatIfLayer, role: str | None) -> dict[str, Any]:
-    cells = [_what_if_cell(one, name, role) for name in FORMAT_NAMES]
-    return {"layer": one.layer, "says": "", "cells": cells}
+def _fp16_cells(fit: Fp16Fit | None) -> list[dict[str, Any]]:
+    if fit is None:
+        return [_cell(_NOTHING, "fp16 would not change this layer")] * len(_FP16_COLUMNS)
+    room, says = f"{fit.headroom:.1f}", f"largest value {value_text(fit.amax)}; fp16 ends at 65,504"
+    if fit.window is None:
+        return [_cell(room, says, is_over=fit.headroom < 0), _cell(_NOTHING, "no gradients")]
+    scales = powers(range_text(fit.window))
+    told = f"usable loss scales in fp16: {scales}"
+    return [
+        _cell(room, says, is_over=fit.headroom < 0),
+        _cell(
+            scales.replace("up to ", "≤ ").replace(" to ", "…"), told, is_over=fit.window.is_empty
+        ),
+    ]
 
 
 def _what_if_cell(one: WhatIfLayer, name: str, role: str | None) -> dict[str, Any]:
     found = one.worst(name, role)
     if found is None:
-        return _cell(_NOTHING, f"{name}: its rows are no whole blocks, or it was not sampled")
+        return _cell(_NOTHING, f"{name} does not fit the layer's shape, or was not sampled")
     worst, loss = found
     says = f"{name} would flush {percent_text(loss.flushed)} of the {ROLES[worst]} to zero"
     return _cell(short_percent(loss.flushed), says, loss)
@@ -344,193 +389,43 @@ def short_percent(share: float) -> str:
 
 # --- usable loss scales ---------------------------------------------------------------------------
 
-_NO_LOW = -24.0  # of a layer without a lower limit; no scale is smaller
 
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """One layer's window, as powers of two; `low` is None if it has no lower limit."""
-
-    layer: str
-    order: int
-    low: float | None
-    high: float
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no scale is usable."""
-        return self.low is not None and self.low > self.high
-
-
-def windows_at(run: Readable, step: int | None) -> tuple[Window, ...]:
-    """Each layer's window at a step (else at the end), in forward order."""
-    found = last_known(run, ("order", "scale_low", "scale_high"), step)
-    return tuple(_innermost(list(_windows(found))))
-
-
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """The one layer that stands out among the windows, and what is said of it."""
-
-    layer: str
-    caps: bool  # whether its bar ends where the scale had worked: only that one is red
-    words: str
+_WINDOWS_NOTE = (
+    "A bar spans the loss scales that suit the layer. Left of it the layer loses small gradients, "
+    "right of it they overflow. A bar that fades out to the left loses none. The line is the loss "
+    "scale of that step. Red is the layer in the title, where that scale costs it something."
+)
 
 
 def windows_header(
-    run: Readable,
-    step: int | None,
-    diagnosis: Diagnosis | None,
-    level: float | None,
-    chosen: str | None = None,
+    run: Readable, wanted: Wanted, diagnosis: Diagnosis | None = None
 ) -> dict[str, Any] | None:
-    """What the painter draws, a layer that was chosen too; None where the run has no windows."""
-    windows = windows_at(run, step)
-    if not windows:
+    """The panel of usable loss scales at one step; None where the run has no windows."""
+    sample = windows_at(run, wanted.step)
+    if sample is None:
         return None
-    marked = marked_layer(run, step, windows, diagnosis, level)
-    shown = tightest(windows, {marked.layer if marked else None, chosen})
-    final = None if diagnosis is None else diagnosis.run.final_scale
+    fault = fault_of(diagnosis)
+    suspect = None if diagnosis is None else diagnosis.suspect
+    is_of_scale = suspect is not None and _VIEW_OF_FINDING.get(suspect.code) == FP16
+    named = suspect.layer if suspect and is_of_scale else None  # no scale helps a forward pass
+    title = window_title(sample.windows, sample.scale, named)
+    marked = fault["layer"] if fault else None
+    shown = tightest(sample.windows, wanted.most, {marked, wanted.layer, *title.layers})
+    # Where the scale of that step suited every layer, none of them is to blame.
+    is_fault = title.is_trouble and diagnosis is not None and speaks_of(diagnosis) == FP16
     return {
         "component": "windows",
-        "sentence": powers(windows_sentence(windows, final if level is None else level)),
-        "rows": [_row(window, marked) for window in shown],
-        "calm": diagnosis is None or diagnosis.calm is not None,
-        "marked": marked.words if marked else "",
-        "chosen": chosen,
-        "hidden": len(windows) - len(shown),
-        "scale": _log2(final),
-        "level": _log2(level),
-        "step": step,
-    }
-
-
-def windows_sentence(windows: Sequence[Window], scale: float | None) -> str:
-    """How many layers can live with the loss scale, and which one can not."""
-    known = _log2(scale)
-    if known is None:
-        return ""
-    above = [one for one in windows if one.is_empty or one.high < known]
-    fitting = (one for one in windows if not one.is_empty and one.high >= known)
-    below = [one for one in fitting if one.low is not None and one.low > known]
-    fits = len(windows) - len(above) - len(below)
-    layers = count_text(len(windows), "layer")
-    live = f"All {layers}" if fits == len(windows) > 1 else f"{fits:,} of {layers}"
-    text = f"{live} can live with a loss scale of {scale_text(scale)}"
-    if above:
-        first = min(above, key=lambda one: one.high)
-        text += f"; {count_text(len(above), 'overflows', 'overflow')}, {first.layer} first"
-    if below:
-        text += f"; {count_text(len(below), 'loses', 'lose')} small gradients"
-    return f"{text}."
-
-
-def _row(window: Window, marked: Marked | None) -> dict[str, Any]:
-    is_marked = marked is not None and marked.layer == window.layer
-    caps = is_marked and marked is not None and marked.caps
-    low = None if window.low is None else min(window.low, 128.0)  # at most what float32 holds
-    return {
-        "layer": window.layer, "low": low, "high": window.high, "caps": caps,
-        "named": is_marked and not caps,
+        "title": powers(title.text),
+        "rows": [
+            {"layer": one.layer, "low": one.low, "high": one.high,
+             "isFault": is_fault and one.layer in title.layers}
+            for one in shown
+        ],
+        "fault": fault,
+        "explains": title.is_trouble and (marked is None or marked in title.layers),
+        "chosen": wanted.layer,
+        "note": _WINDOWS_NOTE,
+        "hidden": len(sample.windows) - len(shown),
+        "scale": sample.scale,
+        "step": sample.step,
     }  # fmt: skip
-
-
-def marked_layer(
-    run: Readable,
-    step: int | None,
-    windows: Sequence[Window],
-    diagnosis: Diagnosis | None,
-    level: float | None,
-) -> Marked | None:
-    """The layer that the findings name; where they name none, the one whose bar ends first."""
-    suspect = None if diagnosis is None else diagnosis.suspect
-    if diagnosis is None or suspect is None or diagnosis.calm is not None:
-        return _limit(run, step, windows, diagnosis, level)
-    named = f"the layer that {suspect.code} names"
-    named += " (symptom)" if diagnosis.is_symptom(suspect) else ""
-    window = next((one for one in windows if one.layer == suspect.layer), None)
-    if window is None:
-        return None
-    if _caps(window, level):
-        return Marked(window.layer, caps=True, words=f"red: {named}")
-    ends = "" if level is None else "; its bar ends above the established scale and caps nothing"
-    return Marked(window.layer, caps=False, words=f"▸ {named}{ends}")
-
-
-def _limit(
-    run: Readable,
-    step: int | None,
-    windows: Sequence[Window],
-    diagnosis: Diagnosis | None,
-    level: float | None,
-) -> Marked | None:
-    """The layer that limits the scale where the trouble is; at another step it stays that one."""
-    head = None if diagnosis is None else diagnosis.headline
-    if head is not None and head.severity.weight and not _is_of_the_numbers(head.code):
-        return None
-    told = telling_step(diagnosis)
-    then = windows if step == told else windows_at(run, told)
-    limit = min(then, key=lambda window: window.high, default=None)
-    if limit is None or not _caps(limit, level):
-        return None
-    words = "the marked bar ends first, at or below the established scale"
-    now = next((one for one in windows if one.layer == limit.layer), None)
-    if now is None or not _caps(now, level):
-        at = "at the end" if told is None else f"at step {told:,}"
-        words = f"▸ the bar that ended first {at}; here it ends above the established scale"
-        return Marked(limit.layer, caps=False, words=words)
-    if min(windows, key=lambda window: window.high).layer != limit.layer:
-        at = "at the end" if told is None else f"at step {told:,}"
-        words = f"the bar that ended first {at}; here another ends before it"
-    return Marked(limit.layer, caps=True, words=words)
-
-
-def _caps(window: Window, level: float | None) -> bool:
-    """Whether a layer overflows at a scale that had worked, or can live with none."""
-    known = _log2(level)
-    return window.is_empty or (known is not None and window.high <= known)
-
-
-# The cause of these is no layer's: lost state, the data.
-_NO_LAYERS = frozenset({"AMP108", "AMP206", "AMP209", "AMP306"})
-
-
-def _is_of_the_numbers(code: str) -> bool:
-    """Whether a finding is about numbers that a layer may limit, not the loop, cards or ranks."""
-    return code[:4] in {"AMP1", "AMP2", "AMP3"} and code not in _NO_LAYERS
-
-
-def _log2(scale: float | None) -> float | None:
-    return math.log2(scale) if scale and 0 < scale < math.inf else None
-
-
-def tightest(windows: Sequence[Window], named: Collection[str | None] = ()) -> list[Window]:
-    """The windows to show: where there are too many, those named and those with least room."""
-    if len(windows) <= MOST_ROWS:
-        return list(windows)
-    by_room = sorted(windows, key=lambda w: w.high - (_NO_LOW if w.low is None else w.low))
-    by_high = sorted(windows, key=lambda w: w.high)
-    chosen = {w.layer for w in by_high[: MOST_ROWS // 2]}
-    chosen |= {w.layer for w in windows if w.layer in named}
-    for window in by_room:
-        if len(chosen) < MOST_ROWS:
-            chosen.add(window.layer)
-    return [window for window in windows if window.layer in chosen]
-
-
-def _windows(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Window]:
-    for layer, kept in found.items():
-        high = kept.get("scale_high")
-        if layer and high and 0 < high < math.inf:
-            low = kept.get("scale_low")
-            log2_low = math.log2(low) if low and low > 0 else None
-            yield Window(layer, kept.get("order", 0), log2_low, math.log2(high))
-
-
-def _innermost(windows: list[Window]) -> list[Window]:
-    """The scale windows without those of containers: the layers inside are more specific."""
-    names = {window.layer for window in windows}
-    outer = {name.rpartition(".")[0] for name in names} | {"(root)"}
-    outer |= {name.rsplit(".", deep)[0] for name in names for deep in range(1, name.count(".") + 1)}
-    inner = [w for w in windows if w.layer not in outer] or windows
-    return sorted(inner, key=lambda window: (window.order, window.layer))

@@ -6,17 +6,19 @@ the main finding, and what is separate; the next commands. Every number in it is
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Verdict
 from ampwatch.diagnosis.causes import RATE, codes
 from ampwatch.diagnosis.findings import CALM, CUT_OFF
 from ampwatch.diagnosis.rule import title_of
 from ampwatch.diagnosis.value_text import label_of, short_dtype
-from ampwatch.report.facts import ruled_out
+from ampwatch.report.facts import NEXT_SAMPLE, ruled_out
 from ampwatch.report.happenings import (
     Course,
     Happening,
@@ -27,6 +29,7 @@ from ampwatch.report.happenings import (
     loss_ends,
 )
 from ampwatch.report.letter_facts import (
+    SIGNALS,
     Fact,
     FactReader,
     Holds,
@@ -34,6 +37,7 @@ from ampwatch.report.letter_facts import (
     Reading,
     Remedy,
     Sentence,
+    as_json,
     estimate,
     estimated_step,
     joined,
@@ -59,6 +63,9 @@ _NO_HALF_PRECISION = "AMP405"  # its title says that no layer runs in the format
 # The search for a scale and its growth: of no use to a reader whose run fails.
 _AS_IT_SHOULD_BE = frozenset(("AMP101", "AMP102"))
 _NOTES, _CUT_OFF, _WARM_UP = "AMP901", "AMP902", "AMP302"
+_CERTAIN_ENOUGH = 0.8  # of a cause: a title that states it below this says "probably"
+CAUSE_UNKNOWN = "Cause: not known; the above is what the log shows."
+_SAME_RATE = 0.01  # of the peak: a schedule that has not begun to lower it
 _LEVEL_ENTRIES = 10  # whose median is what is usual
 
 
@@ -70,8 +77,9 @@ class Listed:
 
     @property
     def sentence(self) -> str:
-        """Its title and its code."""
-        return f"{title_of(self.finding)} ({self.finding.code})"
+        """Its title and its code; of a muted one the reason."""
+        told = f"{title_of(self.finding)} ({self.finding.code})"
+        return told if self.finding.muted is None else f"Muted: {told}: {self.finding.muted}"
 
     @property
     def text(self) -> str:
@@ -97,6 +105,8 @@ class Letter:
     separate: tuple[Listed, ...]
     unseen: tuple[Sentence, ...]  # what the record cannot show
     next: tuple[tuple[str, str], ...]  # commands, and what each shows
+    begin: int | None = None  # the step at which the opening says that training broke down
+    blames_rate: bool = False  # the title names the learning rate, the opening what it did
 
     @property
     def sentences(self) -> Iterator[Sentence]:
@@ -109,6 +119,20 @@ class Letter:
         yield from self.how_sure
         yield from self.unseen
 
+    def to_json(self) -> dict[str, Any]:
+        """The letter as `report --json --all` prints it, every number with its rows."""
+        parts = ("opening", "to_do", "how_sure", "unseen")
+        return {
+            "title": self.title,
+            "about": self.about.to_json(),
+            **{name: [one.to_json() for one in getattr(self, name)] for name in parts},
+            "happened": [
+                {"step": None if one.step is None else as_json(one.step), **one.words.to_json()}
+                for one in self.happened
+            ],
+            "next": [{"command": command, "shows": shows} for command, shows in self.next],
+        }
+
 
 def letter_of(name: str, run: Record, diagnosis: Diagnosis) -> Letter:
     """The letter on a run."""
@@ -116,6 +140,7 @@ def letter_of(name: str, run: Record, diagnosis: Diagnosis) -> Letter:
     reader = FactReader(run, None if head is None else optimizer_of(run, head))
     course = course_of(reader, diagnosis)
     place = restart_place(run, diagnosis)
+    happened = tuple(_happened(course, diagnosis, head))
     return Letter(
         verdict=diagnosis.verdict.value,
         name=name,
@@ -124,19 +149,72 @@ def letter_of(name: str, run: Record, diagnosis: Diagnosis) -> Letter:
         codes=() if head is None else (head.code,),
         opening=tuple(_opening(course, diagnosis, head)),
         to_do=tuple(what_to_do(name, run, course, diagnosis, head, place)),
-        happened=tuple(_happened(course, diagnosis, head)),
+        happened=happened,
         how_sure=tuple(how_sure(run, diagnosis, head)),
         follows=tuple(_listed(diagnosis, head, follows=True)),
         separate=tuple(_listed(diagnosis, head, follows=False)),
-        unseen=tuple(_unseen(reader, diagnosis)),
+        unseen=tuple(_unseen(reader, diagnosis, names_steps=any(one.step for one in happened))),
         next=tuple(_next(name, diagnosis, head)),
+        begin=int(course.begin.value) if is_lowered(diagnosis) and course.begin else None,
+        blames_rate=head is not None and is_lowered(diagnosis),
+    )
+
+
+def begun_as_told(diagnosis: Diagnosis, letter: Letter | None) -> Diagnosis:
+    """The diagnosis whose headline begins where the letter says, or with what follows from it.
+
+    Layers are looked at every so many steps: what an overflow leads to may be seen before it is.
+    Nothing that follows from the headline begins before it.
+    """
+    if letter is None or diagnosis.headline is None:
+        return diagnosis
+    begin = _first_seen(diagnosis, diagnosis.headline) if letter.begin is None else letter.begin
+    if begin is None:
+        return diagnosis
+    findings = tuple(_begun(one, begin, diagnosis) for one in diagnosis.findings)
+    return dataclasses.replace(diagnosis, findings=findings)
+
+
+def _begun(finding: Finding, begin: int, diagnosis: Diagnosis) -> Finding:
+    """A finding as it begins where the headline does so at this step."""
+    first, last = finding.first_step, finding.last_step
+    if finding is diagnosis.headline:
+        return dataclasses.replace(finding, first_step=begin)
+    is_before = first is not None and first < begin and (last is None or begin <= last)
+    if finding.code not in diagnosis.effects or not is_before:
+        return finding
+    return dataclasses.replace(finding, first_step=begin)
+
+
+def _first_seen(diagnosis: Diagnosis, head: Finding) -> int | None:
+    """The first step of a finding, or of a consequence seen at most a sample before it."""
+    first = head.first_step
+    if first is None or head.steps:
+        return first
+    follows = (f.first_step for f in diagnosis.findings if f.code in diagnosis.effects)
+    return min(
+        (s for s in follows if s is not None and 0 < first - s <= NEXT_SAMPLE), default=first
     )
 
 
 def _title(diagnosis: Diagnosis, head: Finding | None) -> str:
     if head is not None and diagnosis.learning_rate.leapt_at_step is not None:
         return "The learning rate jumped, and training broke down"
-    return "" if head is None else title_of(head, diagnosis.run.ranks)
+    title = "" if head is None else title_of(head, diagnosis.run.ranks)
+    doubt = _doubt(diagnosis, head)
+    return f"{doubt} {title[:1].lower()}{title[1:]}" if doubt else title
+
+
+def _doubt(diagnosis: Diagnosis, head: Finding | None) -> str:
+    """How a title begins that names the learning rate as the cause; empty where it is likely."""
+    advice = diagnosis.learning_rate
+    blamed = head is not None and head.code in RATE and is_lowered(diagnosis)
+    sure = advice.confidence if advice.probability is None else advice.probability
+    if not blamed or advice.proved_steps is not None or sure is None or sure >= _CERTAIN_ENOUGH:
+        return ""
+    # As sure as the sentence below it.
+    is_possible = advice.probability is not None and _sureness(sure) == _POSSIBLE
+    return "Possibly" if is_possible else "Probably"
 
 
 def main_finding(diagnosis: Diagnosis) -> Finding | None:
@@ -165,7 +243,9 @@ def _about(reader: FactReader, diagnosis: Diagnosis) -> Sentence:
 
 
 def _opening(course: Course, diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence]:
-    """What happened, in a sentence or two."""
+    """What happened, in a sentence or two; that the run is dead comes first."""
+    if head is not None and head.code != _CUT_OFF and diagnosis.run.state == CUT_OFF:
+        yield _stopped(course.reader)
     if head is None:
         yield from _calm(course.reader, diagnosis)
     elif is_lowered(diagnosis):
@@ -182,9 +262,13 @@ def _breakdown(course: Course, diagnosis: Diagnosis) -> Sentence:
     """At which step a training with too high a learning rate broke down, and what it was there."""
     reader, begin = course.reader, course.begin
     if begin is None:
-        if did_not_come_down(reader) and (ends := loss_ends(reader)) is not None:
+        ends = loss_ends(reader)
+        if ends is not None and did_not_come_down(reader):
             return Sentence.of("The loss did not come down: the ", ends, ".")
-        return Sentence.of("The training did not learn.")
+        best = reader.fact(Reading.LOWEST, "loss", None, None)
+        if best is None or ends is None:
+            return Sentence.of("The training did not learn.")
+        return Sentence.of("The ", ends, "; its lowest value is ", best, ".")
     words: list[str | Fact | Name] = ["Training broke down at step ", begin]
     rate = reader.value("lr", int(begin.value))
     base = reader.value("lr_base", int(begin.value))
@@ -203,35 +287,44 @@ def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
     steps = reader.count_steps()
     word, last = _word_for(reader, steps), reader.last_step
     if not steps.value:
-        yield Sentence.of("The record ends before anything could be judged.")
+        yield Sentence.of("The log ends before anything could be judged.")
         yield Sentence.of("It has no steps.")
     elif diagnosis.verdict is Verdict.INCOMPLETE and diagnosis.little_seen is None:
         yield Sentence.of(
-            "The record ends before anything could be judged. It has ",
+            "The log ends before anything could be judged. It has ",
             steps,
             word,
             _skips_of_all(reader),
         )
     elif diagnosis.verdict is Verdict.CUT_OFF and last is not None:
-        at = reader.step_fact(Reading.LAST_STEP, last, "step", Holds.PRESENT)
-        yield Sentence.of(
-            "Stopped at step ", at, " without closing the run. No problems found until then.",
-        )  # fmt: skip
+        yield Sentence.of(_stopped(reader), " No problems found until then.")
     elif diagnosis.verdict is Verdict.INCOMPLETE:
         yield Sentence.of(
             "No problems found in ", steps, f"{word}, too few to judge the learning rate."
         )
     else:
         yield Sentence.of("No problems found in ", steps, f"{word}.")
+        skipped, why = reader.count("skipped", Holds.TRUE), diagnosis.skips_text
+        if skipped.value and why:
+            were = " step was" if skipped.value == 1 else " steps were"
+            yield Sentence.of(skipped, were, " skipped", why[why.index(":") :])
         if diagnosis.little_seen is None or len(reader.series("loss")):
             yield Sentence.of("Nothing needs to be done.")
         else:
             yield Sentence.of("This log has no loss, so hardly anything could be judged.")
 
 
+def _stopped(reader: FactReader) -> Sentence:
+    """Where a run was cut off."""
+    if reader.last_step is None:
+        return Sentence.of("Stopped before its first step without closing the run.")
+    at = reader.step_fact(Reading.LAST_STEP, reader.last_step, "step", Holds.PRESENT)
+    return Sentence.of("Stopped at step ", at, " without closing the run.")
+
+
 def _word_for(reader: FactReader, steps: Fact) -> str:
     """What a row of the record is: a step, or an entry of a log that has not every step."""
-    what = "step" if reader.has_every_step else "entr"
+    what = "step" if reader.has_every_step and not reader.counts_entries else "entr"
     if steps.value == 1:
         return " step" if what == "step" else " entry"
     return " steps" if what == "step" else " entries"
@@ -313,30 +406,23 @@ def _context(reader: FactReader, fact: Fact) -> tuple[str | Fact, ...]:
 
 def _listed(diagnosis: Diagnosis, head: Finding | None, *, follows: bool) -> Iterator[Listed]:
     """The other findings: those that follow from the main one, or those that do not."""
-    effects = _effects(diagnosis.findings, head)
+    effects = set() if head is None else {head.code, *diagnosis.effects}
     for finding in diagnosis.findings:
-        said_above = is_lowered(diagnosis) and finding.code in RATE
+        is_muted = finding.muted is not None
+        said_above = is_lowered(diagnosis) and finding.code in RATE and not is_muted
         if finding is head or said_above or finding.code in {_NOTES, _CUT_OFF}:
             continue
         if finding.code in _AS_IT_SHOULD_BE and diagnosis.verdict is Verdict.FAILING:
             continue
-        if (finding.code in effects) == follows:
+        if (finding.code in effects and not is_muted) == follows:
             yield Listed(finding)
-
-
-def _effects(findings: Sequence[Finding], head: Finding | None) -> set[str]:
-    """The codes of what follows from a finding, directly or not."""
-    found: set[str] = set() if head is None else {head.code}
-    for _ in findings:
-        found |= {one.code for one in findings if one.because_of in found}
-    return found
 
 
 _SAME = 0.98  # of the first loss: as high, in two digits
 _GUESS = re.compile(r"Read as (\w+).+?(?=\. If another)")  # of a log of no known format
 
 
-def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
+def _unseen(reader: FactReader, diagnosis: Diagnosis, *, names_steps: bool) -> Iterator[Sentence]:
     """What the record lacks, whose numbers are shown, how a foreign log's steps are numbered."""
     if reader.optimizer is not None:
         yield Sentence.of(
@@ -353,10 +439,10 @@ def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
     lacks += [] if reader.has_layers else ["layers"]
     if lacks:
         yield Sentence.of(f"Not in this log: {', '.join(lacks)}.")
-    if reader.has_every_step and any(
-        finding.code == _NOTES and "Unnumbered steps" in finding.cause
-           for finding in diagnosis.findings):  # fmt: skip
-        yield Sentence.of("This log has no step numbers: each of its lines counts as one step.")
+    if reader.counts_entries and names_steps:
+        yield Sentence.of(
+            "This log has no step numbers: a step's number here is the place of its entry."
+        )
     for finding in diagnosis.findings:
         guess = _GUESS.search(finding.cause) if finding.code == _NOTES else None
         if guess is not None:
@@ -365,21 +451,11 @@ def _unseen(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
 
 
 def _not_recorded(reader: FactReader) -> list[str]:
-    return [
-        word for word, columns in _SIGNALS if not any(len(reader.series(name)) for name in columns)
-    ]
+    return [word for word in SIGNALS if not reader.records(word)]
 
 
 def _loss_hint(lacks: Sequence[str]) -> str:
     return " Call watch.log(loss=loss) in the loop to record it." if "loss" in lacks else ""
-
-
-_SIGNALS = (
-    ("loss", ("loss",)),
-    ("gradient norm", ("grad_norm",)),
-    ("learning rate", ("lr",)),
-    ("loss scale", ("scale", "scale_after")),
-)
 
 
 def _next(name: str, diagnosis: Diagnosis, head: Finding | None) -> Iterator[tuple[str, str]]:
@@ -393,7 +469,7 @@ def _next(name: str, diagnosis: Diagnosis, head: Finding | None) -> Iterator[tup
 
 # --- how sure: of the cause, of the learning rate's part in it, of the remedy ---------------------
 
-_VERY_LIKELY, _LIKELY = 0.95, 0.75
+_VERY_LIKELY, _LIKELY, _POSSIBLE = 0.95, 0.75, "possible"
 # What the probe itself saw done, or the values of a forward pass: nothing was inferred.
 _SEEN = codes(
     "AMP206 AMP209 AMP401 AMP402 AMP403 AMP404 AMP405 AMP406 AMP407 AMP408 AMP409 AMP412 "
@@ -412,7 +488,7 @@ _SYMPTOMS = codes(
 def how_sure(run: Record, diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence]:
     """How sure the cause is, and whether the remedy was tested; what is ruled out."""
     if diagnosis.run.steps:
-        yield from _cause_words(diagnosis, head)
+        yield from _cause_words(run, diagnosis, head)
     if head is not None:
         yield from _remedy_words(diagnosis)
     cleared = ruled_out(run, diagnosis) if head is not None else []
@@ -424,7 +500,7 @@ def _remedy_words(diagnosis: Diagnosis) -> Iterator[Sentence]:
     """Whether what is to be done was tested, and where the limit of the learning rate is."""
     advice = diagnosis.learning_rate
     if not is_lowered(diagnosis):
-        yield Sentence.of("Remedy: not tested.")
+        yield from _remedy_beside_rate(advice)
     elif advice.proved_steps is not None:
         steps = estimated_step("proved_steps", advice.proved_steps)
         yield Sentence.of(
@@ -435,6 +511,15 @@ def _remedy_words(diagnosis: Diagnosis) -> Iterator[Sentence]:
         yield Sentence.of("Remedy: not tested", *_beside_limit(advice, advice.low, advice.high))
     else:
         yield Sentence.of("Remedy: not tested.")
+
+
+def _remedy_beside_rate(advice: Advice) -> Iterator[Sentence]:
+    """Whether what is to be done was tested, where that is no lower learning rate."""
+    if advice.proved_steps is None:
+        yield Sentence.of("Remedy: not tested.")
+        return
+    steps = estimated_step("proved_steps", advice.proved_steps)
+    yield Sentence.of("Remedy: tested. The trouble was gone in a rerun of ", steps, " steps.")
 
 
 def _beside_limit(advice: Advice, low: float, high: float) -> Sequence[str | Fact]:
@@ -454,11 +539,11 @@ def _tested_range(advice: Advice) -> Sequence[str | Fact]:
     return (" The highest that holds lies between ", low, " and ", high, ".")
 
 
-def _cause_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence]:
+def _cause_words(run: Record, diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentence]:
     """How sure the cause is, and that the learning rate is it, or is not."""
     advice = diagnosis.learning_rate
     if head is None:
-        yield _rate_of_calm_run(advice)
+        yield _rate_of_calm_run(run, advice)
         return
     if advice.action is Action.LOWER:
         yield _rate_as_cause(advice)
@@ -470,38 +555,47 @@ def _cause_words(diagnosis: Diagnosis, head: Finding | None) -> Iterator[Sentenc
     elif diagnosis.outcome.grew_apart:
         yield Sentence.of("Cause: likely a difference between rollout and training.")
     elif head.code in _SYMPTOMS:
-        yield Sentence.of("Cause: not known; the above is what the record shows.")
+        yield Sentence.of(CAUSE_UNKNOWN)
     else:
-        yield Sentence.of("Cause: inferred from the record, not seen directly.")
-    yield Sentence.of(f"Learning rate: {_PART.get(advice.action, _NO_PART)}")
+        yield Sentence.of("Cause: inferred from the log, not seen directly.")
+    part = _PART.get(advice.action, _NO_PART)
+    is_cleared = advice.action is Action.NOT_THE_CAUSE and advice.proved_steps is not None
+    yield Sentence.of(f"Learning rate: {_CLEARED if is_cleared else part}")
 
 
 _NO_PART = "nothing recorded points to it."
+_CLEARED = "it is not the cause: with the remedy it held."
 _PART = {
-    Action.UNKNOWN: "it may be the cause; this record cannot tell.",
+    Action.UNKNOWN: "it may be the cause; this log cannot tell.",
     Action.RAISE: "it is likely too low.",
 }
 
 
 def _rate_as_cause(advice: Advice) -> Sentence:
-    if advice.probability is None or advice.signals is None or advice.proved_steps is not None:
+    if advice.proved_steps is not None or advice.leapt_at_step is not None:
         return Sentence.of("Cause: the learning rate.")
+    if advice.probability is None or advice.signals is None:
+        return Sentence.of("Cause: likely the learning rate.")
     sure = _sureness(advice.probability)
     signs = Fact(Reading.ESTIMATE, advice.signals, f"{advice.signals}", column="signals")
     return Sentence.of(f"Cause: the learning rate, {sure} (", signs, " signals were weighed).")
 
 
-def _rate_of_calm_run(advice: Advice) -> Sentence:
+def _rate_of_calm_run(run: Record, advice: Advice) -> Sentence:
     if advice.action is Action.UNKNOWN:
-        return Sentence.of("Learning rate: cannot be judged from this record.")
+        return Sentence.of("Learning rate: cannot be judged from this log.")
     now = advice.current if advice.recommended is None else advice.recommended
     if advice.action is Action.KEEP and now is not None:
         fact = present_rate(now)
-        return Sentence.of("Learning rate: no change suggested (now ", fact, ").")
+        rates = run.read(Table.STEPS, columns=("lr",)).column("lr").drop_null()
+        is_present = not len(rates) or math.isclose(rates[-1].as_py(), now, rel_tol=_SAME_RATE)
+        word = "now " if is_present else "its peak: "
+        return Sentence.of("Learning rate: no change suggested (", word, fact, ").")
     return Sentence.of("Learning rate: no change suggested; its value is not recorded.")
 
 
 def _sureness(probability: float) -> str:
-    if probability >= _VERY_LIKELY:
+    told = round(probability, 2)  # as findings tell it, in per cent
+    if told >= _VERY_LIKELY:
         return "very likely"
-    return "likely" if probability >= _LIKELY else "possible"
+    return "likely" if told >= _LIKELY else _POSSIBLE

@@ -29,10 +29,11 @@ from ampwatch.diagnosis.column_arrays import (
     steps_of,
     texts,
 )
+from ampwatch.diagnosis.findings import json_value
 from ampwatch.diagnosis.record import Record, detail_of
 from ampwatch.diagnosis.value_text import rate_text, scale_text, two_digits, value_text
 from ampwatch.report.facts import rows_of_optimizer
-from ampwatch.rows import COLUMNS, EventKind, Table, column
+from ampwatch.rows import COLUMNS, EventKind, Mark, Table, column
 
 
 class Reading(str, enum.Enum):
@@ -140,6 +141,18 @@ class Sentence:
     def __bool__(self) -> bool:
         return bool(self.parts)
 
+    def to_json(self) -> dict[str, Any]:
+        """The sentence, and how each of its numbers is computed again."""
+        return {"text": str(self), "facts": [as_json(fact) for fact in self.facts]}
+
+
+def as_json(fact: Fact) -> dict[str, Any]:
+    """A fact's value, its rows and its operation, without what does not apply."""
+    told = json_value(fact)
+    assert isinstance(told, dict)
+    unsaid = {"table", "rank"} if fact.reading is Reading.ESTIMATE else set()
+    return {name: it for name, it in told.items() if it is not None and name not in unsaid}
+
 
 def joined(parts: Sequence[Part | Sentence], by: str = ", ") -> Sentence:
     """Parts with a separator between them, as one sentence."""
@@ -225,6 +238,12 @@ class Series:
 
 
 _FLAGS = frozenset(("skipped", "found_inf"))
+SIGNALS = {
+    "loss": ("loss",),
+    "gradient norm": ("grad_norm",),
+    "learning rate": ("lr",),
+    "loss scale": ("scale", "scale_after"),
+}
 _READ = (
     "step", "loss", "grad_norm", "lr", "lr_base", "scale", "scale_after", "skipped",
     "autocast_dtype",
@@ -259,6 +278,12 @@ class FactReader:
         return not len(self.steps) or self.steps[-1] - self.steps[0] + 1 == len(self.steps)
 
     @property
+    def counts_entries(self) -> bool:
+        """Whether a foreign log numbers no step, so that each entry has the number of its place."""
+        is_placed = Mark.PLACED.value in self._run.info.marks.get("step", ())
+        return is_placed and self.has_every_step
+
+    @property
     def last_step(self) -> int | None:
         """The last step that has a row."""
         return int(self.steps[-1]) if len(self.steps) else None
@@ -276,6 +301,10 @@ class FactReader:
                 values, there = numbers(rows, column), known(rows, column)
             self._columns[column] = _by_step(steps_of(rows)[there], values[there])
         return self._columns[column]
+
+    def records(self, signal: str) -> bool:
+        """Whether the rows hold values of a signal, which is named as in `SIGNALS`."""
+        return any(len(self.series(column)) for column in SIGNALS[signal])
 
     @property
     def has_layers(self) -> bool:

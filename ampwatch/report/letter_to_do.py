@@ -10,11 +10,22 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity, Verdict
+from ampwatch.diagnosis import (
+    Action,
+    Advice,
+    Diagnosis,
+    Finding,
+    Severity,
+    Verdict,
+    thresholds,
+)
 from ampwatch.diagnosis.causes import codes
+from ampwatch.diagnosis.findings import CUT_OFF, LIVE
 from ampwatch.report.happenings import Course
 from ampwatch.report.letter_facts import (
+    SIGNALS,
     Fact,
+    FactReader,
     Holds,
     Name,
     Reading,
@@ -52,6 +63,10 @@ def what_to_do(
     place: RestartPlace,
 ) -> Iterator[Sentence]:  # fmt: skip
     """What to do, in the order in which to do it."""
+    if _is_idle(course, diagnosis) and not (head and head.action.startswith("Stop")):
+        since = course.skips_from
+        assert since is not None
+        yield Sentence.of("Stop this run: every step since step ", since, " was skipped.")
     advice = diagnosis.learning_rate
     if is_lowered(diagnosis) and head is not None:
         yield from _lower(name, run, course, diagnosis, place)
@@ -63,20 +78,33 @@ def what_to_do(
             yield from _resume(place)
         return
     restarts = head.severity is Severity.ERROR and head.code in _LEAVES_HARM
-    steps = [Sentence.of(*_with_steps(text, head)) for text in sentences_of(head.action)]
+    told = [text for text in sentences_of(head.action) if not _is_recorded(text, course.reader)]
+    steps = [Sentence.of(*_with_steps(text, head)) for text in told]
     is_known = None not in (advice.recommended, advice.current)
     if head.code == _NO_PROGRESS and advice.action is Action.RAISE and is_known:
         steps.insert(0, Sentence.of("Try a ", *_peak(advice, "now"), "."))
     del steps[_MOST_STEPS:]
+    if diagnosis.run.state == CUT_OFF and not restarts:
+        steps = [*_resume(place), *steps]
     if restarts:  # what follows on a new start is told after it
         at = 1 if head.code == _LOSS_ROSE else len(steps)
         steps.insert(at, restart_sentence(place, course))
     yield from steps
 
 
+def _is_idle(course: Course, diagnosis: Diagnosis) -> bool:
+    """Whether a live run has skipped every step for longer than a scaler searches."""
+    skips, steps = course.skips, course.skips_of
+    if diagnosis.run.state != LIVE or skips is None or steps is None:
+        return False
+    return skips.value == steps.value >= thresholds.LONGEST_SEARCH
+
+
 def _resume(place: RestartPlace) -> Iterator[Sentence]:
     if place.checkpoint is not None:
         yield Sentence.of("Resume from the checkpoint of step ", *_saved(place), ".")
+    elif not place.saves:
+        yield Sentence.of("Resume from your last checkpoint; the record shows none.")
     yield Sentence.of(
         "Look in the system's log: the process was killed or crashed, or its machine lost."
     )
@@ -140,8 +168,16 @@ def _lower(
         yield Sentence.of("If you resume from a checkpoint, call after loading it: ", Name(call))
     if advice.proved_steps is None:
         yield Sentence.of(
-            "Optional: test it by short reruns: ", Name(f"ampwatch prove {quoted(name)}")
+            "Optional: test it by short reruns: ",
+            Name(f"ampwatch prove {quoted(name)}{_own_command(run)}"),
         )
+
+
+def _own_command(run: Record) -> str:
+    """What a rerun needs besides the run's name: the command, where the run has not recorded it."""
+    origin = getattr(run.info, "origin", {})
+    has_one = bool(getattr(run.info, "command", ())) and "script" in origin
+    return "" if has_one and getattr(run.info, "world_size", 1) == 1 else " -- COMMAND"
 
 
 def _no_clean_checkpoint(place: RestartPlace) -> Sequence[str]:
@@ -191,6 +227,15 @@ def first_sentence_without_number(text: str) -> str:
     """The first sentence of a finding's text if it names no number; else facts tell of it."""
     first = next(iter(sentences_of(text)), "")
     return "" if _DIGIT.search(_FORMATS.sub("", first)) else first
+
+
+_TO_RECORD = re.compile(rf"^Record the ({'|'.join(SIGNALS)})\b")
+
+
+def _is_recorded(text: str, reader: FactReader) -> bool:
+    """Whether a sentence asks to record what the run records."""
+    asked = _TO_RECORD.match(text)
+    return asked is not None and reader.records(asked[1])
 
 
 def _with_steps(text: str, finding: Finding) -> Iterator[Remedy | Fact]:

@@ -54,20 +54,20 @@ def last_clean_save(run: Record, diagnosis: Diagnosis, until: int | None) -> Che
 def _clean(
     saves: dict[int, tuple[str | None, str]], diagnosis: Diagnosis, until: int | None
 ) -> Checkpoint | None:
-    found: Checkpoint | None = None
+    clean: Checkpoint | None = None
     for step, (path, stamp) in sorted(saves.items()):
         state = stamp or condition_of(step, diagnosis)[0]
         if state == CLEAN and (until is None or step <= until):
-            found = Checkpoint(step, path, state)
-    return found
+            clean = Checkpoint(step, path, state)
+    return clean
 
 
 def saves_of(run: Record) -> dict[int, tuple[str | None, str]]:
     """By step, each save's path, if reported, and its stamp; of the lowest rank."""
     rank = min(run.ranks, default=0)
-    found: dict[int, tuple[str | None, str]] = {}
+    saves: dict[int, tuple[str | None, str]] = {}
     for row in run.read(Table.EVENTS, ("step", "kind", "detail"), rank).to_pylist():
         if row["kind"] == EventKind.STATE_SAVED.value and row["step"] is not None:
-            told, (path, stamp) = detail_of(row["detail"]), found.get(row["step"], (None, ""))
-            found[row["step"]] = told.get("path") or path, str(told.get("state") or stamp)
-    return found
+            told, (path, stamp) = detail_of(row["detail"]), saves.get(row["step"], (None, ""))
+            saves[row["step"]] = told.get("path") or path, str(told.get("state") or stamp)
+    return saves

@@ -45,12 +45,12 @@ class ScalerSettings:
     @property
     def text(self) -> str:
         """The advice in words."""
-        told = []
+        parts = []
         if self.init_scale is not None:
-            told.append(f"init_scale=2.0**{round(math.log2(self.init_scale))}")
+            parts.append(f"init_scale=2.0**{round(math.log2(self.init_scale))}")
         if self.growth_interval is not None:
-            told.append(f"growth_interval={self.growth_interval}")
-        saved = f"GradScaler({', '.join(told)}) saves about {self.saved:,} of "
+            parts.append(f"growth_interval={self.growth_interval}")
+        saved = f"GradScaler({', '.join(parts)}) saves about {self.saved:,} of "
         saved += f"{count_text(self.skips, 'skipped step')} in {self.steps:,}"
         if self.minimum is None:
             return f"{saved}."
@@ -61,8 +61,8 @@ def worthwhile_settings(run: Record, diagnosis: Diagnosis) -> ScalerSettings | N
     """Settings of the scaler that save skipped steps; None if they would not, or after an error."""
     if diagnosis.run.skipped < _WORTH_SKIPS or diagnosis.worst() is Severity.ERROR:
         return None
-    found = scaler_settings(run, diagnosis)
-    return found if found is not None and found.is_worth_it else None
+    settings = scaler_settings(run, diagnosis)
+    return settings if settings is not None and settings.is_worth_it else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class _Windows:
 
 def scaler_settings(run: Record, diagnosis: Diagnosis) -> ScalerSettings | None:
     """The settings of the scaler that a run's windows suggest; None without windows."""
-    told = run.info.scaler
-    first, interval = diagnosis.run.first_scale, told.get("growth_interval")
-    if not told.get("enabled") or not first or not isinstance(interval, int):
+    scaler = run.info.scaler
+    first, interval = diagnosis.run.first_scale, scaler.get("growth_interval")
+    if not scaler.get("enabled") or not first or not isinstance(interval, int):
         return None
     rank = min(run.ranks, default=0)
     rows = run.read(Table.STEPS, ("step", "scale", "skipped"), rank)
@@ -88,12 +88,12 @@ def scaler_settings(run: Record, diagnosis: Diagnosis) -> ScalerSettings | None:
         return None
     suits_first = 2.0 ** math.floor(math.log2(windows.high[:_FIRST_STEPS].min()))
     start = min(suits_first, _found_by_search(rows))
-    kept = _costs(windows.high, first, interval)
+    costs = _costs(windows.high, first, interval)
     by_skips = [(_costs(windows.high, start, one), one) for one in _intervals(interval)]
     least, best = min(by_skips)
     return ScalerSettings(
         init_scale=start, growth_interval=best, minimum=_minimum(windows, start),
-        skips=kept, saved=max(0, kept - least), steps=len(steps),
+        skips=costs, saved=max(0, costs - least), steps=len(steps),
     )  # fmt: skip
 
 
@@ -109,19 +109,19 @@ def _windows_of(run: Record, steps: Integers) -> _Windows | None:
         return None
     lowest, highest = np.full(count, np.inf), np.full(count, -np.inf)
     np.minimum.at(lowest, at[fits], high[fits])
-    known = (at < count) & np.isfinite(low)
-    np.maximum.at(highest, at[known], low[known])
+    inside = (at < count) & np.isfinite(low)
+    np.maximum.at(highest, at[inside], low[inside])
     return _Windows(_carried(np.where(np.isinf(lowest), np.nan, lowest)),
                     _carried(np.where(np.isinf(highest), np.nan, highest)))  # fmt: skip
 
 
 def _carried(values: Floats) -> Floats:
     """Each unknown value as the one before it; the first ones as the first that is known."""
-    known = np.flatnonzero(np.isfinite(values))
-    if not len(known):
+    places = np.flatnonzero(np.isfinite(values))
+    if not len(places):
         return values
-    place = np.clip(np.searchsorted(known, np.arange(len(values)), side="right") - 1, 0, None)
-    carried: Floats = values[known[place]]
+    place = np.clip(np.searchsorted(places, np.arange(len(values)), side="right") - 1, 0, None)
+    carried: Floats = values[places[place]]
     return carried
 
 
@@ -136,10 +136,10 @@ def _found_by_search(rows: pa.Table) -> float:
 
 def _intervals(interval: int) -> list[int]:
     """Growth intervals of the scaler to try: the run's own, and longer ones up to torch's."""
-    found = [interval]
-    while found[-1] < DEFAULT_INTERVAL:
-        found.append(min(DEFAULT_INTERVAL, 4 * found[-1]))
-    return found
+    intervals = [interval]
+    while intervals[-1] < DEFAULT_INTERVAL:
+        intervals.append(min(DEFAULT_INTERVAL, 4 * intervals[-1]))
+    return intervals
 
 
 def _costs(high: Floats, scale: float, interval: int) -> int:
@@ -157,8 +157,8 @@ def _costs(high: Floats, scale: float, interval: int) -> int:
 
 def _minimum(windows: _Windows, start: float) -> float | None:
     """What the scale must not fall below; None where no scale suits all layers."""
-    known = windows.low[np.isfinite(windows.low) & (windows.low > 0)]
-    if not len(known):
+    lows = windows.low[np.isfinite(windows.low) & (windows.low > 0)]
+    if not len(lows):
         return None
-    needed: float = 2.0 ** math.ceil(math.log2(float(np.percentile(known, _USUAL_SHARE))))
+    needed: float = 2.0 ** math.ceil(math.log2(float(np.percentile(lows, _USUAL_SHARE))))
     return needed if needed <= start else None

@@ -30,8 +30,8 @@ _NEWEST = 64  # samples of a rank's devices; about one a second
 def settings_of(run: Run) -> dict[str, str]:
     """Every recorded setting by its dotted name, without assumed defaults, long texts cut."""
     rows = run.read(Table.STEPS, ("autocast_dtype",), min(run.ranks, default=0))
-    told = rows.column("autocast_dtype").unique().to_pylist()
-    settings = _recorded(run, ", ".join(filter(None, told)))
+    dtypes = rows.column("autocast_dtype").unique().to_pylist()
+    settings = _recorded(run, ", ".join(filter(None, dtypes)))
     return {name: cut(text, _MOST_LETTERS) for name, text in settings.items()}
 
 
@@ -86,10 +86,10 @@ def _text(value: Any) -> str:
 
 def _optimizers(run: Run) -> dict[str, Any]:
     """Each optimizer's first settings; with its number if there are several."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for detail in optimizer_details(run):
-        found.setdefault(str(detail.get("optimizer", 0)), _by_group(detail))
-    return found if len(found) != 1 else next(iter(found.values()))
+        settings.setdefault(str(detail.get("optimizer", 0)), _by_group(detail))
+    return settings if len(settings) != 1 else next(iter(settings.values()))
 
 
 def _by_group(detail: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,22 +108,22 @@ def _precision(run: Run) -> dict[str, str]:
     rank = min(run.ranks, default=0)
     rows = run.read(Table.LAYER_INFO, ("name", "param_dtype", "output_dtype"), rank).to_pylist()
     last = {row["name"]: row for row in rows}.values()
-    found = {}
+    settings = {}
     for name, column in (("weights", "param_dtype"), ("outputs", "output_dtype")):
         counts = Counter(row[column] for row in last if row[column])
-        told = (f"{dtype} ({count_text(n, 'layer')})" for dtype, n in counts.most_common())
-        found[name] = ", ".join(told)
-    return found
+        texts = (f"{dtype} ({count_text(n, 'layer')})" for dtype, n in counts.most_common())
+        settings[name] = ", ".join(texts)
+    return settings
 
 
 def _devices(run: Run) -> str:
     """The devices as a setting: the cards of all ranks, as `8 x NVIDIA H200, 150 GB`."""
-    known: dict[tuple[int, str], str] = {}
+    names: dict[tuple[int, str], str] = {}
     for rank in run.ranks:
         for row in run.last_rows(Table.DEVICES, _DEVICE, _NEWEST, rank=rank).to_pylist():
             if row["name"] or row["total_bytes"]:
-                known[rank, str(row["device"])] = _device_text(row)
-    counts = Counter(known.values())
+                names[rank, str(row["device"])] = _device_text(row)
+    counts = Counter(names.values())
     return "; ".join(text if n == 1 else f"{n} x {text}" for text, n in counts.items())
 
 
@@ -202,11 +202,11 @@ def changed_text(run: Run) -> str:
         return ""
     try:
         earlier = open_run(path)
-        found = changes(whole_settings(earlier), whole_settings(run))
+        changed = changes(whole_settings(earlier), whole_settings(run))
     except (AmpwatchError, OSError):
         return ""
-    told = list_text([_change_text(change) for change in found], _MOST_TOLD)
-    return f"since {path.name}: {told or 'nothing in the settings'}"
+    text = list_text([_change_text(change) for change in changed], _MOST_TOLD)
+    return f"since {path.name}: {text or 'nothing in the settings'}"
 
 
 def _beside(run: Run) -> Iterator[tuple[Path, RunInfo]]:

@@ -23,9 +23,12 @@ from ampwatch.report.compared_run import Outline
 
 RATE = "learning rate"
 _RATES = ("optimizer.lr", "optimizer.group.0.lr", "config.lr", "config.learning_rate")
+# Names of the learning rate itself; early in a warm-up it is a fixed share of the peak.
+_IS_RATE = re.compile(r"(^|\.)(lr|learning_rate|base_lr|peak_lr)$")
 # They differ from run to run without any effect.
 _ASIDE = re.compile(r"^(command|host(\..*)?)$|seed", re.IGNORECASE)
 _NAMED = 3  # runs or settings in a sentence
+_SAME_SHARE = 1e-3  # settings are recorded in few digits
 
 
 class Fate(str, enum.Enum):
@@ -76,25 +79,36 @@ class Sweep:
 def settings_to_sweep(runs: Sequence[Outline]) -> list[Setting]:
     """The settings that differ and may matter: the rate first, each once."""
     rates = tuple(_rate(run) for run in runs)
-    found = []
+    names = []
     if len(set(rates) - {None}) > 1:
         texts = tuple(None if rate is None else f"{rate:.4g}" for rate in rates)
-        found.append(Setting(RATE, texts, rates))
+        names.append(Setting(RATE, texts, rates))
     for name in dict.fromkeys(name for run in runs for name in run.settings):
         texts = tuple(run.settings.get(name) for run in runs)
-        numbers = tuple(None if text is None else _number(text) for text in texts)
-        known = [text for text in texts if text is not None]
+        numbers = tuple(None if text is None else number_in(text) for text in texts)
+        values = [text for text in texts if text is not None]
         is_number = all((n is None) == (t is None) for n, t in zip(numbers, texts, strict=True))
-        is_a_name = not is_number and len(set(known)) == len(runs) > 2
+        is_a_name = not is_number and len(set(values)) == len(runs) > 2
         if (
             len(set(texts)) < 2
             or _ASIDE.search(name)
             or is_a_name
-            or (is_number and numbers == rates)
+            or (is_number and is_of_rate(name, numbers, rates))
         ):
             continue
-        found.append(Setting(name, texts, numbers if is_number else None))
-    return sorted(found, key=_importance)
+        names.append(Setting(name, texts, numbers if is_number else None))
+    return sorted(names, key=_importance)
+
+
+def is_of_rate(name: str, numbers: Sequence[float | None], rates: Sequence[float | None]) -> bool:
+    """Whether a setting is the learning rate by another name, or its first step of a warm-up."""
+    if tuple(numbers) == tuple(rates):
+        return True
+    pairs = [(own, rate) for own, rate in zip(numbers, rates, strict=True) if own and rate]
+    if not _IS_RATE.search(name) or len(pairs) < len(numbers):
+        return False
+    first = pairs[0][0] / pairs[0][1]
+    return all(math.isclose(own / rate, first, rel_tol=_SAME_SHARE) for own, rate in pairs)
 
 
 def sweep_of(
@@ -135,11 +149,12 @@ def value_text(value: float) -> str:
 def _rate(run: Outline) -> float | None:
     if run.rate is not None:
         return run.rate
-    told = (run.settings.get(name) for name in _RATES)
-    return next((rate for text in told if text and (rate := _number(text)) is not None), None)
+    rates = (run.settings.get(name) for name in _RATES)
+    return next((rate for text in rates if text and (rate := number_in(text)) is not None), None)
 
 
-def _number(text: str) -> float | None:
+def number_in(text: str) -> float | None:
+    """The finite number that a setting's text is; None if it is none."""
     try:
         value = float(text)
     except ValueError:
@@ -187,7 +202,7 @@ def _sentence(setting: Setting, points: Sequence[Point], names: Sequence[str]) -
     stable, failed = (_values(points, fate) for fate in (Fate.STABLE, Fate.FAILED))
     well, ill = count_text(len(stable), "run"), count_text(len(failed), "run")
     if not stable and not failed:
-        return f"No boundary can be told: no run could be judged.{_aside(points)}"
+        return f"The boundary is unknown: no run could be judged.{_aside(points)}"
     if not failed:
         text = (
             f"None of {well} failed: they show no upper limit. The highest {setting.name} that was "
@@ -221,8 +236,8 @@ def _contradiction(setting: Setting, points: Sequence[Point], names: Sequence[st
             f"stable {setting.name} lies about there."
         )
     return (
-        f"No boundary can be told: {names[low.run]} failed at {low.text} and {names[high.run]} is "
-        f"stable at {high.text}. Something besides the {setting.name} decides."
+        f"The boundary is unknown: {names[low.run]} failed at {low.text} and {names[high.run]} is "
+        f"stable at {high.text}. Something other than the {setting.name} decides."
     )
 
 
@@ -231,22 +246,22 @@ def _by_value(points: Sequence[Point]) -> str:
     groups: dict[str, list[Point]] = {}
     for one in points:
         groups.setdefault(one.text, []).append(one)
-    told = [
+    parts = [
         f"{text}: {_count(some, Fate.FAILED)} of {len(some)} failed"
         for text, some in groups.items()
     ]
-    return f"{'; '.join(told[: _NAMED * 2])}."
+    return f"{'; '.join(parts[: _NAMED * 2])}."
 
 
 def _aside(points: Sequence[Point]) -> str:
     """The runs of a sweep that do not count for the boundary."""
-    told: Mapping[str, int] = {
+    counts: Mapping[str, int] = {
         fate.value: count
         for fate in (Fate.ELSEWHERE, Fate.UNJUDGED)
         if (count := _count(points, fate))
     }
     unknown = sum(one.value is None for one in points)
-    parts = [f"{count:,} {text}" for text, count in told.items()]
+    parts = [f"{count:,} {text}" for text, count in counts.items()]
     parts += [f"{unknown:,} without a record of it"] if unknown else []
     return f" Left aside: {', '.join(parts)}." if parts else ""
 
@@ -261,8 +276,8 @@ def besides_text(sweep: Sweep) -> str:
         return ""
     verb = "differs" if len(sweep.besides) == 1 else "differ"
     return (
-        f"Besides the {sweep.setting}, {list_text(sweep.besides, _NAMED)} {verb}: the boundary "
-        "holds as far as that does not matter."
+        f"In these runs {list_text(sweep.besides, _NAMED)} {verb}, too, which may have moved the "
+        "boundary."
     )
 
 
@@ -276,9 +291,7 @@ _STACK, _STACKED = 8.0, 1.8  # per cent of the width: of all marks at one place,
 _MOST_LETTERS = 16  # of a name or a value beside an axis
 _ABOVE = 2.0  # the place of what is no number, above the axis
 _MARKS = {Fate.STABLE: "●", Fate.FAILED: "✕", Fate.ELSEWHERE: "◇", Fate.UNJUDGED: "◇"}
-_TONES = {
-    Fate.STABLE: "healthy", Fate.FAILED: "skip", Fate.ELSEWHERE: "advice", Fate.UNJUDGED: "muted",
-}  # fmt: skip
+_TONES = {fate: "skip" if fate is Fate.FAILED else "muted" for fate in Fate}  # no run's own colour
 
 Link = Callable[[int], str]  # the attributes that make an element of this run lead to it
 
@@ -339,12 +352,12 @@ def sweep_html(sweep: Sweep, names: Sequence[str], link: Link) -> str:
 
 def _key(sweep: Sweep) -> str:
     """The legend of the marks that are drawn."""
-    shown = dict.fromkeys(
+    marks = dict.fromkeys(
         (_MARKS[point.fate], _TONES[point.fate], point.fate.value) for point in sweep.points
     )
     return "".join(
         f'<span class="aw-sweep-key"><i style="color:var(--aw-{tone})">{mark}</i> {text}</span>'
-        for mark, tone, text in shown
+        for mark, tone, text in marks
     )
 
 
@@ -466,19 +479,19 @@ def _column_of(setting: Setting) -> _Column:
     texts = list(dict.fromkeys(text for text in setting.texts if text is not None))
     apart = 1 / max(1, len(texts) - 1)
     places = {text: number * apart for number, text in enumerate(texts)}
-    shown = texts if len(texts) <= _MOST_TICKS else [texts[0], texts[-1]]
+    ticks = texts if len(texts) <= _MOST_TICKS else [texts[0], texts[-1]]
     return _Column(
         setting.name,
         tuple(None if text is None else places[text] for text in setting.texts),
-        tuple((places[text], text) for text in shown),
+        tuple((places[text], text) for text in ticks),
     )
 
 
 def _numbers_column(name: str, numbers: Sequence[float | None]) -> _Column:
-    known = [number for number in numbers if number is not None]
-    if not known:
+    values = [number for number in numbers if number is not None]
+    if not values:
         return _Column(name, tuple(None for _ in numbers), ())
-    axis = axis_of(known)
+    axis = axis_of(values)
     ticks = axis.ticks if len(axis.ticks) <= _MOST_TICKS else (axis.low, axis.high)
     return _Column(
         name,

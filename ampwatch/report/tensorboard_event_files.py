@@ -98,10 +98,7 @@ def _named(text: str) -> bytes:
 
 
 def _scalar_events(
-    tag: bytes,
-    steps: NDArray[np.int64],
-    times_s: NDArray[np.float64],
-    values: NDArray[np.float64],
+    tag: bytes, steps: NDArray[np.int64], times_s: NDArray[np.float64], values: NDArray[np.float64]
 ) -> Bytes:
     """Each event as a row: time, step, and a summary of one value, which ends the row."""
     value = _field(1, tag) + b"\x15" + bytes(4)
@@ -129,17 +126,17 @@ def _varints(numbers: NDArray[np.int64]) -> Bytes:
     """Numbers of an event file, seven bits a byte, all as long as the longest."""
     width = max(1, -(-int(numbers.max()).bit_length() // 7))
     shifts = 7 * np.arange(width)
-    found = (numbers[:, None] >> shifts) & 0x7F
-    found[:, :-1] |= 0x80
-    return found.astype(np.uint8)
+    bits = (numbers[:, None] >> shifts) & 0x7F
+    bits[:, :-1] |= 0x80
+    return bits.astype(np.uint8)
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    varint = bytearray()
     while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
+        varint.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*varint, number])
 
 
 def _field(number: int, data: bytes) -> bytes:
@@ -214,12 +211,12 @@ def write_event_files(run: Run, diagnosis: Diagnosis, out: Path) -> list[Path]:
 
 def _write_texts(file: EventStream, run: Run, diagnosis: Diagnosis) -> None:
     """The report and the settings, indented: Markdown leaves such a block as it is."""
-    shown = io.StringIO()
-    console = Console(file=shown, width=_COLUMNS, markup=False, emoji=False, highlight=False)
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=_COLUMNS, markup=False, emoji=False, highlight=False)
     console.print(report_text(run.info.name, run, diagnosis, everything=True))
     settings = "\n".join(f"{name}: {value}" for name, value in settings_of(run).items())
     time_s = run.last_time_ns / 1e9
-    for tag, text in (("findings", shown.getvalue()), ("settings", settings)):
+    for tag, text in (("findings", buffer.getvalue()), ("settings", settings)):
         lines = "\n".join(line.rstrip() for line in text.split("\n"))
         file.text(f"{tag}/text_summary", 0, time_s, textwrap.indent(lines, "    "))
 
@@ -269,13 +266,13 @@ def _looked_up(rows: pa.Table, steps: pa.Table, by: str, name: str) -> pa.Table:
     order = np.argsort(keys, kind="stable")
     at = np.searchsorted(keys[order], integers(rows, by))
     at = np.minimum(at, max(0, len(order) - 1))
-    found = values[order][at] if len(order) else np.zeros(rows.num_rows, np.int64)
-    return rows.append_column(name, column(found, pa.int64()))
+    values_at = values[order][at] if len(order) else np.zeros(rows.num_rows, np.int64)
+    return rows.append_column(name, column(values_at, pa.int64()))
 
 
 def _write(file: EventStream, tag: str, rows: pa.Table, name: str) -> None:
     """Write the known values of a column as events; nan is a value, null is not."""
-    told = known(rows, name) & known(rows, "step")
-    if told.any():
-        steps, times = (integers(rows, n, 0)[told] for n in ("step", "time_ns"))
-        file.scalars(tag, np.maximum(steps, 0), times / 1e9, numbers(rows, name)[told])
+    present = known(rows, name) & known(rows, "step")
+    if present.any():
+        steps, times = (integers(rows, n, 0)[present] for n in ("step", "time_ns"))
+        file.scalars(tag, np.maximum(steps, 0), times / 1e9, numbers(rows, name)[present])

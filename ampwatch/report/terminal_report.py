@@ -8,7 +8,7 @@ import json
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -74,12 +74,12 @@ def parts_of(letter: Letter) -> Iterator[LetterPart]:
 
 def _of_one_step(lines: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """Lines of which the step stands before the first one only."""
-    found: list[tuple[str, str]] = []
+    facts: list[tuple[str, str]] = []
     last = ""
     for left, text in lines:
-        found.append((_SAME_STEP if left and left == last else left, text))
+        facts.append((_SAME_STEP if left and left == last else left, text))
         last = left
-    return tuple(found)
+    return tuple(facts)
 
 
 def _consequences(found: Sequence[Listed]) -> Iterator[str]:
@@ -193,9 +193,10 @@ def _wrapped(
 Write = Callable[[str], str]
 
 
-def to_json(diagnosis: Diagnosis | SeveralDiagnoses) -> str:
+def to_json(diagnosis: Diagnosis | SeveralDiagnoses, **more: Any) -> str:
     """The text that `report --json` prints."""
-    return json.dumps(diagnosis.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
+    body = {**diagnosis.to_json(), **more}
+    return json.dumps(body, indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def print_report(
@@ -234,11 +235,11 @@ def print_reports(console: Console, names: Sequence[str], together: SeveralDiagn
 
 def _rate_and_headline(diagnosis: Diagnosis) -> str:
     rate = diagnosis.learning_rate.current
-    told = "" if rate is None else f"Learning rate {rate:.3g}. "
+    rate_text = "" if rate is None else f"Learning rate {rate:.3g}. "
     head = diagnosis.headline
     if head is None or head.severity.value == "info":
-        return told + (diagnosis.calm or "")
-    return told + head.summary
+        return rate_text + (diagnosis.calm or "")
+    return rate_text + head.summary
 
 
 def is_fancy(console: Console) -> bool:
@@ -276,8 +277,8 @@ def _in_full(finding: Finding, write: Write) -> list[RenderableType]:
         (f"{finding.code} {finding.name}", style),
         (f"  {finding.severity.value}{when and ', ' + when}{because}", "dim"),
     )
-    seen = "; ".join(evidence_text(piece) for piece in finding.evidence)
-    rows = [("what", finding.summary), ("why", finding.cause), ("seen", seen)]
+    evidence = "; ".join(evidence_text(piece) for piece in finding.evidence)
+    rows = [("what", finding.summary), ("why", finding.cause), ("seen", evidence)]
     rows += [("do", finding.action)]
     shown = [row for row in rows if row[1]]
     return [Text(), head, Padding(labelled(shown, write), (0, 0, 0, 2))]
@@ -341,5 +342,5 @@ def advised(advice: Advice) -> str:
         if advice.besides is not None:
             parts[0] += f" with {advice.besides}"
         if advice.leapt_at_step is not None:
-            parts.append(f"the rate before step {advice.leapt_at_step:,}")
+            parts.append(f"the learning rate before step {advice.leapt_at_step:,}")
     return ", ".join(parts)

@@ -60,16 +60,48 @@ def broken_line(
     return _joined([thinned(x, y, MIN_POINTS - 1 + room * len(x) // count) for x, y in parts])
 
 
-def stepped_line(step: Steps, values: Floats) -> Line:
-    """The points where a stepped curve changes, and both ends of each part; thinned if many."""
+def stepped_line(step: Steps, values: Floats, logged: Steps | None = None) -> Line:
+    """The points where a stepped curve changes, and both ends of each part; thinned if many.
+
+    With the log's steps, in order, it also breaks where any of them lacks a value.
+    """
     pieces = []
-    for x, y in _parts(step, values):
+    for x, y in _parts(step, values) if logged is None else _told_parts(step, values, logged):
         keep = np.concatenate(([True], np.diff(y) != 0))
         keep[-1] = True
         some_x, some_y = thinned(x[keep], y[keep], MAX_POINTS - 2)
         # The last step is kept, whatever thinning chose.
         pieces.append((np.append(some_x, x[-1]), np.append(some_y, y[-1])))
     return _joined(pieces)
+
+
+def held_line(step: Steps, values: Floats, logged: Steps) -> Line:
+    """Stairs across the holes of a stepped curve in which steps were logged, but not its value."""
+    pieces: list[tuple[Steps, Floats]] = []
+    if not len(logged):
+        return NO_LINE
+    hole = max(hole_of(int(logged[0]), int(logged[-1])), usual_hole(logged))
+    parts = _told_parts(step, values, logged)
+    after = [(x[0], y[0]) for x, y in parts[1:]]
+    if parts:
+        after.append((logged[-1], parts[-1][1][-1]))
+    for (x, y), (end, value) in zip(parts, after, strict=True):
+        inside = logged[np.searchsorted(logged, x[-1]) : np.searchsorted(logged, end) + 1]
+        if end > x[-1] and len(inside) > 1 and np.diff(inside).max() <= hole:
+            pieces.append((np.array([x[-1], end]), np.array([y[-1], value], np.float32)))
+    return _joined(pieces)
+
+
+def _told_parts(step: Steps, values: Floats, logged: Steps) -> list[tuple[Steps, Floats]]:
+    """The parts of a curve in which each logged step has a value."""
+    finite = np.isfinite(values)
+    step, values = step[finite], values[finite]
+    if not len(step):
+        return []
+    after = np.searchsorted(logged, step[:-1], side="right")
+    between = np.searchsorted(logged, step[1:]) > after
+    cuts = np.flatnonzero(between | (np.diff(step) < 0)) + 1
+    return list(zip(np.split(step, cuts), np.split(values, cuts), strict=True))
 
 
 def thinned(step: Steps, values: Floats, most: int = MAX_POINTS) -> tuple[Steps, Floats]:
@@ -126,10 +158,10 @@ def _parts(
     step: Steps, values: Floats, usual: float = 0.0, *, inf_breaks: bool = False
 ) -> list[tuple[Steps, Floats]]:
     """The parts between holes, which are visible numbers of missing steps, or steps back."""
-    known = np.isfinite(values)
-    broken = np.cumsum(np.isinf(values) & inf_breaks)[known]
-    if not known.all():
-        step, values = step[known], values[known]
+    finite = np.isfinite(values)
+    broken = np.cumsum(np.isinf(values) & inf_breaks)[finite]
+    if not finite.all():
+        step, values = step[finite], values[finite]
     if not len(step):
         return []
     ahead = np.diff(step)
@@ -177,16 +209,18 @@ def _widest(gaps: Steps, among: Steps, count: int) -> Steps:
 
 # --- stretches of steps at which a value is not finite --------------------------------------------
 
+FINITE, NAN, INF, MINUS_INF = -1, 0, 1, 2  # kinds of values
 _MOST_STRETCHES = 4096  # stretches of one column; of more, those closest to one another become one
 _STRETCH_CELLS = 1024  # in a span: closer ones could not be told apart
 
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """The first and the last step of each, in the order they were logged."""
+    """The first and the last step of each, and what was logged, in the order they were logged."""
 
     first: Steps
     last: Steps
+    kind: NDArray[np.int8]  # NAN, INF or MINUS_INF; NAN of those that were joined
 
     def __len__(self) -> int:
         return len(self.first)
@@ -194,7 +228,7 @@ class Stretches:
     def within(self, first: int, last: int) -> Stretches:
         """Those that overlap a span, at the resolution that it can show."""
         inside = (self.last >= first) & (self.first <= last)
-        some = Stretches(self.first[inside], self.last[inside])
+        some = Stretches(self.first[inside], self.last[inside], self.kind[inside])
         return some.closed((last - first + 1) / _STRETCH_CELLS)
 
     def closed(self, gap: float) -> Stretches:
@@ -204,10 +238,13 @@ class Stretches:
         order = np.argsort(self.first, kind="stable")
         first, reached = self.first[order], np.maximum.accumulate(self.last[order])
         begins = np.flatnonzero(np.concatenate(([True], first[1:] - reached[:-1] > max(gap, 0))))
-        return Stretches(first[begins], np.maximum.reduceat(self.last[order], begins))
+        kind = self.kind[order]
+        lowest, highest = np.minimum.reduceat(kind, begins), np.maximum.reduceat(kind, begins)
+        kinds = np.where(lowest == highest, lowest, NAN).astype(np.int8)
+        return Stretches(first[begins], np.maximum.reduceat(self.last[order], begins), kinds)
 
 
-EMPTY = Stretches(np.zeros(0, np.int64), np.zeros(0, np.int64))
+EMPTY = Stretches(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int8))
 
 
 class NotFinite:
@@ -216,26 +253,30 @@ class NotFinite:
     def __init__(self) -> None:
         self._first: list[int] = []
         self._last: list[int] = []
-        self._is_open = False  # whether the newest value was not finite
+        self._kind: list[int] = []
+        self._newest_kind = FINITE  # of the newest value
         self._newest = -1  # the step of it
 
     def __bool__(self) -> bool:
         return bool(self._first)
 
-    def add(self, step: Steps, is_finite: NDArray[np.bool_]) -> None:
+    def add(self, step: Steps, values: NDArray[np.floating]) -> None:
         """Add the next rows that have a value."""
         if not len(step):
             return
         goes_back = np.diff(step, prepend=max(self._newest, int(step[0]))) < 0
         goes_back[0] = int(step[0]) < self._newest
-        before = np.concatenate(([not self._is_open], is_finite[:-1])) | goes_back
-        after = np.concatenate((is_finite[1:] | goes_back[1:], [True]))
-        begins, ends = step[~is_finite & before].tolist(), step[~is_finite & after].tolist()
+        kind = _kinds(values)
+        is_other = np.diff(kind, prepend=self._newest_kind) != 0
+        starts = (kind != FINITE) & (is_other | goes_back)
+        stops = (kind != FINITE) & np.concatenate((is_other[1:] | goes_back[1:], [True]))
+        begins, ends = step[starts].tolist(), step[stops].tolist()
         if len(ends) > len(begins):  # the first of them goes on from before
             self._last[-1] = ends.pop(0)
         self._first += begins
         self._last += ends
-        self._is_open, self._newest = not is_finite[-1], int(step[-1])
+        self._kind += kind[starts].tolist()
+        self._newest_kind, self._newest = int(kind[-1]), int(step[-1])
         if len(self._first) > _MOST_STRETCHES:
             self._merge()
 
@@ -244,18 +285,25 @@ class NotFinite:
         """The ranges so far."""
         if not self._first:
             return EMPTY
-        return Stretches(np.array(self._first, np.int64), np.array(self._last, np.int64))
+        first, last = np.array(self._first, np.int64), np.array(self._last, np.int64)
+        return Stretches(first, last, np.array(self._kind, np.int8))
 
     def _merge(self) -> None:
-        found = self.stretches
-        gaps = np.sort(found.first[1:] - found.last[:-1])
-        fewer = found.closed(float(gaps[len(gaps) // 2]))
+        stretches = self.stretches
+        gaps = np.sort(stretches.first[1:] - stretches.last[:-1])
+        fewer = stretches.closed(float(gaps[len(gaps) // 2]))
         self._first, self._last = fewer.first.tolist(), fewer.last.tolist()
-        self._is_open = False  # they are in the order of steps now
+        self._kind = fewer.kind.tolist()
+        self._newest_kind = FINITE  # they are in the order of steps now
 
 
 def not_finite(step: Steps, values: NDArray[np.floating]) -> Stretches:
     """The stretches of one column that are not finite; `values` are all logged ones."""
-    found = NotFinite()
-    found.add(step, np.isfinite(values))
-    return found.stretches
+    summary = NotFinite()
+    summary.add(step, values)
+    return summary.stretches
+
+
+def _kinds(values: NDArray[np.floating]) -> NDArray[np.int8]:
+    is_kind = [np.isnan(values), values == np.inf, values == -np.inf]
+    return np.select(is_kind, [NAN, INF, MINUS_INF], FINITE).astype(np.int8)

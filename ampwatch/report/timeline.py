@@ -49,8 +49,8 @@ class Attempt:
     @property
     def settings(self) -> dict[str, str]:
         """The settings recorded by each attempt, by dotted name; long ones are cut."""
-        told = {section: self.detail.get(name) for name, section in _SETTINGS.items()}
-        return {name: text for name, text in flat("", told) if text and text != "null"}
+        sections = {section: self.detail.get(name) for name, section in _SETTINGS.items()}
+        return {name: text for name, text in flat("", sections) if text and text != "null"}
 
 
 def attempts_of(run: Run, rank: int, *, goes_on: bool) -> tuple[Attempt, ...]:
@@ -59,14 +59,14 @@ def attempts_of(run: Run, rank: int, *, goes_on: bool) -> tuple[Attempt, ...]:
     if log is None:
         return ()
     names = ("step", "time_ns", "kind", "detail")
-    told = [row for row in run.read(Table.EVENTS, names, rank).to_pylist() if row["kind"] in _MARKS]
-    parts = list(_by_start(told)) or [[]]
+    rows = [row for row in run.read(Table.EVENTS, names, rank).to_pylist() if row["kind"] in _MARKS]
+    parts = list(_by_start(rows)) or [[]]
     begins = [_first_row(log, number) for number in range(len(parts))]
     ends = [*begins[1:], log.rows(Table.STEPS)]
-    known = zip(parts, begins, ends, strict=True)
+    spans = zip(parts, begins, ends, strict=True)
     return tuple(
         _attempt_of(run, rank, number, part, (begin, end), goes_on=goes_on and number == len(parts))
-        for number, (part, begin, end) in enumerate(known, 1)
+        for number, (part, begin, end) in enumerate(spans, 1)
     )
 
 
@@ -116,8 +116,8 @@ def _attempt_of(
 
 
 def _row(run: Run, rank: int, at: int) -> dict[str, Any]:
-    found: dict[str, Any] = run.logged(Table.STEPS, ("step", "time_ns"), rank, at, 1).to_pylist()[0]
-    return found
+    row: dict[str, Any] = run.logged(Table.STEPS, ("step", "time_ns"), rank, at, 1).to_pylist()[0]
+    return row
 
 
 def _ending(run: Run, marks: Sequence[dict[str, Any]]) -> str:
@@ -231,8 +231,8 @@ class _EventRows:
         )
 
     def time_ns(self, at: int) -> int | None:
-        found: int | None = self.rows.column("time_ns")[int(at)].as_py()
-        return found
+        stamp: int | None = self.rows.column("time_ns")[int(at)].as_py()
+        return stamp
 
 
 _OTHER_ENTRIES = {
@@ -277,12 +277,12 @@ def _joined(step: Integers) -> list[slice]:
 def _ticks(events: _EventRows, ends: tuple[int, int]) -> dict[Kind, Rug]:
     """Where single events stand, merged to what an axis can show."""
     names = sorted(events.kinds - _OTHER_ENTRIES, key=_kind_of)
-    found = {}
+    ticks = {}
     for kind, several in groupby(names, _kind_of):
         places = np.concatenate([events.places(name) for name in several])
         step = np.unique(np.clip(events.step[places], *ends))
-        found[kind] = merged(step, *ends)
-    return found
+        ticks[kind] = merged(step, *ends)
+    return ticks
 
 
 _KINDS = {
@@ -312,8 +312,8 @@ def _from_to(detail: Mapping[str, Any]) -> str:
 
 
 def _rate(detail: Mapping[str, Any]) -> str:
-    told = [f"{name} {detail[name]}" for name in ("optimizer", "group") if detail.get(name)]
-    which = f" of {' '.join(told)}" if told else ""  # unless it is the first
+    names = [f"{name} {detail[name]}" for name in ("optimizer", "group") if detail.get(name)]
+    which = f" of {' '.join(names)}" if names else ""  # unless it is the first
     return f"the learning rate{which} rose {_from_to(detail)}"
 
 
@@ -325,21 +325,21 @@ def _optimizer(detail: Mapping[str, Any]) -> str:
     groups = detail.get("groups")
     count = count_text(len(groups), "group") if isinstance(groups, list) else "unknown groups"
     rates = [g.get("lr") for g in groups if isinstance(g, dict)] if isinstance(groups, list) else []
-    known = [_number(rate) for rate in dict.fromkeys(rates) if rate is not None]
-    told = f", learning rate {', '.join(known[:_MOST_RATES])}" if known else ""
+    numbers = [_number(rate) for rate in dict.fromkeys(rates) if rate is not None]
+    told = f", learning rate {', '.join(numbers[:_MOST_RATES])}" if numbers else ""
     return f"{detail.get('class', 'an optimizer')} with {count}{told}"
 
 
 def _scaler(detail: Mapping[str, Any]) -> str:
     scale = detail.get("init_scale")
-    told = f", initial scale {scale_text(scale)}" if isinstance(scale, (int, float)) else ""
-    return f"the loop goes on with another {detail.get('class', 'scaler')}{told}"
+    initial = f", initial scale {scale_text(scale)}" if isinstance(scale, (int, float)) else ""
+    return f"the loop goes on with another {detail.get('class', 'scaler')}{initial}"
 
 
 def _loaded(detail: Mapping[str, Any]) -> str:
     scale = detail.get("scale")
-    told = f" with scale {scale_text(scale)}" if isinstance(scale, (int, float)) else ""
-    return f"a saved state was loaded into the {detail.get('of', 'scaler')}{told}"
+    with_scale = f" with scale {scale_text(scale)}" if isinstance(scale, (int, float)) else ""
+    return f"a saved state was loaded into the {detail.get('of', 'scaler')}{with_scale}"
 
 
 def _exception(detail: Mapping[str, Any]) -> str:
@@ -366,7 +366,7 @@ def _misuse(detail: Mapping[str, Any]) -> str:
 def _gap(detail: Mapping[str, Any]) -> str:
     lost = detail.get("lost_rows")
     count = count_text(lost, "row") if isinstance(lost, int) else "rows"
-    return f"{count} of the record are missing: {detail.get('reason') or 'the reason is not known'}"
+    return f"{count} of the log are missing: {detail.get('reason') or 'the reason is not known'}"
 
 
 def _unknown(detail: Mapping[str, Any]) -> str:
@@ -423,7 +423,7 @@ def _of_attempt(one: Attempt) -> Iterator[str]:
 def _finding(one: Finding, ends: tuple[int, int]) -> Entry:
     """One that names no step is about the whole run."""
     first = ends[0] if one.first_step is None else one.first_step
-    last = ends[1] if one.first_step is None or one.last_step is None else one.last_step
+    last = ends[1] if one.first_step is None else one.last_in(ends[1])
     return Entry(
         Kind.FINDING, first, max(first, last), f"{one.code} {one.name}", one.summary,
         mark=one.severity.value,
@@ -471,20 +471,20 @@ def _stretch(events: _EventRows, at: Integers, first: int, last: int, count: int
 
 
 def _scales(events: _EventRows, at: Integers) -> Iterator[str]:
-    found = [events.event(one).detail.get("scale") for one in _ends_of(at)]
-    known = [scale for scale in found if isinstance(scale, (int, float))]
-    if len(known) == 2 and known[0] != known[1]:
-        yield f"at a loss scale of {scale_text(known[0])} down to {scale_text(known[1])}"
-    elif known:
-        yield f"at a loss scale of {scale_text(known[0])}"
+    scales = [events.event(one).detail.get("scale") for one in _ends_of(at)]
+    numbers = [scale for scale in scales if isinstance(scale, (int, float))]
+    if len(numbers) == 2 and numbers[0] != numbers[1]:
+        yield f"at a loss scale of {scale_text(numbers[0])} down to {scale_text(numbers[1])}"
+    elif numbers:
+        yield f"at a loss scale of {scale_text(numbers[0])}"
 
 
 def _traced(events: _EventRows, at: Integers) -> Iterator[str]:
     """To which layers, by the first and the last of these overflows."""
     layers = dict.fromkeys(events.event(one).layer for one in _ends_of(at))
-    known = [layer for layer in layers if layer]
-    if known:
-        yield f"traced to layer {' and '.join(known)}"
+    names = [layer for layer in layers if layer]
+    if names:
+        yield f"traced to layer {' and '.join(names)}"
 
 
 def _ends_of(at: Integers) -> list[int]:
@@ -526,7 +526,7 @@ def condition_of(step: int, diagnosis: Diagnosis | None) -> tuple[str, str]:
     good = last_sound_step(advice)
     if is_change(advice) and good is not None and step > good:
         return SUSPECT, f"later than step {good:,}, the last good one"
-    return CLEAN, "no error is known of the steps before"
+    return CLEAN, "no error found before this checkpoint"
 
 
 def _path_of(events: _EventRows, saves: Integers) -> str | None:

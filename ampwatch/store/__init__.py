@@ -4,7 +4,7 @@ A rank's batches are appended to one Arrow stream a table, and an index record w
 vouches for each. Torn or damaged batches are left out and reported; acknowledged ones are read.
 `Run` and `compact` are imported when they are first used, so a program that only writes is quick.
 
-- a run's folder: layout, locks, run_info, tags
+- a run's folder: layout, locks, run_info, tags, console_and_diff
 - a rank's log: writer, live_log, compacted_log, parquet_file, compaction, rank_log
 - a run as its readers see it: run, public_rows
 - lists of runs, and runs by their name: catalogue, kept_facts

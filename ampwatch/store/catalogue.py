@@ -60,6 +60,8 @@ class RunSummary:
     is_copy: bool = False  # received from a trainer that keeps its log elsewhere
     tags: tuple[str, ...] = ()
     note: str = ""
+    title: str = ""  # that somebody gave it instead of its name
+    is_pinned: bool = False
     stamp: str = ""  # another one if its files have changed; empty if that is not known
 
 
@@ -127,8 +129,8 @@ class Catalogue:
             taken += 1
         self.unread = len(fresh) - taken
         left = set(fresh)
-        known = [p for p in distinct if p not in left or p in self._lines]
-        found = [self._lines[p][1] if p in trusted or p in left else self._line(p) for p in known]
+        paths = [p for p in distinct if p not in left or p in self._lines]
+        found = [self._lines[p][1] if p in trusted or p in left else self._line(p) for p in paths]
         for kept in self._kept.values():
             kept.save()
         lines = [line for line in found if line is not None]
@@ -160,19 +162,22 @@ class Catalogue:
         folder, name = os.path.split(path)
         if folder not in self._kept:
             self._kept[folder] = KeptFacts("runs", Path(folder), _EDITION)
-        kept = self._kept[folder]
-        line = _line_of(Path(path), kept.of(name, stamp.text))
+        entry = self._kept[folder]
+        line = _line_of(Path(path), entry.of(name, stamp.text))
         if line is None:
             line = summarize(Path(path))
             if line.problem is None:
-                kept.add(name, stamp.text, [getattr(line, name) for name in _KEPT])
+                entry.add(name, stamp.text, [getattr(line, name) for name in _KEPT])
         return line
 
     def _labelled(self, line: RunSummary, stamp: FileStamp) -> RunSummary:
         """The line with the tags, and with the time of its import if it is another tool's log."""
         added_ns = line.added_ns if line.source == OWN_SOURCE else stamp.info_ns
         tags = RunTags() if stamp.tags is None else read_tags(line.path)
-        return replace(line, stamp=stamp.text, added_ns=added_ns, tags=tags.tags, note=tags.note)
+        return replace(
+            line, stamp=stamp.text, added_ns=added_ns, tags=tags.tags, note=tags.note,
+            title=tags.title, is_pinned=tags.is_pinned,
+        )  # fmt: skip
 
 
 def summarize(run_folder: Path) -> RunSummary:
@@ -405,9 +410,7 @@ def _why_none(text: str) -> str:
     for folder in (Path(text), default_log_dir() / text):
         if _is_folder(folder):
             return _what_folder_has(folder)
-    if len(Path(text).parts) > 1:
-        return _none_in_folder(Path(text))
-    return _none_by_name(text)
+    return _none_in_folder(Path(text)) if len(Path(text).parts) > 1 else _none_by_name(text)
 
 
 def _what_folder_has(folder: Path) -> str:
@@ -435,7 +438,7 @@ def _none_in_folder(path: Path) -> str:
     names = _names_or_none(folder)
     if not names:
         return f"{nothing}, which has no run in it."
-    return f"{nothing}.{_guess(path.name, names, folder) or ' `ampwatch runs` lists all runs.'}"
+    return f"{nothing}.{_guess(path.name, names, folder) or ' `ampwatch list` lists all runs.'}"
 
 
 def _none_by_name(name: str) -> str:
@@ -444,7 +447,7 @@ def _none_by_name(name: str) -> str:
     nothing = f"No run named {name} in {shown_folder(default_log_dir())}"
     if not names:
         return f"{nothing}, which has no run yet. {HOW_TO_BEGIN}"
-    return f"{nothing}.{_guess(name, names) or ' `ampwatch runs` lists all runs.'}"
+    return f"{nothing}.{_guess(name, names) or ' `ampwatch list` lists all runs.'}"
 
 
 def _known_names() -> list[str]:

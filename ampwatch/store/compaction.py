@@ -103,7 +103,7 @@ def _refuse_damaged(log: RankLog) -> None:
     if len(log.records):  # else its base stays as it is
         log.verify()
     if damage := damage_of(log):
-        raise RunError(f"Not compacted, because that would hide what is lost. {damage[0]}")
+        raise RunError(f"Not compacted: that would hide that rows were lost. {damage[0]}")
 
 
 def damage_of(log: RankLog) -> list[str]:

@@ -248,9 +248,7 @@ def with_dtype_names(rows: pa.Table) -> pa.Table:
 
 
 def _dtype_or_same(name: str, values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    if name not in _DTYPE_COLUMNS:
-        return values
-    return named(integers(values), DTYPES)
+    return values if name not in _DTYPE_COLUMNS else named(integers(values), DTYPES)
 
 
 def named(numbers: np.ndarray, names: Sequence[str]) -> pa.Array:
@@ -301,18 +299,18 @@ class LayerFacts:
         if last < _DENSE_CODES:  # a table is ten times as quick, and as long as its last code
             table = np.full(last + 2, -1)
             table[self.codes] = np.arange(len(self.codes))
-            found: np.ndarray = table[np.minimum(codes, last + 1)]
-            return found
+            places: np.ndarray = table[np.minimum(codes, last + 1)]
+            return places
         near = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
         return np.where(self.codes[near] == codes, near, -1)
 
     def _found_at(self, wanted: np.ndarray) -> np.ndarray:
         known, positions = self.keys >> _FACT_STEP_BITS, wanted >> _FACT_STEP_BITS
-        found = np.searchsorted(self.keys, wanted, side="right") - 1
-        before = (found >= 0) & (known[found] == positions)
+        places = np.searchsorted(self.keys, wanted, side="right") - 1
+        before = (places >= 0) & (known[places] == positions)
         # Else its first facts.
-        found = np.minimum(np.where(before, found, found + 1), len(known) - 1)
-        return np.where(known[found] == positions, self.order[found], -1)
+        places = np.minimum(np.where(before, places, places + 1), len(known) - 1)
+        return np.where(known[places] == positions, self.order[places], -1)
 
     def fact(self, name: str, places: np.ndarray) -> pa.Array:
         """A column of facts, one value a place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 import threading
@@ -25,6 +26,7 @@ from ampwatch.store.layout import rank_folder, ranks_in
 from ampwatch.store.public_rows import View
 from ampwatch.store.rank_log import RankLog, RankRows
 from ampwatch.store.run_info import RUN_FILE, RunInfo, read_copies, read_info
+from ampwatch.store.tags import read_tags
 
 # Each view holds its columns in memory; panels ask for a few sets, over and over.
 _MAX_VIEWS = 24
@@ -77,6 +79,12 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run {self.info.name!r} at {self.path}>"
 
+    def uncached(self) -> Run:
+        """The run for one look: its rows go with it, and are not kept up to date."""
+        run = copy.copy(self)
+        run._views, run._published = {}, {}
+        return run
+
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that have written so far."""
@@ -102,10 +110,15 @@ class Run:
         """A row an event; `detail` is JSON."""
         return self.read(Table.EVENTS)
 
-    def figure(self) -> Any:
-        """The run's chart as a plotly figure, to change and to save; plotly must be installed."""
+    def figure(self, theme: str = "light") -> Any:
+        """The run's chart as a plotly figure, light or dark; plotly must be installed."""
         # By name: the report stands above the store, and only who asks for a figure loads it.
-        return import_module("ampwatch.report.plotly_figure").figure_of(self)
+        return import_module("ampwatch.report.plotly_figure").figure_of(self, theme)
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook, as it stands now: what its report says, and a small chart."""
+        self.refresh()
+        return str(import_module("ampwatch.report.notebook_html").run_html(self))
 
     @property
     def ended(self) -> Mapping[int, bool]:
@@ -139,10 +152,7 @@ class Run:
             return (*self.info.notes, *ranks)
 
     def read(
-        self,
-        table: Table | str,
-        columns: Sequence[str] | None = None,
-        rank: int | None = None,
+        self, table: Table | str, columns: Sequence[str] | None = None, rank: int | None = None
     ) -> pa.Table:
         """Rows of a table in canonical order; only `columns`, in that order, are decoded.
 
@@ -383,7 +393,7 @@ class Reading:
     tables equally far, in canonical order.
 
     A row may come late, among rows that were taken already. Then `is_overtaken`: what was taken no
-    longer holds, and only a reading begun anew, in one portion, has every row in its place.
+    longer holds, and only a new reading, in one portion, has every row in its place.
     """
 
     def __init__(self, run: Run, portion_rows: int | None = _PORTION_ROWS) -> None:
@@ -480,6 +490,9 @@ class RunFiles(Protocol):
     def lacks(self, rank: int) -> tuple[str, ...]:
         """Sentences: which batches of a rank are not here."""
 
+    def muted(self) -> tuple[tuple[str, str], ...]:
+        """Codes of findings that somebody muted, each with the reason."""
+
     def is_there(self) -> bool:
         """Whether it can still be read, as far as that is cheap to know."""
 
@@ -513,6 +526,10 @@ class RunFolder:
         if rank not in self._logs:
             self._logs[rank] = RankLog(rank_folder(self._path, rank), rank)
         return self._logs[rank]
+
+    def muted(self) -> tuple[tuple[str, str], ...]:
+        """What its tags say."""
+        return read_tags(self._path).muted
 
     def lacks(self, rank: int) -> tuple[str, ...]:
         """What a copy lacks of the trainer's log."""

@@ -187,7 +187,7 @@ def masked_values(value: Any, name: str = "") -> Any:
     Whether there is one still shows: nothing and truth values stay.
     """
     if isinstance(value, dict):
-        is_secret = _names_secret(name)
+        is_secret = names_secret(name)
         return {
             inner: masked_values(item, name if is_secret else inner)
             for inner, item in value.items()
@@ -196,7 +196,7 @@ def masked_values(value: Any, name: str = "") -> Any:
         return [masked_values(item, name) for item in value]
     if value in (None, "") or isinstance(value, bool):
         return value
-    if _names_secret(name):
+    if names_secret(name):
         return MASK
     return _masked_text(value) if isinstance(value, str) else value
 
@@ -209,19 +209,49 @@ def masked_arguments(argv: Iterable[str]) -> Iterator[str]:
         if secret_follows and not argument.startswith("--"):
             yield MASK
             secret_follows = False
-        elif equals and value and _names_secret(flag):
+        elif equals and value and names_secret(flag):
             yield f"{flag}={MASK}"
             secret_follows = False
         else:
             yield _masked_text(argument)
-            secret_follows = not equals and argument.startswith("-") and _names_secret(flag)
+            secret_follows = not equals and argument.startswith("-") and names_secret(flag)
 
 
 def _masked_text(text: str) -> str:
     return _KNOWN_TOKENS.sub(MASK, _USER_INFO.sub(MASK, text))
 
 
-def _names_secret(name: str) -> bool:
+# In lines that anybody wrote: `name = value`, `"name": "value"`, `--name value`. More than secrets
+# may be replaced; a secret that stays is worse.
+_ASSIGNED = re.compile(
+    r"""(?P<start>(?<![\w.-])(?P<name>[A-Za-z_][\w.-]*)["']?\s?[:=]\s?"""
+    r"""|(?<![\w-])--(?P<flag>[\w-]+)\s(?=[^\s-]))"""
+    r"""(?!(?:None|True|False|lambda)\b)(?:"[^"\n]*"|'[^'\n]*'|[^\s"',;)}\]]+)"""
+)
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
+_PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END|\Z)", re.DOTALL)
+_LEAST_SECRET = 8  # characters of a variable's value: a shorter one stands for other things too
+
+
+def masked_lines(text: str, environment: Mapping[str, str]) -> str:
+    """Lines of a program's output or code, with what looks like a secret replaced by stars.
+
+    So is the value of each variable of this environment whose name is that of a secret.
+    """
+    for name, value in environment.items():
+        if names_secret(name) and len(value) >= _LEAST_SECRET:
+            text = text.replace(value, MASK)
+    text = _BEARER.sub(rf"\1 {MASK}", _PRIVATE_KEY.sub(rf"\1{MASK}\2", text))
+    return _ASSIGNED.sub(_masked_assignment, _masked_text(text))
+
+
+def _masked_assignment(match: re.Match[str]) -> str:
+    is_secret = names_secret(match["name"] or match["flag"])
+    return f"{match['start']}{MASK}" if is_secret else match[0]
+
+
+def names_secret(name: str) -> bool:
+    """Whether what stands under this name is a secret, by the last word of it."""
     words = _WORDS.findall(name)
     return bool(words) and words[-1].lower() in _SECRET_WORDS
 

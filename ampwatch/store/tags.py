@@ -1,4 +1,4 @@
-"""RUN/tags.json: what its readers noted on a run, tags and a note.
+"""RUN/tags.json: what its readers noted on a run: tags, a note, a title, what they muted.
 
 Each change is made to what the file holds at that moment, under a lock, so two people who tag one
 run at once lose nothing. Tags are data from outside: they are checked when they are read.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +22,20 @@ TAGS_FILE = "tags.json"
 MOST_TAGS = 50
 MOST_TAG_CHARACTERS = 60
 MOST_NOTE_CHARACTERS = 10_000
+MOST_TITLE_CHARACTERS = 120
 _MAX_BYTES = 1 << 20
 _WAIT_S = 5.0  # for somebody else who is changing them
 
 
 @dataclass(frozen=True, slots=True)
 class RunTags:
-    """Tags in their order, and a note of any number of lines."""
+    """Tags in their order, a note of any number of lines, and how a run stands in lists."""
 
     tags: tuple[str, ...] = ()
     note: str = ""
+    title: str = ""  # instead of the run's own name
+    is_pinned: bool = False  # stands first in lists
+    muted: tuple[tuple[str, str], ...] = ()  # codes of findings, each with the reason
 
 
 def read_tags(run_folder: Path) -> RunTags:
@@ -49,11 +53,15 @@ def edit_tags(
     remove: Iterable[str] = (),
     note: str | None = None,
     note_seen: str = "",
+    title: str | None = None,
+    pin: bool | None = None,
+    mute: Mapping[str, str | None] | None = None,
 ) -> RunTags:
     """Change a run's tags and return them; RunError says why they cannot be changed.
 
     `note` replaces the note that its writer saw, `note_seen`. If somebody else has changed that
-    meanwhile, both are kept.
+    meanwhile, both are kept. `mute` holds codes of findings, each with a reason; with None it is
+    no longer muted.
     """
     added = [checked_tag(tag) for tag in add]
     removed = {checked_tag(tag) for tag in remove}
@@ -62,12 +70,22 @@ def edit_tags(
     try:
         with locks.held(run_folder, wait_s=_WAIT_S):
             before = _load(run_folder)
-            kept = [tag for tag in dict.fromkeys([*before.tags, *added]) if tag not in removed]
+            tags = [tag for tag in dict.fromkeys([*before.tags, *added]) if tag not in removed]
             text = before.note if note is None else _merged(before.note, note, note_seen)
-            after = RunTags(tuple(kept), text.strip())
+            muted = {**dict(before.muted), **(mute or {})}
+            after = RunTags(
+                tuple(tags),
+                text.strip(),
+                before.title if title is None else title.strip()[:MOST_TITLE_CHARACTERS],
+                before.is_pinned if pin is None else pin,
+                tuple((code, why.strip()) for code, why in muted.items() if why is not None),
+            )
             if after != before:
                 _refuse_too_much(after)
-                facts = {"tags": kept, "note": after.note}
+                facts = {
+                    "tags": tags, "note": after.note, "title": after.title,
+                    "pinned": after.is_pinned, "muted": dict(after.muted),
+                }  # fmt: skip
                 text = json.dumps(facts, indent=1, ensure_ascii=False)
                 data = text.encode("utf-8", "replace")
                 replace_file(run_folder / TAGS_FILE, data, durable=True)
@@ -112,7 +130,10 @@ def _load(run_folder: Path) -> RunTags:
     try:
         facts = json.loads(read_at_most(path, _MAX_BYTES))
         tags, note = list(facts["tags"]), facts["note"].strip()
-        return RunTags(tuple(tag[:MOST_TAG_CHARACTERS].strip() for tag in tags[:MOST_TAGS]), note)
+        title = str(facts.get("title", "")).strip()[:MOST_TITLE_CHARACTERS]
+        muted = tuple((str(code), str(why)) for code, why in facts.get("muted", {}).items())
+        texts = tuple(tag[:MOST_TAG_CHARACTERS].strip() for tag in tags[:MOST_TAGS])
+        return RunTags(texts, note, title, facts.get("pinned") is True, muted[:MOST_TAGS])
     except FileNotFoundError:
         return RunTags()
     except (OSError, *BAD_VALUES) as problem:

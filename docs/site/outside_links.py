@@ -9,6 +9,13 @@ from typing import Any
 _LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)\s]*)\)")
 
 
+def on_config(config: Any) -> Any:
+    """MkDocs calls this first. A page has no edit link if the repository's address is unknown."""
+    if not config.repo_url:
+        config.edit_uri = None
+    return config
+
+
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     """MkDocs calls this with the text of each page."""
     folder = posixpath.dirname(page.file.src_uri)

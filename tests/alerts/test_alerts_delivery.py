@@ -168,7 +168,24 @@ def test_an_address_that_nobody_understands_is_refused_and_not_shown(address):
 def test_without_the_library_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "apprise", None)
     with pytest.raises(AlertError, match=r"pip install -e '.\[notify\]'"):
-        open_services(["json://localhost"])
+        open_services(["json://localhost", "slack://a/b/c"])
+
+
+def test_a_web_hook_needs_no_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    notes = []
+    with web_hook() as hook:
+        hook.refuses = True
+        services = open_services([hook.address])
+        with Delivery(services, retry_s=0.05, on_note=notes.append) as delivery:
+            delivery.put(ALERT)
+            wait_for(lambda: hook.asked >= 2)
+            hook.refuses = False
+            wait_for(lambda: hook.taken)
+    assert (hook.taken[0]["title"], hook.taken[0]["message"]) == (ALERT.title, ALERT.body)
+    assert hook.taken[0]["type"] == "failure"
+    assert "s3cret" not in notes[0]
+    assert "t0ken" not in notes[0]
 
 
 # --- a test message -------------------------------------------------------------------------------

@@ -134,6 +134,7 @@ def test_patterns_are_of_codes_names_and_runs():
     assert [one.wants_run(name) for name in ("train-1", "train-[1]", "Bigger", "small")] == [
         True, True, True, False,
     ]  # fmt: skip
+    assert new_setting(ADDRESS, what=("scale-at-floor",)).what  # a name that a finding once had
     everything = new_setting(ADDRESS)
     assert everything.names("AMP902", "x")
     assert everything.wants_run("any")

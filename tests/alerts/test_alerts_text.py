@@ -84,5 +84,5 @@ def test_alone_a_alert_is_sent_as_it_is_and_together_the_gravest_counts():
 def test_a_run_that_ended_by_an_exception_says_by_which():
     told = finding("AMP902", Severity.INFO, summary="The run ended by RuntimeError.", cause="boom")
     assert "RuntimeError. boom" in lost_alert("a", "/a", diagnosis(told)).body
-    killed = finding("AMP902", Severity.INFO, summary="The record has no end mark.")
+    killed = finding("AMP902", Severity.INFO, summary="The log has no end mark.")
     assert "killed" in lost_alert("a", "/a", diagnosis(killed, clean_end=False)).body

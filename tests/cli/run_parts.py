@@ -82,12 +82,12 @@ def alone(folder: Path, *command: str, **more: str) -> subprocess.CompletedProce
 
 
 def watched(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return ran(folder, "-m", "ampwatch", "run", "--run", "it", *command, **more)
+    return ran(folder, "-m", "ampwatch", "run", "--name", "it", *command, **more)
 
 
 def watched_as_forks(folder: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
     """As `watched`, with the command, the script and what that starts forked."""
-    words = ["-m", "ampwatch", "run", "--run", "it", *command]
+    words = ["-m", "ampwatch", "run", "--name", "it", *command]
     forks = children.forking(environment(folder, **more))
     return children.run(*words, cwd=folder, env=forks)
 

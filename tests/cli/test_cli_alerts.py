@@ -33,8 +33,8 @@ def test_one_is_added_listed_tried_changed_and_removed(alerts):
     assert "alerts add" in alerts()[1]
     with web_hook() as hook:
         code, out, _ = alerts(
-            "add", hook.address, "--name", "team", "--least", "error", "--what", "AMP1*",
-            "--what", "bad-batch", "--run", "train-*",
+            "add", hook.address, "--name", "team", "--min-severity", "error", "--finding", "AMP1*",
+            "--finding", "bad-batch", "--run", "train-*",
         )  # fmt: skip
         assert code == 0
         assert "team (json://…) gets alerts from now on: errors only · AMP1* the loss scale" in out
@@ -47,7 +47,7 @@ def test_one_is_added_listed_tried_changed_and_removed(alerts):
     assert lines[0] == f"1  team (json://…)  {scope}"
     assert lines[1].startswith("   last message ")
     assert lines[2] == f"kept in {settings_path()}"
-    code, out, _ = alerts("change", "1", "--off", "--what", "*", "--least", "info")
+    code, out, _ = alerts("change", "1", "--off", "--finding", "*", "--min-severity", "info")
     assert out == "team (json://…): everything, remarks too · all findings · train-*, off.\n"
     [kept] = read_settings()
     assert (kept.least, kept.what, kept.is_on, kept.address) == (
@@ -64,7 +64,7 @@ def test_of_several_each_is_tried_and_one_that_refuses_is_said(alerts):
         for hook, name in ((good, "good"), (bad, "bad")):
             assert alerts("add", hook.address, "--name", name)[0] == 0
         code, out, err = alerts("test")
-    assert code == 2
+    assert code == 5
     assert "good (json://…): Accepted by JSON" in out
     assert "bad (json://…): Not accepted: it knows nothing at this address" in err
     assert "last failure" in alerts()[1]
@@ -83,8 +83,8 @@ def test_an_address_is_read_from_a_pipe_so_that_no_history_keeps_it(alerts, monk
     ("words", "said"),
     [
         (["add", "nowhere://s3cret"], "apprise understands"),
-        (["add", "json://h", "--what", "AMP999"], "ampwatch explain"),
-        (["add", "json://h", "--least", "loud"], "info, warning or error"),
+        (["add", "json://h", "--finding", "AMP999"], "ampwatch explain"),
+        (["add", "json://h", "--min-severity", "loud"], "info, warning or error"),
         (["test"], "alerts add"),
         (["change", "7", "--on"], "nobody's name or number"),
         (["remove"], "ampwatch alerts remove --help"),

@@ -11,7 +11,7 @@ import sys
 import pytest
 from written_runs import write_run
 
-from ampwatch import cli, open_run, store
+from ampwatch import cli, diagnose, open_run, store
 
 
 @pytest.fixture(autouse=True)
@@ -27,44 +27,6 @@ def ampwatch(capsys, *words: object):
     code = cli.run([str(word) for word in words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
-
-
-def test_the_help_teaches_and_names_every_command(capsys):
-    code, out, _ = ampwatch(capsys, "--help")
-    assert code == 0
-    assert "ampwatch.attach(scaler, model)" in out
-    for command in (
-        "demo",
-        "runs",
-        "watch",
-        "report",
-        "record",
-        "import",
-        "export",
-        "compact",
-        "keys",
-    ):
-        assert command in out
-
-
-@pytest.mark.parametrize(
-    "command", ["demo", "dashboard", "runs", "watch", "report", "record", "import", "export",
-                "compact", "alerts", "keys", "explain"]
-)  # fmt: skip
-def test_every_command_has_help_with_an_example(capsys, command):
-    code, out, _ = ampwatch(capsys, command, "--help")
-    assert code == 0
-    assert f"ampwatch {command}" in out.partition("\n")[2]
-    assert "Example" in out or "trainer" in out
-
-
-def test_the_overview_shows_each_example_and_each_commands_purpose_whole(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    _, out, _ = ampwatch(capsys, "--help")
-    lines = [line.strip() for line in out.splitlines()]
-    assert "ampwatch dashboard                   the same in the browser" in lines
-    commands = lines[lines.index("Commands:") + 1 :]
-    assert all(line.endswith(".") and not line.endswith("...") for line in commands if line)
 
 
 def test_the_version_is_the_packages(capsys):
@@ -103,7 +65,7 @@ def test_report_without_a_run_takes_the_newest_and_says_so_on_stderr(capsys, tmp
     assert ampwatch(capsys, "report") == (0, named, said)
     code, out, err = ampwatch(capsys, "report", "--json")
     assert (code, json.loads(out)["run"]["steps"], err) == (0, 77, said)
-    code, out, err = ampwatch(capsys, "report", "--html", tmp_path / "out.html")
+    code, out, err = ampwatch(capsys, "report", "-o", tmp_path / "out.html")
     assert (code, err) == (0, said)
     assert out.startswith(f"{tmp_path / 'out.html'}: ")
     assert "newer" in (tmp_path / "out.html").read_text("utf-8")
@@ -123,7 +85,7 @@ def test_report_without_any_run_says_how_to_make_one(capsys):
     )
 
 
-@pytest.mark.parametrize("words", [("--as", "apex"), ("--map", "loss=x")])
+@pytest.mark.parametrize("words", [("--format", "apex"), ("--map", "loss=x")])
 def test_how_to_read_a_log_needs_the_log(capsys, tmp_path, words):
     write_run(tmp_path / "ampwatch_dir", "one")
     code, _, err = ampwatch(capsys, "report", *words)
@@ -142,7 +104,7 @@ def test_how_to_read_a_log_needs_the_log(capsys, tmp_path, words):
         ("compact", "demo-lr"),
         ("explain", "AMP103", "demo-lr"),
         ("compare", "demo-lr", "demo-lr"),
-        ("export", "demo-lr", "--to", "csv", "out"),
+        ("export", "demo-lr", "--format", "csv", "-o", "out"),
         ("publish", "demo-lr", "place"),
     ],
 )
@@ -179,7 +141,7 @@ def test_a_misspelled_command_gets_one_guess(capsys):
 
 
 def test_a_wrong_choice_is_told_without_the_parsers_own_words(capsys):
-    code, _, err = ampwatch(capsys, "export", "x", "--to", "xml", "y")
+    code, _, err = ampwatch(capsys, "export", "x", "--format", "xml", "-o", "y")
     assert (code, "Value error" in err) == (2, False)
     assert "'xml' is not one of 'parquet', 'csv', 'tensorboard'" in err
 
@@ -211,8 +173,8 @@ def test_fail_on_sets_the_exit_code(capsys, tmp_path, skipped, fail_on, expected
         ("report", "no-such-run", "--fail-on", "sometimes"),
         ("report", "x", "--htlm"),
         ("reprot", "x"),
-        ("runs", "no-such-folder"),
-        ("export", "no-such-run", "--to", "parquet", "out"),
+        ("list", "no-such-folder"),
+        ("export", "no-such-run", "--format", "parquet", "-o", "out"),
         ("explain", "AMP999"),
         ("demo", "--scenario", "no-such-scenario"),
         ("keys", "--allow", "abc"),
@@ -243,10 +205,10 @@ def test_of_many_runs_elsewhere_only_the_newest_are_listed(capsys, tmp_path):
     write_run(tmp_path / "ampwatch_dir", "mine")
     for number in range(25):
         register_run(write_run(tmp_path / "elsewhere", f"run-{number}"))
-    _, out, _ = ampwatch(capsys, "runs")
+    _, out, _ = ampwatch(capsys, "list")
     assert "mine" in out
-    assert "5 older runs in other folders: ampwatch runs --all." in out
-    assert "older runs" not in ampwatch(capsys, "runs", "--all")[1]
+    assert "5 older runs in other folders: ampwatch list --all." in out
+    assert "older runs" not in ampwatch(capsys, "list", "--all")[1]
 
 
 def test_a_damaged_run_is_one_bad_line_in_the_list(capsys, tmp_path):
@@ -258,7 +220,7 @@ def test_a_damaged_run_is_one_bad_line_in_the_list(capsys, tmp_path):
     steps.write_bytes(data[:-4096] + bytes(4096))
     (folder / "words" / "run.json").write_text("[]")
     (folder / "gone" / "run.json").unlink()
-    code, out, err = ampwatch(capsys, "runs", folder)
+    code, out, err = ampwatch(capsys, "list", folder)
     assert code == 0
     assert "Traceback" not in err
     words = " ".join(out.split())
@@ -273,7 +235,7 @@ def test_runs_are_listed_with_their_verdicts(capsys, tmp_path):
     write_run(tmp_path / "all", "bad", skipped=30)
     broken = write_run(tmp_path / "all", "broken")
     (broken / "run.json").write_text("{")
-    code, out, _ = ampwatch(capsys, "runs", tmp_path / "all")
+    code, out, _ = ampwatch(capsys, "list", tmp_path / "all")
     lines = {line.split()[0]: line for line in out.splitlines() if line.split()}
     assert code == 0
     assert "healthy" in lines["good"]
@@ -302,25 +264,25 @@ def test_a_finished_run_is_judged_once_and_again_when_its_files_change(
     monkeypatch.setattr(diagnosis, "diagnose", lambda run: judged.append(run) or judge(run))
     path = write_run(tmp_path / "all", "one", skipped=30)
     write_run(tmp_path / "all", "going-on", ended=False)
-    first = ageless(ampwatch(capsys, "runs", tmp_path / "all")[1])
+    first = ageless(ampwatch(capsys, "list", tmp_path / "all")[1])
     assert [run.info.name for run in judged] == ["going-on", "one"]
-    assert ageless(ampwatch(capsys, "runs", tmp_path / "all")[1]) == first
+    assert ageless(ampwatch(capsys, "list", tmp_path / "all")[1]) == first
     assert [run.info.name for run in judged[2:]] == ["going-on"]
     with (path / "rank-0" / "index").open("ab") as index:
         index.write(b"torn")
-    ampwatch(capsys, "runs", tmp_path / "all")
+    ampwatch(capsys, "list", tmp_path / "all")
     assert [run.info.name for run in judged[3:]] == ["going-on", "one"]
 
 
 @pytest.mark.parametrize("kept", [b"", b"[]", b"{nonsense", b'["one", 3]', b'["one", "x", [1]]'])
 def test_damaged_kept_entries_are_done_without(capsys, tmp_path, kept):
     write_run(tmp_path / "all", "one", skipped=30)
-    ampwatch(capsys, "runs", tmp_path / "all")
+    ampwatch(capsys, "list", tmp_path / "all")
     for file in (tmp_path / "xdg_state_home" / "ampwatch" / "kept").iterdir():
         stamp = json.loads(file.read_bytes().splitlines()[1])[1]
         file.write_bytes(kept.replace(b"x", stamp.encode()))
     for _ in range(2):
-        code, out, _ = ampwatch(capsys, "runs", tmp_path / "all")
+        code, out, _ = ampwatch(capsys, "list", tmp_path / "all")
         assert code == 0
         assert "failing" in out
 
@@ -328,13 +290,13 @@ def test_damaged_kept_entries_are_done_without(capsys, tmp_path, kept):
 def test_a_run_is_tagged_and_listed_with_its_tags_and_its_note(capsys, tmp_path):
     path = write_run(tmp_path / "all", "one", skipped=30)
     write_run(tmp_path / "all", "plain")
-    assert "tags" not in ampwatch(capsys, "runs", tmp_path / "all")[1]
+    assert "tags" not in ampwatch(capsys, "list", tmp_path / "all")[1]
     _, out, _ = ampwatch(capsys, "tag", path, "+good", "sweep-3", "--note", "try \x1b[31m0.1")
     assert out.splitlines() == ["one: good sweep-3", "try \ufffd[31m0.1"]
     _, out, _ = ampwatch(capsys, "tag", path, "--remove", "good", "--note", "again")
     assert out.splitlines()[0] == "one: sweep-3"
     assert out.splitlines()[-1] == "again"
-    listed = ampwatch(capsys, "runs", tmp_path / "all")[1]
+    listed = ampwatch(capsys, "list", tmp_path / "all")[1]
     assert "sweep-3" in listed
     assert "again" in listed
     assert "\x1b" not in listed
@@ -344,13 +306,26 @@ def test_a_run_is_tagged_and_listed_with_its_tags_and_its_note(capsys, tmp_path)
     assert "is no tag" in err
 
 
+def test_a_finding_is_muted_with_a_reason_and_counts_again(capsys, tmp_path):
+    path = write_run(tmp_path, "one", skipped=30)
+    head = diagnose(open_run(path)).headline.code
+    out = ampwatch(capsys, "tag", path, "--mute", f"{head.lower()}=known since May")[1]
+    assert out.splitlines()[-1] == f"muted: {head} (known since May)"
+    assert f"({head}): known since May" in ampwatch(capsys, "report", path)[1]
+    assert "muted" not in ampwatch(capsys, "tag", path, "--unmute", head)[1]
+    for words, said in ((f"{head}=", "Say why"), ("AMP999=x", "No finding has the code AMP999")):
+        code, _, err = ampwatch(capsys, "tag", path, "--mute", words)
+        assert code == 2
+        assert said in err
+
+
 def test_an_empty_folder_offers_the_demo(capsys):
-    assert "ampwatch demo" in ampwatch(capsys, "runs")[1]
+    assert "ampwatch demo" in ampwatch(capsys, "list")[1]
 
 
 def test_names_are_data_and_never_obeyed(capsys, tmp_path):
     path = write_run(tmp_path, "[bold red]x[/] \x1b[31mred\x07")
-    for words in (("report", path), ("runs", tmp_path), ("watch", path)):
+    for words in (("report", path), ("list", tmp_path), ("watch", path)):
         _, out, _ = ampwatch(capsys, *words)
         assert "\x1b" not in out
         assert "\x07" not in out
@@ -403,7 +378,7 @@ def test_watching_a_run_that_was_killed_ends_and_says_so(capsys, tmp_path, monke
     code, out, err = ampwatch(capsys, "watch", write_run(tmp_path, ended=False), "--every", "0.1")
     assert code == 0
     assert "step 100" in out
-    assert "no end mark" in err
+    assert "stopped without closing the run" in err
 
 
 def test_watch_without_a_run_takes_the_newest(capsys, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ def test_runs_that_differ_in_their_rate_imply_where_it_must_end(capsys, tmp_path
     runs = [train(tmp_path, rate) for rate in (16.0, 4.0, 0.1)]
     code, out, err = compare(capsys, *runs)
     assert (code, err) == (0, "")
-    assert "optimizer.lr 16 4 0.1" in out
+    assert "learning rate 16 4 0.1" in out.split("Settings that differ")[1]
     body = json.loads(compare(capsys, *runs, "--json")[1])
     advice = body["learning_rate"]
     assert 0.1 <= advice["low"] < advice["high"] < 4.0  # of the limit, which is below what failed
@@ -39,10 +40,20 @@ def test_runs_that_differ_in_their_rate_imply_where_it_must_end(capsys, tmp_path
     assert body["figures"]["verdict"] == ["failing", "failing", "healthy"]
 
 
+def test_compare_names_the_step_at_which_the_report_says_that_training_broke_down(capsys, tmp_path):
+    runs = [train(tmp_path, rate) for rate in (16.0, 0.1)]
+    _, out, _ = compare(capsys, *runs)
+    cli.run(["report", str(runs[0])])
+    report = " ".join(capsys.readouterr().out.split())
+    step = re.search(r"Training broke down at step (\d+)", report)[1]
+    assert f"since step {step}" in out
+    assert "weighs that run and earlier ones like it" in out
+
+
 def test_explain_with_a_run_prints_what_each_sign_adds_for_the_rate(capsys, tmp_path):
     run = train(tmp_path, 16.0)
     assert cli.run(["explain", "AMP301", str(run)]) == 0
-    page, _, told = capsys.readouterr().out.partition("What each sign adds for the rate")
+    page, _, told = capsys.readouterr().out.partition("What each sign adds for the learning rate")
     rows = [line for line in told.splitlines() if line.startswith("  ") and line[2] != " "]
     assert len(rows) > 2
     assert any(": +" in line for line in rows)
@@ -54,7 +65,7 @@ def test_explain_of_one_finding_on_the_rate_shows_what_another_weighed(capsys, t
     assert cli.run(["explain", "AMP302", str(run)]) == 0
     out = capsys.readouterr().out
     assert f"In {Path(run).name}, where it is AMP301" in out
-    assert "What each sign adds for the rate" in out
+    assert "What each sign adds for the learning rate" in out
 
 
 def test_runs_of_one_setting_have_nothing_to_tell(capsys, tmp_path):
@@ -76,8 +87,9 @@ def test_settings_that_differ_are_named_with_both_values(capsys, tmp_path):
     assert "100 steps in common, the last 99" in out
 
 
-def test_rates_of_two_optimizers_are_not_held_together(capsys, tmp_path):
-    for name, lr in (("SGD", 1.0), ("Adam", 0.1)):
+@pytest.mark.parametrize("rates", [(1.0, 0.1), (0.1, 0.1)])
+def test_runs_of_two_optimizers_are_not_held_together_whatever_their_rates(capsys, tmp_path, rates):
+    for name, lr in zip(("SGD", "Adam"), rates, strict=True):
         path = write_run(tmp_path, name, skipped=30)
         writer = store.RankWriter(path, 0)
         detail = json.dumps({"optimizer": 0, "class": name, "groups": [{"lr": lr}]})

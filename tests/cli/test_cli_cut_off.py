@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from subprocess import PIPE
@@ -86,7 +87,7 @@ def test_once_killed_report_json_and_html_say_so(killed, capsys, tmp_path):
     assert (body["verdict"], body["run"]["state"]) == ("cut off", "cut off")
     told = {finding["code"]: finding["summary"] for finding in body["findings"]}
     assert told["AMP902"] == "Stopped at step 119 without closing the run."
-    said(capsys, "report", path, "--html", tmp_path / "page.html")
+    said(capsys, "report", path, "-o", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "Stopped at step 119 without closing the run" in page
     assert "--tone:var(--aw-advice)" in page
@@ -106,15 +107,14 @@ def test_the_lists_say_so(killed, capsys, monkeypatch):
     import streamlit as st
     from run_list import RunEntries
 
-    listed = said(capsys, "runs", killed[0])
+    listed = said(capsys, "list", killed[0])
     assert "healthy" not in listed
     assert "failing, cut off" in " ".join(listed.split())
     monkeypatch.setenv("AMPWATCH_DASHBOARD_DIRS", str(killed[0]))
     monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
     st.cache_resource.clear()
     shown = run_list.current_list()
-    assert shown.counts_text == "0 live, 0 finished, 2 cut off"
-    assert all(choice.cut_off and "cut off" in choice.label for choice in shown.choices)
+    assert [(choice.live, choice.cut_off) for choice in shown.choices] == [(False, True)] * 2
     entries, (well,) = RunEntries(), [one for one in shown.choices if one.name == "well"]
     entries.request([well])
     wait_for(lambda: entries.entry_of(well))
@@ -130,6 +130,23 @@ def test_the_band_says_so_and_is_not_green(killed, monkeypatch):
     assert "CUT OFF" in shown
     assert "Stopped at step 119 without closing the run. No problems found until then." in shown
     assert "--aw-healthy" not in shown
+    assert "Resume from your last checkpoint" in shown
+
+
+def test_the_band_of_a_failing_run_that_was_killed_says_dead_first(killed, monkeypatch, capsys):
+    from open_runs import OpenRuns
+    from verdict_band import verdict_band
+
+    monkeypatch.setattr("ampwatch.follow.liveness.GRACE_S", 0.0)
+    shown = verdict_band(OpenRuns().snapshot_of(str(killed[0] / "ill")))
+    heading = re.search(r'role="heading"[^>]*>(.*?)</div>', shown)[1]
+    assert re.sub("<[^>]+>", "", heading).startswith("Stopped at step ")
+    assert heading.endswith(" without closing the run.")
+    lines = said(capsys, "report", killed[0] / "ill").splitlines()
+    assert any(line.startswith("Stopped at step ") for line in lines[2:5])
+    title = lines[2].partition("  (")[0]
+    assert f"<dt>seen</dt><dd>{title}. " in shown  # the log does not show why
+    assert 'class="aw-age"' in shown  # its browser counts on
 
 
 def test_what_an_exception_ended_is_not_cut_off():

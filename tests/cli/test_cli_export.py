@@ -89,7 +89,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 @pytest.mark.parametrize("to", ["parquet", "csv"])
 @pytest.mark.parametrize("table", ["steps", "layers", "devices", "events"])
 def test_every_value_comes_back_to_the_last_digit(run, tmp_path, capsys, to, table):
-    assert cli.run(["export", str(run), "--to", to, str(tmp_path / "out")]) == 0
+    assert cli.run(["export", str(run), "--format", to, "-o", str(tmp_path / "out")]) == 0
     capsys.readouterr()
     wanted = open_run(run).read(table)
     found = {"parquet": read_parquet, "csv": read_csv}[to](
@@ -106,10 +106,10 @@ def test_every_value_comes_back_to_the_last_digit(run, tmp_path, capsys, to, tab
 def test_an_awkward_run_is_drawn_compared_and_exported_all_the_same(run, tmp_path, capsys):
     page, events = tmp_path / "out.html", tmp_path / "events"
     for words in (
-        ("report", run, "--html", page),
+        ("report", run, "-o", page),
         ("compare", run, run),
         ("compare", run, run, "--json"),
-        ("export", run, "--to", "tensorboard", events),
+        ("export", run, "--format", "tensorboard", "-o", events),
     ):
         assert cli.run([str(word) for word in words]) == 0, capsys.readouterr().err
     assert "</html>" in page.read_text("utf-8")

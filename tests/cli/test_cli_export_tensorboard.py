@@ -1,4 +1,4 @@
-"""`ampwatch export --to tensorboard`, read back by TensorBoard: number for number."""
+"""`ampwatch export --format tensorboard`, read back by TensorBoard: number for number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_back(folder):
 
 
 def export(capsys, path, out):
-    assert cli.run(["export", str(path), "--to", "tensorboard", str(out)]) == 0
+    assert cli.run(["export", str(path), "--format", "tensorboard", "-o", str(out)]) == 0
     capsys.readouterr()
     return read_back(out)
 

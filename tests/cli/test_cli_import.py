@@ -39,7 +39,7 @@ def test_a_log_is_reported_and_leaves_nothing_behind(capsys, log, tmp_path):
     assert (code, err) == (0, "")
     assert "FAILING" in out
     assert "from 32,768 (its highest in this log) to 3.1e-5" in out
-    assert "it may be the cause; this record cannot tell" in " ".join(out.split())
+    assert "it may be the cause; this log cannot tell" in " ".join(out.split())
     assert [entry.name for entry in tmp_path.iterdir()] == ["train.log"]
 
 
@@ -77,15 +77,15 @@ def test_an_imported_log_is_an_ordinary_run(capsys, log, tmp_path):
     assert code == 0
     assert "ampwatch report" in out
     assert "3.1e-5" in ampwatch(capsys, "report", "train")[1]
-    assert "train" in ampwatch(capsys, "runs")[1]
-    code, _, _ = ampwatch(capsys, "export", "train", "--to", "csv", tmp_path / "tables")
+    assert "train" in ampwatch(capsys, "list")[1]
+    code, _, _ = ampwatch(capsys, "export", "train", "--format", "csv", "-o", tmp_path / "tables")
     assert code == 0
 
 
 def test_a_table_is_mapped(capsys, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("n,objective\n1,2.5\n2,2.25\n")
-    words = ("import", path, "--map", "loss=objective", "--map", "step=n", "--out", tmp_path / "o")
+    words = ("import", path, "--map", "loss=objective", "--map", "step=n", "-o", tmp_path / "o")
     assert ampwatch(capsys, *words)[0] == 0
     assert (tmp_path / "o" / "a" / "run.json").is_file()
 
@@ -97,8 +97,8 @@ def test_a_table_is_mapped(capsys, tmp_path):
         ("binary", bytes(range(256)) * 500, ()),
         ("prose", b"Hello.\n" * 50, ()),
         ("cut.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\x4b", ()),
-        ("text", b"Hello.\n", ("--as", "nothing")),
-        ("text", b"Hello.\n", ("--as", "wandb")),
+        ("text", b"Hello.\n", ("--format", "nothing")),
+        ("text", b"Hello.\n", ("--format", "wandb")),
     ],
 )
 @pytest.mark.parametrize("command", ["report", "import"])

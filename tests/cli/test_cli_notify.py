@@ -48,7 +48,7 @@ def finish(child):
 
 def test_a_recorder_tells_of_a_real_training_and_never_shows_the_address(tmp_path, environment):
     words = ["-m", "ampwatch", "record", "--bind", environment["AMPWATCH_ENDPOINT"],
-             "--dir", tmp_path / "copies"]  # fmt: skip
+             "-o", tmp_path / "copies"]  # fmt: skip
     with web_hook() as hook, web_hook() as other:
         add_setting(new_setting(other.address, name="kept"))
         recorder = start([*words, "--notify", hook.address], environment)

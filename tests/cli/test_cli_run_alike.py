@@ -87,7 +87,7 @@ def test_a_script_without_a_stream_runs_and_ends_as_alone(tmp_path, closed):
     bare = tmp_path / "bare.py"
     bare.write_text("import sys\ntrain = parts = lambda *_: ()\n" + textwrap.dedent(CLOSED))
     told = []
-    for words in (bare.name, f"-m ampwatch run --run it {path.name}"):
+    for words in (bare.name, f"-m ampwatch run --name it {path.name}"):
         command = f"{sys.executable} {words} {closed}"
         done = subprocess.run(
             ["sh", "-c", command], cwd=tmp_path, env=environment(tmp_path), capture_output=True,

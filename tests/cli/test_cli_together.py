@@ -80,3 +80,38 @@ def test_runs_of_two_models_are_refused(capsys, runs, tmp_path):
     code, out, err = report(capsys, runs[0], train(tmp_path, 0.1, width=8))
     assert (code, out) == (2, "")
     assert "not runs of one model: they train 172 and 676 parameters" in err
+
+
+# Losses at one learning rate, of logs that show nothing else.
+COURSES = {
+    "leaps": [11.7, 8.85, 8713, 15806],
+    "climbs": [2.5 * 0.98**n if n < 200 else 0.05 * 1.05 ** (n - 200) for n in range(300)],
+    "nan": [2.0] * 20 + [float("nan")] * 20,
+    "still": [2.3] * 100,
+    "learns": [2.5 * 0.98**n + 0.5 for n in range(200)],
+    "few": [2.0, 1.9],
+}
+
+
+@pytest.mark.parametrize("losses", COURSES.values(), ids=COURSES)
+def test_two_copies_of_a_log_are_advised_as_each_alone(capsys, tmp_path, losses):
+    lines = [f"step {n} loss {loss:.6g} lr 0.1\n" for n, loss in enumerate(losses)]
+    one, other = tmp_path / "a.log", tmp_path / "b.log"
+    for log in (one, other):
+        log.write_text("".join(lines))
+    alone = json.loads(report(capsys, str(one), "--json")[1])["learning_rate"]
+    both = json.loads(report(capsys, str(one), str(other), "--json")[1])["learning_rate"]
+    for part in ("action", "current", "recommended"):
+        assert both[part] == alone[part]
+
+
+def test_a_rate_that_another_log_bore_is_not_undercut(capsys, tmp_path):
+    words = []
+    for name, rate in (("leaps", 0.1), ("learns", 0.08)):
+        log = tmp_path / f"{name}.log"
+        lines = (f"step {n} loss {x:.6g} lr {rate}\n" for n, x in enumerate(COURSES[name]))
+        log.write_text("".join(lines))
+        words.append(str(log))
+    for order in (words, words[::-1]):
+        advice = json.loads(report(capsys, *order, "--json")[1])["learning_rate"]
+        assert (advice["action"], advice["recommended"]) == ("lower", 0.08)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_driver import SETTLED, UNSETTLED
 
 FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
 PATIENCE_S = 60.0
@@ -52,8 +53,10 @@ class FirefoxTab:
         return told["result"].get("value")
 
     def click(self, element: str) -> None:
-        """Press the mouse on what this JavaScript gives, where it is in view."""
+        """Press the mouse on what this JavaScript gives, where it is in view once all is drawn."""
         self.is_so(element)
+        self.value(f"({UNSETTLED})()")
+        self.is_so(f"({SETTLED})()")
         at = f"{element}.getBoundingClientRect()"
         x, y = (
             round(self.value(f"{at}.{side} + {at}.{size} / 2"))

@@ -25,6 +25,14 @@ ARGUMENTS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 PATIENCE_MS = 60_000
+# Whether the page has been settled for half a second: no script runs, and each chart is drawn.
+UNSETTLED = "() => { window.settledSince = null; }"
+SETTLED = (
+    "() => { const settled = document.querySelector('[data-test-script-state=notRunning]')"
+    " && [...document.querySelectorAll('.aw-plot')].every(plot => plot.drawn);"
+    " window.settledSince = settled ? window.settledSince ?? performance.now() : null;"
+    " return settled && performance.now() - window.settledSince > 500; }"
+)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page in")
 
 needs_components = pytest.mark.skipif(
@@ -36,12 +44,12 @@ needs_components = pytest.mark.skipif(
 PAGES = {
     "Runs": ("runs", ".aw-runs.all"),
     "Overview": ("", ".aw-strip"),
-    "Layers": ("layers", "[data-testid=stButtonGroup]"),
+    "Layers": ("layers", ".aw-map-name, .aw-problem"),
     "Findings": ("findings", ".st-key-findings"),
     "Memory and device": ("memory", "[class*='st-key-device'], .aw-problem"),
     "Timeline": ("timeline", ".aw-lanes"),
     "Settings": ("settings", ".aw-part .aw-settings"),
-    "Compare": ("compare", ".st-key-compare-table, .stMultiSelect"),
+    "Compare": ("compare", ".st-key-compare-table, .aw-run-chips"),
     "Fleet": ("fleet", ".aw-strip, .stCode"),
     "Alerts": ("alerts", ".aw-receiver"),
 }
@@ -71,6 +79,18 @@ class Tab:
     def open(self, url: str) -> None:
         self.page.goto(url)
 
+    def show(self, address: str) -> None:
+        """Open this address of the server within the page, as the browser's Back does.
+
+        It comes from the Alerts, so that nothing is left of what was shown, opened and pointed at.
+        """
+        self._go("/alerts")
+        self.page.locator(".aw-title", has_text="Alerts").wait_for()
+        self.page.wait_for_function("() => !document.querySelector('.aw-plot, .aw-heatmap')")
+        self.page.mouse.move(0, 0)
+        self.settled()
+        self._go(address)
+
     def says(self, text: str) -> None:
         """Wait until the page says this."""
         self.page.get_by_text(text).first.wait_for()
@@ -78,9 +98,21 @@ class Tab:
     def go(self, name: str) -> None:
         """Open a page by its link, and wait until it is there."""
         path, part = PAGES[name]
-        self.page.get_by_role("link", name=name, exact=True).click()
+        self.sidebar.get_by_role("link", name=re.compile(rf"^{name}( \d+)?$")).click()
         self.page.wait_for_url(re.compile(rf"/{path}(\?|$)"))
         self.page.locator(part).first.wait_for()
+
+    @property
+    def sidebar(self) -> Any:
+        """The sidebar."""
+        return self.page.get_by_test_id("stSidebar")
+
+    def choose_run(self, name: str) -> None:
+        """Choose another run in the sidebar."""
+        self.page.locator(".aw-switcher").click()
+        self.page.get_by_role("dialog", name="Choose a run").get_by_role(
+            "link", name=re.compile(rf" {re.escape(name)} ")
+        ).click()
 
     def drawn(self, at_least: int = 1) -> None:
         """Wait until the chart shows so many rows."""
@@ -101,6 +133,15 @@ class Tab:
             "() => document.querySelector('[data-test-script-state=notRunning]')"
             " && [...document.querySelectorAll('.aw-plot')].every(plot => plot.drawn)"
         )
+
+    def at_rest(self) -> None:
+        """Wait until the page has been settled for half a second, as it is for a person's hand.
+
+        An answer may still be on its way when the server is idle; one that tells of an address
+        after the browser's Back makes a new entry, and takes Forward away.
+        """
+        self.page.evaluate(UNSETTLED)
+        self.page.wait_for_function(SETTLED)
 
     def lines(self) -> list[dict[str, list[float | None]]]:
         """The points of every line as they were drawn, from the top."""
@@ -145,8 +186,16 @@ class Tab:
 
     def numbers(self) -> dict[str, str]:
         """The strip of current numbers."""
+        self.page.locator(".aw-number").first.wait_for()  # it is drawn after the band
         cells = self.page.locator(".aw-number").all()
         return dict(cell.inner_text().split("\n", 1) for cell in cells)
+
+    def _go(self, address: str) -> None:
+        self.page.evaluate(
+            "address => { history.pushState(null, '', address);"
+            " dispatchEvent(new PopStateEvent('popstate', { state: null })); }",
+            address,
+        )
 
     def _note(self, message: Any) -> None:
         if message.type == "error" and not any(own in message.text for own in _STREAMLITS_OWN):

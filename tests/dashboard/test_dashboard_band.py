@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import re
 import time
 import types
 
+import numpy as np
 import pytest
 from written_runs import write_run
 
@@ -16,14 +18,15 @@ from ampwatch.cli import run as ampwatch
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity, Verdict
 from ampwatch.diagnosis.findings import RunFacts
 from ampwatch.follow import State
-from ampwatch.report.letter import letter_of
+from ampwatch.report.letter import Letter, letter_of
+from ampwatch.report.letter_facts import Sentence
 
 
 @pytest.mark.parametrize(
     ("accepted", "verdict", "first"),
     [(100, "HEALTHY", "No problems found in 100 steps."),
      (18, "INCOMPLETE", "No problems found in 18 steps, too few to judge the learning rate."),
-     (0, "INCOMPLETE", "The record ends before anything could be judged.")],
+     (0, "INCOMPLETE", "The log ends before anything could be judged.")],
 )  # fmt: skip
 def test_report_page_and_band_begin_with_the_same_sentence(
     accepted, verdict, first, tmp_path, capsys
@@ -31,11 +34,11 @@ def test_report_page_and_band_begin_with_the_same_sentence(
     from verdict_band import verdict_band
 
     path = write_run(tmp_path, accepted=accepted)
-    assert ampwatch(["report", str(path), "--fail-on", "warning"]) == 0
+    assert ampwatch(["report", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(verdict)
     assert lines[2] == first
-    assert ampwatch(["report", str(path), "--html", str(tmp_path / "page.html")]) == 0
+    assert ampwatch(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
     assert first in (tmp_path / "page.html").read_text(encoding="utf-8")
     run = open_run(path)
     look = types.SimpleNamespace(
@@ -91,13 +94,43 @@ def test_after_a_leap_the_band_says_which_rate_to_go_back_to(shown_of):
     ("action", "words"),
     [(Action.NOT_THE_CAUSE, "Learning rate: nothing recorded points to it."),
      (Action.KEEP, "Learning rate: nothing recorded points to it."),
-     (Action.UNKNOWN, "Learning rate: it may be the cause; this record cannot tell."),
+     (Action.UNKNOWN, "Learning rate: it may be the cause; this log cannot tell."),
      (Action.LOWER, "Start from scratch with a peak learning rate of 0.01 (now 0.05).")],
 )  # fmt: skip
 def test_the_band_says_what_the_report_says_of_the_learning_rate(action, words, shown_of):
     rate = {"current": 0.05, "recommended": 0.01, "factor": 0.2}
     advice = Advice(action, "", **(rate if action is Action.LOWER else {}))
     assert words in re.sub("<[^>]+>", "", shown_of(diagnosis_of(advice)))
+
+
+def test_a_killed_run_with_a_warning_says_dead_and_where_to_resume(shown_of):
+    warned = diagnosis_of(Advice(Action.KEEP, ""), finding("AMP303", Severity.WARNING))
+    cut_off = dataclasses.replace(
+        warned, verdict=Verdict.WARNING, run=dataclasses.replace(warned.run, state="cut off")
+    )
+    text = " ".join(re.sub("<[^>]+>", " ", shown_of(cut_off)).split())
+    assert "Stopped at step 99 without closing the run." in text
+    assert text.index("Stopped at") < text.index("cause") < text.index("Resume from your last")
+    assert text.index("Resume from") < text.index("Mend it.")
+
+
+@pytest.mark.parametrize(
+    ("probability", "word", "sure"),
+    [(0.61, "Possibly", "possible"), (0.78, "Probably", "likely"),
+     (0.97, "Learning rate", "very likely")],
+)  # fmt: skip
+def test_a_title_is_as_sure_of_the_cause_as_the_sentence_below_it(
+    probability, word, sure, shown_of
+):
+    advice = Advice(
+        Action.LOWER, "", current=0.05, recommended=0.01, factor=0.2, probability=probability,
+        signals=3,
+    )  # fmt: skip
+    band = shown_of(diagnosis_of(advice, finding("AMP301")))
+    heading = re.search(r'role="heading"[^>]*>(.*?)</div>', band)[1]
+    assert heading.startswith(word)
+    assert f"the learning rate, {sure} (" in band
+    assert heading.lower().endswith("learning rate too high")
 
 
 def test_the_band_says_what_reruns_have_proved(tmp_path):
@@ -131,13 +164,14 @@ def test_letter_band_page_and_json_show_the_proved_rate_in_place_of_the_estimate
              Try("lr", 0.0765, 300, "failing", False, "", {}, "again", kept=kept))  # fmt: skip
     Proof(str(path), 0.1, 300, tries, kept=kept).keep(path)
     asked = (["report", str(path), "--all"], ["report", str(path), "--json"],
-             ["report", str(path), "--html", str(tmp_path / "page.html")])  # fmt: skip
+             ["report", str(path), "-o", str(tmp_path / "page.html")])  # fmt: skip
     letter, told, _ = (ampwatch(one) == 0 and capsys.readouterr().out for one in asked)
     rate = json.loads(told)["learning_rate"]
     assert (rate["recommended"], rate["low"], rate["high"]) == (0.0432, 0.0432, 0.0765)
     look = OpenRuns().snapshot_of(str(path))
     page = (tmp_path / "page.html").read_text("utf-8")
-    shown = [letter, verdict_band(look), findings_html(look, look.diagnosis), page]
+    band = verdict_band(look)
+    shown = [letter, band, band + findings_html(look, look.diagnosis), page]
     for text in map(html.unescape, shown):
         assert "0.0432" in text
         assert f"{estimate.recommended:.3g}" not in text
@@ -145,3 +179,106 @@ def test_letter_band_page_and_json_show_the_proved_rate_in_place_of_the_estimate
         times = " ".join(text.split()).count("head in float32")
         assert times == 0 if kept is None else times >= 2  # what to do, and what was proved
     assert "band: 90 %" not in shown[2]
+
+
+def test_code_in_what_to_do_is_shown_as_code():
+    from verdict_band import _sentence
+
+    step = Sentence.of('Run it in float32: `run_in_float32(model, "<b>")`, once.')
+    assert "<code>run_in_float32(model, &quot;&lt;b&gt;&quot;)</code>, once." in _sentence(step)
+
+
+@pytest.mark.parametrize(
+    ("sure", "label"),
+    [("Cause: not known; the above is what the log shows.", "seen"),
+     ("Cause: certain. It was seen directly, not inferred.", "cause")],
+)  # fmt: skip
+def test_what_was_seen_is_not_called_the_cause_where_that_is_not_known(sure, label):
+    from verdict_band import _label
+
+    about, how_sure = Sentence.of(""), (Sentence.of(sure),)
+    letter = Letter("failing", "run", about, "title", (), (), (), (), how_sure, (), (), (), ())
+    assert _label(letter) == label
+
+
+def test_the_band_of_a_live_run_names_the_headlines_that_were_replaced(tmp_path):
+    from verdict_band import verdict_band
+
+    run = open_run(write_run(tmp_path, accepted=100))
+    look = types.SimpleNamespace(
+        diagnosis=diagnose(run), is_live=True, state=State.LIVE, info=run.info, ranks=(0,),
+        last_time_ns=time.time_ns(), curves=types.SimpleNamespace(last_step_ns=0, columns={
+            "step_time_ms": np.array([1.0])}),
+        verdict=types.SimpleNamespace(earlier=(finding("AMP206", Severity.WARNING),)),
+    )  # fmt: skip
+    told = re.sub("<[^>]+>", "", verdict_band(look))
+    assert "Said earlier, and withdrawn since: " in told
+    assert "(AMP206)." in told
+    assert "Said earlier" not in verdict_band(
+        types.SimpleNamespace(**vars(look) | {"is_live": False})
+    )
+
+
+def test_a_headline_that_stands_beside_another_is_not_called_earlier(tmp_path):
+    from verdict_band import _earlier
+
+    both = (finding("AMP103"), finding("AMP206", Severity.WARNING))
+    look = types.SimpleNamespace(
+        is_live=True, ranks=(0,), diagnosis=diagnosis_of(Advice(Action.UNKNOWN, ""), *both),
+        verdict=types.SimpleNamespace(earlier=(both[1], finding("AMP301"))),
+    )  # fmt: skip
+    assert _earlier(look).count("AMP") == 1
+    assert "AMP301" in _earlier(look)
+
+
+def test_a_headline_that_is_a_remark_by_now_is_not_said_to_be_gone():
+    from verdict_band import _earlier
+
+    both = (finding("AMP103"), finding("AMP202", Severity.INFO))
+    look = types.SimpleNamespace(
+        is_live=True, ranks=(0,), diagnosis=diagnosis_of(Advice(Action.UNKNOWN, ""), *both),
+        verdict=types.SimpleNamespace(earlier=(both[1], finding("AMP301"))),
+    )  # fmt: skip
+    gone, paled = _earlier(look).split(". ")
+    assert gone.startswith("Said earlier, replaced by the above: ")
+    assert "AMP301" in gone
+    assert paled.startswith("Said earlier, now a remark: ")
+    assert "AMP202" in paled
+
+
+def test_what_follows_at_two_removes_is_not_said_to_be_found_besides():
+    from verdict_band import _others
+
+    told = diagnosis_of(
+        Advice(Action.UNKNOWN, ""), finding("AMP306"), finding("AMP301", because_of="AMP306"),
+        finding("AMP103", because_of="AMP301"), finding("AMP602"),
+    )  # fmt: skip
+    assert told.effects == {"AMP301", "AMP103"}
+    assert _others(told) == "Also found: AMP602 a-name."
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [({}, "from step 80 on"),
+     ({"steps": (80,)}, "at step 80"),
+     ({"steps": (80, 120)}, "at steps 80, 120"),
+     ({"steps": tuple(range(1500, 1508))},
+      "at steps 80, …, 1,502, 1,503, 1,504, 1,505, 1,506, 1,507")],
+)  # fmt: skip
+def test_the_band_says_at_which_steps_a_headline_was_seen(told, words, shown_of):
+    shown = shown_of(diagnosis_of(Advice(Action.UNKNOWN, ""), finding("AMP206", **told)))
+    assert f"<dt>when</dt><dd>{words}</dd>" in re.sub("</?b>", "", shown)
+
+
+def test_the_band_names_the_step_once_where_its_opening_does():
+    from verdict_band import _when
+
+    assert _when(finding("AMP301"), [Sentence.of("Training broke down at step 70.")]) == ""
+
+
+def test_of_a_run_that_was_cut_off_the_band_still_says_when_its_finding_was_seen(shown_of):
+    told = diagnosis_of(Advice(Action.UNKNOWN, ""), finding("AMP206", Severity.WARNING))
+    facts = dataclasses.replace(told.run, state="cut off")
+    shown = re.sub("</?b>", "", shown_of(dataclasses.replace(told, run=facts)))
+    assert "Stopped at step " in shown
+    assert "<dd>from step 80 on</dd>" in shown

@@ -13,14 +13,14 @@ import step_curves
 from bounded_history import BoundedHistory, Extremes, RowPlaces, SkipTicks
 from open_runs import OpenRuns
 from run_chart import thinned_base
-from step_curves import NumberAge, StepCurvesReader, rank_column
+from step_curves import NumberAge, StepCurvesReader
 from written_runs import event_columns, fresh_id
 
 from ampwatch import codec, store
 from ampwatch.follow import follow
 from ampwatch.follow import follower as follower_module
 from ampwatch.report import thinning
-from ampwatch.report.overview_chart import SCALE, TIME
+from ampwatch.report.overview_chart import SCALE, TIME, rank_column
 from ampwatch.rows import Table
 
 CHANCE = np.random.default_rng(0)

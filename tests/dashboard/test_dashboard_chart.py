@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import time
 from xml.etree import ElementTree as ET
@@ -14,18 +15,19 @@ from page_driver import needs_browser, tab
 from written_runs import fresh_id, step_columns
 
 from ampwatch import codec, store
+from ampwatch.report.overview_chart import SCALE
 from ampwatch.report.painter import bundled
 from ampwatch.rows import Table
 
 pytestmark = [pytest.mark.slow_browser, needs_browser]
 
+BAD_BATCHES = [150, 240, 330]
 SPAN = "() => JSON.stringify(document.querySelector('.aw-plot').drawn.span)"
 
 
 @pytest.fixture(scope="module")
 def place(folder):
-    """A folder with one run: 400 steps, of which the last 40 were skipped; two spikes, a clip."""
-    path = store.create_run(folder, store.RunInfo(id=fresh_id("falls"), name="falls"))
+    """A run of 400 steps, of which the last 40 were skipped; two spikes, a clip. One of few 0s."""
     began = time.time_ns() - 10**13
     columns = step_columns(360, 40, began)
     chance = np.random.default_rng(5)
@@ -36,18 +38,39 @@ def place(folder):
         "grad_norm": norm,
         "grad_norm_applied": np.minimum(norm, 1.0),
     }
-    writer = store.RankWriter(path, 0)
-    writer.append(codec.encode(Table.STEPS, columns))
-    writer.close()
+    write_steps(folder, "falls", columns)
+    columns = step_columns(200, 0, began)
+    columns["loss"] = 100.0 ** np.linspace(1, -1, 200)
+    columns["loss"][50] = 0.0
+    write_steps(folder, "zero", columns)
+    columns = step_columns(400, 0, began)
+    columns["scale"][:200] = 2.0 ** (26 - np.arange(200) // 20)
+    columns |= {"scale_after": np.full(400, np.nan), "skipped": columns["step"] % 20 == 19}
+    columns["skipped"][200:] = False
+    write_steps(folder, "search", columns)
+    columns = step_columns(400, 0, began)
+    columns["grad_norm"] = 1 + 0.1 * chance.standard_normal(400)
+    columns["loss"] += 0.02 * chance.standard_normal(400)
+    columns["loss"][BAD_BATCHES], columns["grad_norm"][BAD_BATCHES] = 40.0, 50.0
+    write_steps(folder, "batches", columns)
     return folder
 
 
+def write_steps(folder, name, columns, rank=0, **info):
+    path = folder / name
+    if not path.exists():
+        path = store.create_run(folder, store.RunInfo(id=fresh_id(name), name=name, **info))
+    writer = store.RankWriter(path, rank)
+    writer.append(codec.encode(Table.STEPS, columns))
+    writer.close()
+
+
 @pytest.fixture
-def chart(page, server):
-    page.open(f"{server.url}/?run=falls")
-    page.drawn(400)
-    page.settled()
-    return page
+def chart(kept_page):
+    kept_page.show("/?run=falls")
+    kept_page.drawn(400)
+    kept_page.settled()
+    return kept_page
 
 
 def shows(page, span):
@@ -67,7 +90,8 @@ def says(page, pattern):
 def at(page, share, down=200):
     """A place of the plot, by its share of the width."""
     box = page.page.locator(".aw-plot").bounding_box()
-    return box["x"] + 54 + share * (box["width"] - 68), box["y"] + down
+    width = page.page.evaluate("() => document.querySelector('.aw-plot').drawn.plotWidth")
+    return box["x"] + 54 + share * width, box["y"] + down
 
 
 def drag(page, first, last):
@@ -76,6 +100,17 @@ def drag(page, first, last):
     page.page.mouse.down()
     page.page.mouse.move(*at(page, last), steps=4)
     page.page.mouse.up()
+
+
+def test_the_established_scale_is_drawn_from_the_step_at_which_the_scale_stood_there(kept_page):
+    page = kept_page
+    page.show("/?run=search")
+    page.drawn(400)
+    page.settled()
+    line = page.page.locator(".aw-plot path.guide").first
+    first, last = (float(n) for n in re.findall(r"[MH]([\d.]+)", line.get_attribute("d")))
+    plot = page.page.evaluate("() => document.querySelector('.aw-plot').drawn.plotWidth")
+    assert abs((last - first) / plot - 0.5) < 0.01
 
 
 def test_back_forward_and_reload_bring_back_what_was_seen(chart):
@@ -91,7 +126,7 @@ def test_back_forward_and_reload_bring_back_what_was_seen(chart):
     chart.says(f"step {step}")
     page.reload()
     shows(chart, zoomed)
-    page.locator(".aw-plot text", has_text=f"step {step}").wait_for()
+    page.locator(".aw-plot text.flag", has_text=f"step {step}").wait_for()
     page.get_by_role("button", name="Whole run").click()
     says(chart, f"^(?!.*span=).*step={step}")
     shows(chart, [0, 399])
@@ -114,6 +149,7 @@ def test_what_was_chosen_is_taken_back_by_the_same_hand(chart):
     says(chart, "^(?!.*step=)")
     drag(chart, 0.25, 0.5)
     says(chart, "span=")
+    chart.settled()
     page.mouse.dblclick(*at(chart, 0.5))
     shows(chart, [0, 399])
     says(chart, "^(?!.*(span|step)=)")
@@ -183,6 +219,42 @@ class Fingers:
         self.send("touchEnd")
 
 
+# Where a chart's lanes and steps lie on the screen, and how far its lines are shifted.
+PLACES = """() => { const at = (part) => [...document.querySelectorAll(part)].map((one) => {
+    const { left, right } = one.getBoundingClientRect();
+    return [one.textContent, Math.round(left), Math.round(right)]; });
+  return { lanes: at('.aw-plot .lanes text'), steps: at('.aw-plot .step-axis text'),
+    by: new DOMMatrix(getComputedStyle(document.querySelector('.moving:has(.raw)')).transform).e };
+  }"""
+ON_SHIFT = f"""() => {{ window.shifted = null;
+  const wanted = {{ subtree: true, attributes: true, attributeFilter: ['style'] }};
+  new MutationObserver(() => {{ window.shifted = ({PLACES})(); }})
+    .observe(document.querySelector('.aw-plot'), wanted); }}"""
+
+
+def test_a_view_that_is_moved_lies_where_it_is_drawn_once_it_rests(chart):
+    drag(chart, 0.3, 0.6)
+    chart.settled()
+    span = json.loads(chart.page.evaluate(SPAN))
+    chart.page.evaluate("() => { window.before = document.querySelector('.aw-plot').drawn; }")
+    chart.page.keyboard.down("Shift")
+    chart.page.mouse.move(*at(chart, 0.8))
+    chart.page.mouse.down()
+    chart.page.mouse.move(*at(chart, 0.79))
+    chart.page.wait_for_function("() => document.querySelector('.aw-plot').drawn !== window.before")
+    chart.page.evaluate(ON_SHIFT)
+    chart.page.mouse.move(*at(chart, 0.3))
+    shifted = chart.page.wait_for_function("() => window.shifted").json_value()
+    width = at(chart, 1)[0] - at(chart, 0)[0]
+    assert shifted["by"] == pytest.approx(-0.49 * width, abs=8)  # a step has nearly 8 pixels
+    shows(chart, [step + (span[1] - span[0] + 1) // 2 for step in span])
+    drawn = chart.page.evaluate(PLACES)
+    assert drawn["lanes"] == shifted["lanes"]
+    assert drawn["steps"] == shifted["steps"]
+    chart.page.mouse.up()
+    chart.page.keyboard.up("Shift")
+
+
 def test_fingers_scroll_the_page_move_the_view_and_stretch_it(one, server):
     with tab(one, size=(420, 900)) as page:
         page.open(f"{server.url}/?run=falls")
@@ -231,6 +303,7 @@ def numbers(path):
 def test_what_was_chosen_is_kept_in_the_address_and_comes_back(chart, server):
     page = chart.page
     page.get_by_label("x axis").select_option(label="time")
+    page.get_by_label("More options").click()
     page.get_by_label("Cut outliers").check()
     page.get_by_label(re.compile("max band")).check()
     says(chart, "view=x-time_s~b~c(&|$)")
@@ -239,11 +312,12 @@ def test_what_was_chosen_is_kept_in_the_address_and_comes_back(chart, server):
     for _ in range(3):
         page.keyboard.press("ArrowRight")  # 2, 5, 10 steps
     page.get_by_text("over 10 steps").wait_for()
-    page.get_by_label("Way of smoothing").select_option(label="running median")
+    page.get_by_label("Smooth by").select_option(label="running median")
     says(chart, "view=x-time_s~m-10~b~c(&|$)")
     drawn = page.locator(".aw-plot path.smooth").first.get_attribute("d")
     page.reload()
     page.locator(".aw-plot path.smooth").first.wait_for()
+    page.get_by_label("More options").click()
     assert page.locator(".aw-plot path.smooth").first.get_attribute("d") == drawn
     assert page.get_by_label("Cut outliers").is_checked()
     smoothed = [page.url]
@@ -268,6 +342,22 @@ def test_over_time_each_step_lies_at_its_time(chart, place):
     assert np.allclose(along, 54 + since[known] / since[-1] * width, atol=0.06)
 
 
+def test_the_clocks_axis_says_date_and_time_of_day_where_the_page_is_read(chart, place):
+    page = chart.page
+    page.get_by_label("x axis").select_option(label="clock")
+    page.wait_for_function("() => document.querySelector('.aw-plot').drawn.range[1] < 399")
+    began = store.open_run(place / "falls").steps.column("time_ns")[0].as_py() / 1e9
+    ticks = page.evaluate("() => document.querySelector('.aw-plot').drawn.ticks")
+    told = page.evaluate(
+        """seconds => seconds.map((second) => new Date(1000 * second).toLocaleString("en-GB",
+        { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }))""",
+        [round(began + second) for second, _ in ticks],
+    )
+    assert len(ticks) >= 2
+    assert ticks[0][1] == told[0]
+    assert [text for _, text in ticks[1:]] == [text.split(", ")[1] for text in told[1:]]
+
+
 def test_a_smoothed_line_is_the_mean_of_what_lies_around_and_the_raw_one_stays(chart, place):
     page = chart.page
     raw = page.evaluate(PATH, "loss")
@@ -284,7 +374,8 @@ def test_a_smoothed_line_is_the_mean_of_what_lies_around_and_the_raw_one_stays(c
     weights[:, [0, -1]] *= 0.5  # they stand for half an interval
     assert np.allclose(line["smooth"], weights @ y / weights.sum(axis=1), rtol=1e-6)
     assert page.evaluate(PATH, "loss") == raw
-    page.get_by_label("Way of smoothing").select_option(label="running median")
+    page.get_by_label("More options").click()
+    page.get_by_label("Smooth by").select_option(label="running median")
     page.locator(".aw-plot path.smooth").first.wait_for()
     line = page.evaluate(POINTS, "loss")
     expected = [np.median(y[np.abs(x - at) <= 10]) for at in x]
@@ -293,6 +384,7 @@ def test_a_smoothed_line_is_the_mean_of_what_lies_around_and_the_raw_one_stays(c
 
 def test_a_spike_may_leave_the_panel_but_no_series_does_and_it_is_counted(chart, place):
     page = chart.page
+    page.get_by_label("More options").click()
     page.get_by_label("Cut outliers").check()
     page.get_by_text("2 drawn points lie outside").wait_for()  # both spikes of the gradient norm
     arrows = page.locator(".aw-plot path.outside").evaluate_all(
@@ -307,6 +399,9 @@ def test_a_spike_may_leave_the_panel_but_no_series_does_and_it_is_counted(chart,
     usual = np.sort(norm.to_numpy()[np.isfinite(norm.to_numpy())])[:-2]
     assert low <= usual[0]
     assert usual[-1] <= high < 100
+
+
+KINDS = ("Linear", "Logarithmic")
 
 
 def test_a_line_is_hidden_shown_alone_and_named_while_it_is_away(chart):
@@ -330,10 +425,118 @@ def test_a_line_is_hidden_shown_alone_and_named_while_it_is_away(chart):
     assert lines.count() == 2
     names = page.locator(".aw-plot text.name").all_text_contents()
     assert sorted(names) == ["after clipping", "gradient norm"]
-    kind = page.get_by_role("button", name="Logarithmic axis of loss")
-    kind.click()
+    kinds = [page.get_by_role("button", name=f"{kind} axis of loss") for kind in KINDS]
+    assert [kind.get_attribute("aria-pressed") for kind in kinds] == ["true", "false"]
+    kinds[1].click()
     says(chart, "view=l-loss(&|$)")
-    assert kind.inner_text() == "log"
+    assert [kind.inner_text() for kind in kinds] == ["lin", "log"]
+    assert [kind.get_attribute("aria-pressed") for kind in kinds] == ["false", "true"]
+
+
+def test_the_label_says_of_each_number_what_it_is_and_of_several_runs_one_panel(kept_page):
+    page = kept_page
+    page.show("/compare?run=falls&runs=falls,zero")
+    page.drawn()
+    page.settled()
+    page.page.locator(".aw-plot").scroll_into_view_if_needed()
+    told = {}
+    for name, down in page.page.evaluate(PANELS):
+        page.page.mouse.move(*at(page, 0.3, down))
+        told[name] = page.page.locator(".aw-label").inner_text().split("\n")
+    assert told["Loss"][2:] == ["falls", "0.9091", "zero", "0.3872"]
+    assert [rows[1] for rows in told.values()] == list(told)
+    assert {len(rows) for name, rows in told.items() if name != "Gradient norm"} == {6}
+    downs = dict(page.page.evaluate(PANELS))
+    page.page.mouse.move(*at(page, 0.9, downs["Loss scale"]))
+    late = page.page.locator(".aw-label").inner_text().split("\n")
+    assert "falls" in late
+    assert "zero" not in late  # it had ended
+    page.page.locator(".aw-plot").focus()
+    page.page.keyboard.press("Home")  # no panel is pointed at: all of them, each under its name
+    every = page.page.locator(".aw-label").inner_text().split("\n")
+    assert [row for row in every if row in told] == list(told)
+
+
+PANELS = """() => document.querySelector('.aw-plot').drawn.panels
+    .map(({ title, top, bottom }) => [
+        title.flat().filter(({ weight }) => weight > 400).map(({ words }) => words).join(''),
+        (top + bottom) / 2])"""
+DOTS = """() => [...document.querySelectorAll('.aw-dots i')]
+    .map((dot) => [parseFloat(dot.style.left), parseFloat(dot.style.top)])"""
+
+
+def test_the_label_lies_beside_the_pointer_and_dots_on_the_lines(chart):
+    page = chart.page
+    for down in (120, 420):
+        page.mouse.move(*at(chart, 100 / 399, down))
+        label = page.locator(".aw-label").bounding_box()
+        x, y = at(chart, 100 / 399, down)
+        assert label["y"] <= y <= label["y"] + label["height"]
+        assert label["x"] > x
+    dots = page.evaluate(DOTS)
+    path = numbers(page.evaluate(PATH, "loss"))
+    along = 100 / 399 * page.evaluate("() => document.querySelector('.aw-plot').drawn.plotWidth")
+    nearest = path[np.argmin(np.abs(path[:, 0] - 54 - along))]
+    assert any(np.allclose(dot, nearest, atol=0.2) for dot in dots)
+
+
+def test_picking_a_step_moves_nothing_and_its_chip_takes_it_back(chart):
+    page = chart.page
+    before = page.evaluate(PANELS)
+    page.mouse.click(*at(chart, 0.5))
+    chip = page.get_by_role("button", name=re.compile(r"^Take back step \d+$"))
+    chip.wait_for()
+    assert page.evaluate(PANELS) == before
+    chip.click()
+    says(chart, "^(?!.*step=)")
+    chip.wait_for(state="hidden")
+
+
+def test_of_batches_that_stand_out_the_steps_are_marked_and_not_those_between(kept_page):
+    kept_page.show("/?run=batches")
+    kept_page.drawn(400)
+    kept_page.says("at steps 150, 240, 330")
+    drawn = kept_page.page.evaluate(
+        "() => { const { bands, lanes } = document.querySelector('.aw-plot').drawn;"
+        " return [bands.map(({ first, last }) => [first, last]), lanes[0].ticks.length]; }"
+    )
+    assert drawn == [[[step, step] for step in BAD_BATCHES], len(BAD_BATCHES)]
+
+
+LANES = "() => document.querySelector('.aw-plot').drawn.lanes.map(({ label, top }) => [label, top])"
+
+
+def test_each_finding_has_a_lane_and_only_the_headlines_steps_are_shaded(chart):
+    page = chart.page
+    lanes = page.evaluate(LANES)
+    assert len(lanes) > 1
+    assert len({top for _, top in lanes}) == len(lanes)
+    bands = page.evaluate("() => document.querySelector('.aw-plot').drawn.bands")
+    assert [band["label"] for band in bands] == [lanes[0][0]]
+    words = page.locator(".aw-plot text.lane").all_text_contents()
+    assert words == [label for label, _ in lanes]
+    page.mouse.move(*at(chart, 0.95, lanes[1][1] + 5))
+    page.locator(".aw-lit-span").wait_for()
+    assert page.locator(".aw-label").inner_text().startswith(lanes[1][0])
+    lit = page.locator(".aw-lit-span").bounding_box()
+    assert lit["height"] == page.evaluate(
+        "() => document.querySelector('.aw-plot').drawn.plotHeight"
+    )
+    page.mouse.move(*at(chart, 0.95))
+    page.locator(".aw-lit-span").wait_for(state="hidden")
+    drag(chart, 0.1, 0.3)  # the findings are out of view: their lanes stay, nothing moves
+    assert page.evaluate(LANES) == lanes
+
+
+def test_names_of_lines_stand_beside_the_plot_and_over_nothing(chart):
+    over = chart.page.evaluate(
+        """() => { const plot = document.querySelector('.aw-plot');
+        const edge = plot.getBoundingClientRect().left + 54 + plot.drawn.plotWidth;
+        return [...plot.querySelectorAll('text.name')].map((name) => {
+          const box = name.getBoundingClientRect();
+          return [box.left >= edge, box.right <= plot.getBoundingClientRect().right]; }); }"""
+    )
+    assert over == [[True, True], [True, True]]
 
 
 # Of each word that an upright line runs through, whether it lies over the line, with a halo.
@@ -364,6 +567,14 @@ def test_no_line_runs_through_a_word(page, server):
         assert [words for words, is_clear in crossed if not is_clear] == [], width
 
 
+def share(page, words):
+    """Choose this in the Share menu, open or not."""
+    menu = page.locator(".aw-menu", has_text="Share")
+    if menu.get_attribute("open") is None:
+        menu.locator("summary").click()
+    menu.get_by_role("button", name=words).click()
+
+
 def test_what_is_shown_is_saved_as_numbers_and_as_a_picture(chart, place, tmp_path):
     page = chart.page
     drag(chart, 0.25, 0.5)
@@ -371,21 +582,40 @@ def test_what_is_shown_is_saved_as_numbers_and_as_a_picture(chart, place, tmp_pa
     saved = {}
     for kind in ("CSV", "SVG", "PNG"):
         with page.expect_download() as download:
-            page.get_by_role("button", name=kind, exact=True).click()
+            share(page, f"Save {kind}")
         assert download.value.suggested_filename == f"falls-chart.{kind.lower()}"
         saved[kind] = download.value.path().read_bytes()
     rows = [row for row in csv.reader(io.StringIO(saved["CSV"].decode())) if row[0] == "loss"]
     loss = store.open_run(place / "falls").read("steps", columns=("loss",)).column(0).to_numpy()
     assert [int(row[1]) for row in rows] == list(range(first, last + 1))
     assert np.allclose([float(row[2]) for row in rows], loss[first : last + 1], rtol=1e-6)
+    rows = list(csv.reader(io.StringIO(saved["CSV"].decode())))
+    assert {int(row[1]) for row in rows if row[0] == "skipped"} == set()
     picture = saved["SVG"].decode()
+    for words in ("falls", "failing: ", "gradient norm", "after clipping"):
+        assert re.search(f">{re.escape(words)}", picture), words
     assert "var(" not in picture
     assert "Gradient norm" in picture
     assert ET.fromstring(picture).tag.endswith("svg")
     assert saved["PNG"].startswith(b"\x89PNG")
     width, height = (int.from_bytes(saved["PNG"][at : at + 4]) for at in (16, 20))
     box = page.locator(".aw-plot svg").bounding_box()
-    assert (width, height) == (2 * box["width"], 2 * box["height"])
+    assert width == 2 * box["width"]
+    assert height == 2 * float(ET.fromstring(picture).get("height")) > 2 * box["height"]
+
+
+def test_the_table_has_each_step_that_is_not_finite_and_each_that_was_skipped(chart):
+    with chart.page.expect_download() as download:
+        share(chart.page, "Save CSV")
+    text = download.value.path().read_text()
+    rows = [
+        (line, int(step), value) for line, step, value in list(csv.reader(io.StringIO(text)))[1:]
+    ]
+    skipped = list(range(360, 400))
+    for line, value in (("loss", "nan"), ("gradient norm", "inf"), ("skipped", "1")):
+        found = [step for name, step, what in rows if name == line and what == value]
+        assert found == skipped, line
+    assert len([1 for name, *_ in rows if name == "loss"]) == 400
 
 
 def test_where_a_line_is_not_finite_the_chart_says_so(chart):
@@ -401,6 +631,56 @@ def test_where_a_line_is_not_finite_the_chart_says_so(chart):
     assert start == pytest.approx(54 + 359.5 / 399 * x[1], abs=0.2)
     page.mouse.move(*at(chart, 380 / 399))
     page.locator(".aw-label").get_by_text("not finite").first.wait_for()
+
+
+def test_one_exact_0_lies_at_the_ground_of_a_logarithmic_axis_and_the_choice_stays(kept_page):
+    page = kept_page
+    page.show("/?run=zero")
+    page.drawn(200)
+    axis, zeros, odd = page.page.evaluate(
+        """() => { const panels = document.querySelector('.aw-plot').drawn.panels;
+        const { axis, lines: [line] } = panels.find(({ lines }) => lines[0].key === 'loss');
+        return [axis.type, line.zeros, line.odd]; }"""
+    )
+    assert axis == "log"
+    assert zeros == [{"first": 50, "last": 50}]
+    assert odd == []
+    path = page.page.evaluate(PATH, "loss")
+    assert path.count("M") == 2  # broken once, and nowhere else
+    assert "Infinity" not in path
+    page.page.locator(".aw-plot text.odd", has_text=re.compile("^0$")).wait_for()
+    page.page.mouse.move(*at(page, 50 / 199))
+    page.page.locator(".aw-label").get_by_text("0", exact=True).wait_for()
+    page.page.get_by_role("button", name="Linear axis of loss").click()
+    says(page, "view=n-loss(&|$)")
+    page.page.wait_for_function(f"() => !({PATH})('loss').slice(1).includes('M')")
+
+
+DRAWN = """() => document.querySelector('.aw-plot').drawn.panels.map(({ axis, lines }) => ({
+    type: axis.type, range: axis.range,
+    lines: lines.map(({ key, x, y }) => [key, Array.from(x), Array.from(y)]) }))"""
+
+
+def test_plotly_has_the_axes_and_points_that_the_page_draws(chart, place):
+    drawn = chart.page.evaluate(DRAWN)
+    figure = store.open_run(place / "falls").figure()
+    lines = [line for line in figure.data if line.name != "skipped" and line.showlegend is None]
+    assert len(lines) == sum(len(panel["lines"]) for panel in drawn)
+    for number, panel in enumerate(drawn, 1):
+        axis = figure.layout[f"yaxis{number if number > 1 else ''}"]
+        is_power = panel["lines"][0][0] == SCALE
+        if is_power:
+            expected = ("log", np.multiply(panel["range"], np.log10(2)))
+        else:
+            expected = (panel["type"], panel["range"])
+        assert axis.type == expected[0]
+        assert axis.range == pytest.approx(expected[1])
+        for _, x, y in panel["lines"]:
+            line = lines.pop(0)
+            assert np.array_equal(line.x, x)
+            values = np.array(y, float)
+            values = 2.0**values if is_power else values
+            assert np.allclose(np.array(line.y, float), values, equal_nan=True)
 
 
 @pytest.fixture(scope="module")

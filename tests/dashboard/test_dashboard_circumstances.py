@@ -91,7 +91,7 @@ def test_a_run_that_is_deleted_while_it_is_shown_is_said_and_the_others_are_ther
     page.drawn()
     shutil.rmtree(place / "goes away")
     page.page.get_by_role("heading", name="This run is gone").wait_for()
-    page.page.get_by_test_id("stSidebar").get_by_text("stays", exact=True).click()
+    page.choose_run("stays")
     page.page.wait_for_url(re.compile("run=stays"))
     page.drawn()
 

@@ -72,16 +72,28 @@ def place(folder):
     return folder
 
 
-def compared(page, server, names, more=""):
-    page.open(f"{server.url}/compare?runs={','.join(names)}{more}")
+@pytest.fixture
+def page(kept_page):
+    """What is tested is what the page does, not how one comes there."""
+    return kept_page
+
+
+def compared(page, names, more=""):
+    page.show(address_of(names) + more)
     page.drawn()
+    page.settled()
+
+
+def address_of(names):
+    return f"/compare?runs={','.join(names)}"
 
 
 @pytest.fixture(scope="module")
 def sweep(one, server):
     """The page of the sweep, for those who look and leave it as it is."""
     with tab(one) as page:
-        compared(page, server, SWEPT)
+        page.open(server.url + address_of(SWEPT))
+        page.drawn()
         yield page
         assert page.troubles == []
 
@@ -101,7 +113,7 @@ def first_cells(page):
 
 
 def test_two_runs_say_at_once_at_which_step_and_by_what_they_part(page, server):
-    compared(page, server, ["twin-a", "other"])
+    compared(page, ["twin-a", "other"])
     said = page.page.locator(".aw-partings").inner_text()
     assert said.startswith(
         f"They diverge at step {PARTED_AT}, in the batch (largest input 3 against 30)"
@@ -110,16 +122,15 @@ def test_two_runs_say_at_once_at_which_step_and_by_what_they_part(page, server):
 
 
 def test_two_runs_that_never_part_are_said_to_be_identical(page, server):
-    compared(page, server, ["twin-a", "twin-b"])
+    compared(page, ["twin-a", "twin-b"])
     said = page.page.locator(".aw-partings").inner_text()
     assert said.startswith(f"Identical to the bit over {STEPS} steps")
     assert page.page.locator(".st-key-compare-sweep").count() == 0
 
 
 def test_the_baseline_is_chosen_kept_and_what_the_differences_are_to(page, server):
-    compared(page, server, SWEPT[:3])
-    page.page.get_by_label("Compared with").click()
-    page.page.get_by_role("option", name=SWEPT[2], exact=True).click()
+    compared(page, SWEPT[:3])
+    page.page.get_by_role("button", name=f"compare with this run: {SWEPT[2]}").click()
     page.page.wait_for_url(re.compile(rf"base={SWEPT[2]}"))
     page.page.locator(".aw-order", has_text=f"differences are to {SWEPT[2]}").wait_for()
     page.page.reload()
@@ -131,7 +142,7 @@ def test_the_baseline_is_chosen_kept_and_what_the_differences_are_to(page, serve
 def test_a_sweep_says_up_to_where_it_is_stable_and_marks_every_run(sweep):
     page = sweep
     page.says("Stable up to 0.04 (6 runs), failing from 0.08 on (2 runs)")
-    page.says("Besides the learning rate, config.depth differs")
+    page.says("In these runs config.depth differs, too")
     marks = page.page.locator(".aw-sweep-mark")
     shapes = [mark.inner_text()[0] for mark in marks.all()]
     assert shapes.count("●") == 6
@@ -147,7 +158,7 @@ def test_a_sweep_says_up_to_where_it_is_stable_and_marks_every_run(sweep):
 
 
 def test_a_mark_is_read_and_opened_by_keys_alone(page, server):
-    compared(page, server, SWEPT)
+    compared(page, SWEPT)
     mark = page.page.locator(".aw-sweep-mark").first
     mark.focus()
     tip = mark.locator(".aw-tip")
@@ -159,11 +170,11 @@ def test_a_mark_is_read_and_opened_by_keys_alone(page, server):
 
 
 def test_the_sweep_goes_over_another_setting_and_outcome_that_the_address_keeps(page, server):
-    compared(page, server, SWEPT, "&by=config.depth&outcome=val/acc, best")
+    compared(page, SWEPT, "&by=config.depth&outcome=val/acc, best")
     page.page.locator(".aw-sweep figcaption", has_text="Val/acc, best by config.depth").wait_for()
     tip = page.page.locator(".aw-sweep-mark").last.get_attribute("aria-label")
     assert "config.depth 4, val/acc, best 0.6 at step 10" in tip
-    compared(page, server, SWEPT, "&by=nonsense")  # an old link
+    compared(page, SWEPT, "&by=nonsense")  # an old link
     page.says("Stable up to 0.04")
 
 
@@ -189,7 +200,7 @@ def test_what_stands_for_a_run_is_lit_together_in_table_chart_and_sweep(sweep):
 
 
 def test_one_label_hides_a_run_in_all_panels_and_the_address_keeps_it(page, server):
-    compared(page, server, SWEPT[:4])
+    compared(page, SWEPT[:4])
     labels = page.page.locator(".aw-series-name")
     assert labels.count() == 4  # once for all panels
     labels.nth(1).click()
@@ -207,7 +218,7 @@ def test_one_label_hides_a_run_in_all_panels_and_the_address_keeps_it(page, serv
 
 
 def test_runs_are_sorted_by_what_came_of_them_and_those_without_a_loss_come_last(page, server):
-    compared(page, server, ["silent", *SWEPT])
+    compared(page, ["silent", *SWEPT])
     found = first_cells(page)
     assert found[-1] == "silent"
     assert {found[-2], found[-3]} == {"rate-0.08-0", "rate-0.08-1"}
@@ -216,7 +227,7 @@ def test_runs_are_sorted_by_what_came_of_them_and_those_without_a_loss_come_last
 
 
 def test_the_table_is_sorted_by_a_click_kept_in_the_address_and_leads_to_a_runs_page(page, server):
-    compared(page, server, SWEPT[:4])
+    compared(page, SWEPT[:4])
     head = page.page.locator(".st-key-compare-table th", has_text="steps")
     run = page.page.locator(".st-key-compare-table th", has_text="run").first
     run.get_by_role("button").press("Enter")
@@ -236,7 +247,7 @@ def test_the_table_is_sorted_by_a_click_kept_in_the_address_and_leads_to_a_runs_
 
 
 def test_the_users_own_values_are_chosen_and_the_address_keeps_it(page, server):
-    compared(page, server, SWEPT[:2])
+    compared(page, SWEPT[:2])
     titles = (
         "() => document.querySelector('.aw-plot').drawn.panels.map(({title}) => title[0][0].words)"
     )
@@ -258,7 +269,7 @@ def test_lines_are_the_logs_where_a_loss_is_not_finite_is_marked_and_links_have_
     page, server, place
 ):
     shown = SWEPT[0], SWEPT[-1]
-    compared(page, server, shown)
+    compared(page, shown)
     for name, line in zip(shown, page.lines(), strict=False):
         log = store.open_run(place / name).steps.column("loss").to_numpy()
         known = {int(x): y for x, y in zip(line["x"], line["y"], strict=True) if y is not None}
@@ -285,7 +296,7 @@ def test_a_foreign_log_of_few_columns_is_compared_in_what_it_tells(page, server,
     log = tmp_path / "foreign.csv"
     log.write_text("step,loss\n" + "".join(f"{n},{4 - n / 50}\n" for n in range(120)))
     name = import_log(log, place).name
-    compared(page, server, [name, "twin-a"])
+    compared(page, [name, "twin-a"])
     said = page.page.locator(".aw-partings").inner_text()
     assert said.startswith("They diverge at step 0, in the loss (4 against ")
     assert "120 steps in common, the last 119." in said
@@ -297,7 +308,8 @@ def test_a_foreign_log_of_few_columns_is_compared_in_what_it_tells(page, server,
 def test_names_are_data_and_a_phone_is_wide_enough(one, server, place):
     (long,) = [path.name for path in place.iterdir() if path.name.startswith("xxx")]
     with tab(one, size=(420, 900)) as page:
-        compared(page, server, [long, *SWEPT, "y" * 300])
+        page.open(server.url + address_of([long, *SWEPT, "y" * 300]))
+        page.drawn()
         assert len(rows(page)) == 1 + len(SWEPT)
         page.says("No longer there: yyy")
         assert page.page.evaluate("() => document.querySelector('.stMain').scrollWidth") <= 420
@@ -309,7 +321,7 @@ def test_names_are_data_and_a_phone_is_wide_enough(one, server, place):
 def test_a_run_that_is_deleted_while_it_is_shown_is_named_and_the_others_stay(page, server, place):
     write(place, "short-lived")
     try:
-        compared(page, server, ["twin-a", "twin-b", "short-lived"], "&run=twin-a")
+        compared(page, ["twin-a", "twin-b", "short-lived"], "&run=twin-a")
         shown_rows(page, 3)
         shutil.rmtree(place / "short-lived")
         page.says("No longer there: short-lived.")
@@ -324,7 +336,7 @@ def test_fifty_runs_are_read_drawn_and_each_is_in_the_table(page, server, place)
     for n, name in enumerate(names):
         write_run(place, name, accepted=60, config={"width": n}, age_s=9000 + n)
     try:
-        compared(page, server, names)
+        compared(page, names)
         page.page.locator(".aw-partings", has_text="49 runs: identical to the bit").wait_for()
         assert sorted(first_cells(page)) == sorted(names)
         assert len({key for key in page.page.evaluate(LIT) if key.endswith(".loss")}) == 50
@@ -335,7 +347,7 @@ def test_fifty_runs_are_read_drawn_and_each_is_in_the_table(page, server, place)
 
 def test_old_runs_that_are_listed_late_are_compared_without_a_reload(page, server, place):
     names = ["listed-late-a", "listed-late-b"]
-    page.open(f"{server.url}/compare?runs={','.join(names)}")
+    page.show(address_of(names))
     page.says("No longer there: listed-late-a, listed-late-b.")
     for name in names:
         write_run(place, name, accepted=60, age_s=9000)
@@ -350,7 +362,8 @@ def test_a_live_run_is_followed_beside_one_that_has_ended(one, server, place):
         deadline = time.monotonic() + 30
         while not (place / "goes-on" / "rank-0").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        compared(page, server, ["goes-on", "twin-a"])
+        page.open(server.url + address_of(["goes-on", "twin-a"]))
+        page.drawn()
         page.page.locator(".st-key-compare-table .aw-live").wait_for()
         page.refreshes(1)
     shutil.rmtree(place / "goes-on")

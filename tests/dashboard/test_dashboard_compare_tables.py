@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
 import pytest
-from compare_page import runs_html
+from compare_page import answer_html, runs_html, settings_html
 
 from ampwatch.report.comparison import BEST, END, Comparison
+from ampwatch.report.divergence import Divergence
 
 NAMES = ("a", "B", "c", "d")
 ENDS = (0.3, 0.1, math.nan, None)
@@ -39,9 +41,7 @@ def table(comparison, order=None):
     [
         ("run", "aBcd"),
         ("-run", "dcBa"),
-        ("lr", "Bacd"),  # by size, not by the alphabet
-        ("-lr", "caBd"),  # what has none comes last, either way
-        (END, "Bacd"),
+        (END, "Bacd"),  # by size, and what has none comes last, either way
         (f"-{END}", "caBd"),
         ("verdict", "Bcad"),
     ],
@@ -56,9 +56,28 @@ def test_an_order_that_this_table_does_not_have_changes_nothing(comparison):
 
 
 def test_a_heading_says_how_it_sorts_and_what_a_click_does(comparison):
-    found = [table(comparison, order) for order in (None, "lr", "-lr")]
-    heads = [re.search(r'aria-sort="(\w+)"><button[^>]*data-sort="(-?\w*)" [^>]*>lr', page)
+    found = [table(comparison, order) for order in (None, BEST, f"-{BEST}")]
+    heads = [re.search(r'aria-sort="(\w+)"><button[^>]*data-sort="(-?[\w ]*)" [^>]*>best', page)
              for page in found]  # fmt: skip
     assert [head.groups() for head in heads] == [
-        ("none", "lr"), ("ascending", "-lr"), ("descending", ""),
+        ("none", BEST), ("ascending", f"-{BEST}"), ("descending", ""),
     ]  # fmt: skip
+
+
+def test_runs_of_two_models_are_said_to_be_unrelated_before_where_they_part(comparison):
+    sentence = "These are not runs of one model: they train 172 and 676 parameters."
+    unrelated = dataclasses.replace(
+        comparison, names=("a", "b"), partings=(Divergence(0),), not_together=sentence
+    )
+    page = answer_html(unrelated, 0)
+    assert 0 < page.index(sentence) < page.index("They have no step in common.")
+
+
+@pytest.mark.parametrize(("settings", "told"), [
+    ({"lr": ("1", "2", "3", "4")}, "Settings that differ"),
+    ({}, "No recorded setting differs."),
+])  # fmt: skip
+def test_settings_that_differ_have_a_table_of_their_own(comparison, settings, told):
+    styles = {name: at for at, name in enumerate(NAMES)}
+    page = settings_html(dataclasses.replace(comparison, settings=settings), styles)
+    assert told in page

@@ -43,11 +43,30 @@ def steered(folder, control):
             child.kill()
 
 
+# Of a text and what is behind it, as WCAG computes it.
+CONTRAST = r"""text => {
+    const numbers = (color) => (color.match(/[\d.]+/g) ?? []).map(Number);
+    const light = (color) => numbers(color).slice(0, 3).map((part) => part / 255)
+        .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+    let behind = text;
+    const isClear = (one) => numbers(getComputedStyle(one).backgroundColor)[3] === 0;
+    while (isClear(behind)) behind = behind.parentElement;
+    const colors = [getComputedStyle(text).color, getComputedStyle(behind).backgroundColor];
+    const pair = colors.map(light);
+    return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+}"""
+
+
 def test_the_rate_is_set_a_checkpoint_saved_and_the_training_stopped(one, folders):
     with Server([folders / "runs"]) as server, tab(one) as page:
         with steered(folders, "allowed") as child:
             page.open(server.url)
             page.page.get_by_role("button", name="Set the learning rate").click()
+            for scheme in ("dark", "light"):  # it cannot be pressed yet, and is read all the same
+                page.wear(scheme)
+                button = page.page.get_by_role("button", name="Set it").locator("p")
+                assert button.evaluate(CONTRAST) >= 4.5, scheme
             field = page.page.get_by_role("spinbutton")
             field.fill("0.025")
             field.press("Enter")

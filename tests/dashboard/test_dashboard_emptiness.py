@@ -133,6 +133,14 @@ def test_a_run_without_layers_says_how_to_have_them(folder):
     assert "ampwatch.attach(scaler, model)" in app.get("html")[-1].proto.body
 
 
+def test_an_imported_log_is_told_that_it_holds_no_layers_and_why(folder):
+    app = opened("layers_page", write_run(folder, "apex", source="apex"))
+    said = app.get("html")[-1].proto.body
+    assert "imported from another trainer&#x27;s log (apex)" in said
+    assert "sampled step" not in said
+    assert not app.get("button_group")
+
+
 def test_a_run_whose_devices_were_not_sampled_says_so(folder):
     app = opened("memory_page", write_run(folder, "plain"))
     assert "No device was sampled yet" in app.get("html")[-1].proto.body
@@ -181,7 +189,7 @@ def test_each_rank_has_its_devices(folder):
         writer.close()
     said = " ".join(element.proto.body for element in opened("memory_page", path).get("html"))
     assert "rank 0 · Card (cuda:0)" in said
-    assert "peak 3.2 GB of 17.2 GB" in said
+    assert "tensors held at most 3.2 GB of 17.2 GB, 19 %." in said
     assert not opened("overview_page", path).exception
 
 
@@ -205,10 +213,11 @@ def test_memory_is_drawn_in_the_unit_in_which_it_is_written(folder, used, said):
         })
     )  # fmt: skip
     writer.close()
-    (device,) = memory_page.sampled_devices(open_runs.snapshot(str(path)))
+    look = open_runs.snapshot(str(path))
+    (device,) = memory_page.sampled_devices(look)
     written = bytes_text(used)
-    assert memory_page._peak_text(device) == f"peak {written}"
-    panel = next(memory_page._device_panels(device))
+    assert f"all programs held at most {written}." in memory_page.figures_html(look, device)
+    panel = next(memory_page._device_panels(look, device, 0, several=False))
     assert panel.title[0][0] == said == f"Memory, {panel.unit}"
     drawn = float(device.curves.columns["used_bytes"].max())
     assert written == f"{drawn:.{0 if drawn >= 100 else 1}f} {panel.unit}"

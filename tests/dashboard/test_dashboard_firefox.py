@@ -18,10 +18,7 @@ LINES = (
 
 
 def _run(name: str) -> str:
-    return (
-        "[...document.querySelectorAll('[data-testid=stSidebar] [role=radiogroup] label')]"
-        f".find((label) => label.innerText === '{name}')"
-    )
+    return f"document.querySelector('.aw-switcher-rows [data-go={name}]')"
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +34,7 @@ def test_a_run_is_judged_drawn_changed_and_come_back_to(server, tmp_path):
         page.is_so(f"{HEADING}?.startsWith('falls')")
         page.is_so(f"{VERDICT} === 'FAILING'")
         page.is_so(f"{DRAWN} === 160 && {LINES}")
+        page.click("document.querySelector('.aw-switcher')")
         page.click(_run("well"))
         page.is_so("location.search === '?run=well'")
         page.is_so(f"{HEADING}?.startsWith('well') && {VERDICT} === 'HEALTHY'")
@@ -44,4 +42,4 @@ def test_a_run_is_judged_drawn_changed_and_come_back_to(server, tmp_path):
         page.back()
         page.is_so("location.search === '?run=falls'")
         page.is_so(f"{HEADING}?.startsWith('falls') && {VERDICT} === 'FAILING'")
-        page.is_so(f"{DRAWN} === 160 && {_run('falls')}.querySelector('input').checked")
+        page.is_so(f"{DRAWN} === 160 && {_run('falls')}.ariaCurrent === 'true'")

@@ -20,10 +20,10 @@ REFUSED = """for (const name of ['localStorage', 'sessionStorage']) {
 
 @pytest.fixture(scope="module")
 def place(folder):
-    """Two runs: one of two ranks, and a real one, with layers."""
+    """Two runs: one of two ranks, and a real one, with layers, whose scale falls at the end."""
     two = write_run(folder, "two", age_s=5000, ended=False)
     more(two, 100, first=0, rank=1, ended=True)
-    with training(folder, "one", 60, 0.0) as child:
+    with training(folder, "one", 90, 0.0, 60) as child:
         assert child.wait(120) == 0
     return folder
 
@@ -33,38 +33,31 @@ def heads(page, run: str, name: str) -> None:
     heading = page.page.get_by_role("heading", level=1)
     heading.get_by_text(run, exact=True).wait_for()
     heading.get_by_text(name, exact=True).wait_for()
-    chosen = page.page.locator("[data-testid=stSidebar] label:has(input:checked)")
-    chosen.filter(has_text=run).first.wait_for()  # one that is live says so too
+    page.page.locator(".aw-switcher").get_by_text(run, exact=True).wait_for()
 
 
 def follows(page, *, wanted: bool) -> None:
     page.page.wait_for_url(lambda url: ("follow=off" in url) != wanted)
     page.page.wait_for_function(
-        "wanted => document.querySelector('[aria-label=\"Follow live\"]').checked === wanted",
-        arg=wanted,
+        "wanted => document.querySelector('.aw-follow')?.ariaChecked === `${wanted}`", arg=wanted
     )
 
 
 def test_back_forward_and_reload_restore_run_page_layer_and_following(page, server):
     page.open(f"{server.url}/?run=two")
     heads(page, "two", "Overview")
-    page.page.get_by_test_id("stSidebar").get_by_text("one", exact=True).click()
+    page.choose_run("one")
     page.page.wait_for_url(re.compile("run=one"))
     heads(page, "one", "Overview")
     page.go("Layers")
     heads(page, "one", "Layers")
-    page.page.locator(".aw-leaf").first.click()
+    page.page.locator(".aw-map-body .aw-map-name").first.click()
     page.page.wait_for_url(re.compile("layer="))
-    whole = page.page.get_by_role("button", name="All layers")
+    whole = page.page.get_by_role("button", name="Close")
     whole.wait_for()
-    page.page.get_by_text("Follow live").click()
-    follows(page, wanted=False)
     page.page.reload()
     heads(page, "one", "Layers")
-    follows(page, wanted=False)
     whole.wait_for()
-    page.page.go_back()
-    follows(page, wanted=True)
     page.page.go_back()
     whole.wait_for(state="detached")
     heads(page, "one", "Layers")
@@ -74,6 +67,18 @@ def test_back_forward_and_reload_restore_run_page_layer_and_following(page, serv
     heads(page, "two", "Overview")
     page.page.go_forward()
     heads(page, "one", "Overview")
+
+
+def test_back_and_a_reload_restore_whether_a_live_run_is_followed(page, server, place):
+    with training(place, "goes", 100_000, 0.05):
+        page.open(f"{server.url}/?run=goes")
+        follows(page, wanted=True)
+        page.page.get_by_role("switch", name="Follow live").click()
+        follows(page, wanted=False)
+        page.page.reload()
+        follows(page, wanted=False)
+        page.page.go_back()
+        follows(page, wanted=True)
 
 
 def ranks(page, wanted: str) -> None:
@@ -88,9 +93,10 @@ def test_back_restores_the_rank(page, server):
     page.page.get_by_role("combobox", name="Ranks").click()
     page.page.get_by_role("option", name="rank 1").click()
     page.page.wait_for_url(re.compile("rank=1"))
-    page.settled()
+    page.at_rest()
     page.page.go_back()
     ranks(page, "all 2 ranks")
+    page.at_rest()
     page.page.go_forward()
     ranks(page, "rank 1")
 
@@ -103,30 +109,28 @@ def test_nothing_breaks_where_the_browser_refuses_storage(one, server):
         page.go("Layers")
         page.settled()
         page.page.reload()
-        page.page.locator(".aw-leaf").first.wait_for()
+        page.page.locator(".aw-map-body .aw-map-name").first.wait_for()
         assert page.troubles == []
 
 
 def leads(page, path: str, click) -> None:
     """A click leads to another page, and one press of Back to what was seen before."""
-    page.settled()
+    page.at_rest()
     before = page.page.url
     click()
     page.page.wait_for_url(re.compile(rf"/{path}\?"))
-    page.settled()
+    page.at_rest()
     after = page.page.url
     page.page.go_back()
     page.page.wait_for_url(before)
+    page.at_rest()
     page.page.go_forward()
     page.page.wait_for_url(after)
 
 
 def test_one_press_of_back_takes_back_one_switch_of_pages(page, server):
-    page.open(f"{server.url}/?run=one")
-    bar = page.page.locator(".aw-window").first
-    bar.wait_for()
-    leads(page, "layers", bar.click)
-    page.page.wait_for_url(re.compile("layer="))
+    page.open(f"{server.url}/?run=one")  # a healthy run: its Overview has no bars to click
+    page.drawn()
     page.go("Runs")
     leads(page, "", page.page.locator(".aw-runs.all tr[data-go]", has_text="two").click)
     heads(page, "two", "Overview")

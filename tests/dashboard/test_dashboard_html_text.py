@@ -34,3 +34,15 @@ def test_names_are_data():
 )
 def test_an_age_has_one_unit(seconds, text):
     assert age_text(seconds) == text
+
+
+def test_a_pages_html_becomes_plain_text_a_line_a_block_and_a_row():
+    from html_text import plain_text
+
+    page = (
+        "<section><p>Loss <b>3.2</b> at step&nbsp;7.</p><button>copy</button><svg>x</svg>"
+        '<div aria-hidden="true">for <div>the</div> eye</div><p class="aw-none">None matches.</p>'
+        "<table><tr><th>run</th><th>loss</th></tr><tr><td>a &lt; b</td><td>1</td></tr></table>"
+        "</section>"
+    )
+    assert plain_text(page) == "Loss 3.2 at step 7.\nrun | loss\na < b | 1"

@@ -10,13 +10,15 @@ import layer_worst_values
 import numpy as np
 import pytest
 from layer_chart_data import QUANTITIES, heatmap_grid, layer_curves, layer_names
-from layer_choices import quantities_of
+from layer_choices import ALL_QUANTITIES, QUANTITY_OF_FINDING
 from layer_worst_values import RunLayers, WorstValues
 from run_chart import thinned_lines
 from written_runs import fresh_id
 
 from ampwatch import codec, store
+from ampwatch.diagnosis import RULES
 from ampwatch.follow import follow
+from ampwatch.report.layer_views import VIEW_COLUMNS, views_with
 from ampwatch.rows import Table
 
 NAMES = ("head", "body", "tail")
@@ -169,7 +171,9 @@ def test_a_sample_without_underflow_breaks_its_line_and_a_row_of_norms_alone_doe
     steps = list(range(100))
     amax = [1.0 if step % 5 == 0 else None for step in steps]
     share = [0.1 if step % 5 == 0 and not 50 <= step < 60 else None for step in steps]
+    finite = [None if value is None else not 50 <= step < 60 for step, value in enumerate(amax)]
     rows = {"step": steps, "layer": [0] * 100, "grad_norm": [1.0] * 100}
+    rows["out_grad_finite"] = finite
     writer.append(codec.encode(Table.LAYERS, {**rows, "act_amax": amax, "underflow_share": share}))
     writer.close()
     lines = thinned_lines(layer_curves(looked(path)(), "head"))
@@ -221,8 +225,8 @@ WHAT_IF = {
 }
 
 
-def quantity(view, column):
-    return next(one for one in quantities_of(view) if one.column == column)
+def quantity(column):
+    return next(one for one in ALL_QUANTITIES if one.column == column)
 
 
 def test_a_format_that_might_be_used_is_mapped_by_its_worst_role_or_by_one(tmp_path):
@@ -230,14 +234,15 @@ def test_a_format_that_might_be_used_is_mapped_by_its_worst_role_or_by_one(tmp_p
     rows = {"step": [0, 0, 0], "layer": [0, 1, 2], **WHAT_IF}
     writer.append(codec.encode(Table.LAYERS, rows))
     look = looked(path)()
-    e4m3 = quantity("what-if", "e4m3")
+    e4m3 = quantity("e4m3")
     found = heatmap_grid(look, e4m3, None)
-    assert found.layers == ("body", "head")  # in forward order; the third tells nothing
-    assert found.values.ravel().tolist() == pytest.approx([0.2, 0.5])
-    assert heatmap_grid(look, e4m3, None, "input").values.ravel().tolist() == pytest.approx(
-        [0.2, 0.1]
-    )
-    assert heatmap_grid(look, quantity("what-if", "mxfp8"), None).layers == ("head",)
+    assert found.layers == ("body", "tail", "head")  # in forward order
+    nothing = np.nan
+    assert found.values.ravel().tolist() == pytest.approx([0.2, nothing, 0.5], nan_ok=True)
+    inputs = heatmap_grid(look, e4m3, None, "input").values.ravel()
+    assert inputs.tolist() == pytest.approx([0.2, nothing, 0.1], nan_ok=True)
+    mxfp8 = heatmap_grid(look, quantity("mxfp8"), None).values.ravel()
+    assert np.isnan(mxfp8).tolist() == [True, True, False]
 
 
 def test_what_casts_lose_is_mapped_and_drawn_by_role(tmp_path):
@@ -245,7 +250,7 @@ def test_what_casts_lose_is_mapped_and_drawn_by_role(tmp_path):
     shares = {"input_flushed_share": [0.1, 0.0, 0.2], "grad_flushed_share": [0.0, 0.3, 0.4]}
     writer.append(codec.encode(Table.LAYERS, {"step": [0, 5, 9], "layer": [0, 0, 0], **shares}))
     look = looked(path)()
-    worst = heatmap_grid(look, quantity("fp8", "flushed"), None)
+    worst = heatmap_grid(look, quantity("flushed"), None)
     assert worst.values[0].tolist() == pytest.approx([0.1, 0.3, 0.4])
     assert {"input_flushed_share", "grad_flushed_share"} <= layer_curves(
         look, "head", casts=True
@@ -253,19 +258,56 @@ def test_what_casts_lose_is_mapped_and_drawn_by_role(tmp_path):
     assert "input_flushed_share" not in layer_curves(look, "head").present
 
 
+FORWARD = {"act_amax": np.nan, "act_finite": False, "log2_headroom": None}
+BACKWARD = {"grad_norm": np.inf, "out_grad_finite": False, "underflow_share": None}
+
+
+@pytest.mark.parametrize(
+    ("column", "sample"),
+    [("act_amax", FORWARD), ("log2_headroom", FORWARD), ("grad_norm", BACKWARD),
+     ("underflow_share", BACKWARD)],
+)  # fmt: skip
+def test_what_is_not_finite_is_the_worst_in_each_quantity_also_where_the_value_is_missing(
+    tmp_path, column, sample
+):
+    path, (writer,) = begin(tmp_path)
+    good = {name: True if name.endswith("finite") else 1.0 for name in sample}
+    rows = {name: [good[name], sample[name], good[name]] for name in sample}
+    writer.append(codec.encode(Table.LAYERS, {"step": [0] * 3, "layer": [0, 1, 2], **rows}))
+    found = heatmap_grid(looked(path)(), quantity(column), None)
+    bad = -np.inf if column == "log2_headroom" else np.inf
+    assert found.values[found.layers.index("body")].tolist() == [bad]
+    assert found.values[found.layers.index("head")].tolist() == [1.0]
+
+
+def test_each_finding_about_numbers_of_layers_has_a_quantity_that_there_is():
+    columns = {one.column for one in ALL_QUANTITIES}
+    assert set(QUANTITY_OF_FINDING.values()) <= columns
+    assert set(QUANTITY_OF_FINDING) <= {rule.code for rule in RULES}
+    grave = {rule.code for rule in RULES if rule.usual.weight}
+    numbers = {code for code in grave if code[:4] in {"AMP2", "AMP3", "AMP7"}}
+    of_the_data_or_the_setup = {"AMP206", "AMP705"}
+    assert numbers - set(QUANTITY_OF_FINDING) == of_the_data_or_the_setup
+
+
 def test_a_view_that_a_live_run_begins_to_tell_is_offered_and_stays(tmp_path):
     path, (writer,) = begin(tmp_path)
     write(writer, [0])
     at = looked(path)
     live = reads(at(is_live=True), path)
-    assert live.layers.views(live, is_live=True) == ()
+    assert views(live) == ()
     rows = {"step": [1], "layer": [0], "scale_high": [4.0]}
     writer.append(codec.encode(Table.LAYERS, rows))
     live = reads(at(is_live=True), path)
-    assert live.layers.views(live, is_live=True) == ("fp16",)
+    assert views(live) == ("fp16",)
     write(writer, range(2, 9000))  # more rows than a quick look reads
     live = reads(at(is_live=True), path)
-    assert live.layers.views(live, is_live=True) == ("fp16",)
+    assert views(live) == ("fp16",)
+
+
+def views(live):
+    filled = live.layers.columns_with_values(live, VIEW_COLUMNS, is_live=True)
+    return views_with(filled)
 
 
 def reads(look, path):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
+import numpy as np
 import pytest
-from layers_page import LayerBranch, dtypes_html, is_within
+from layer_columns import type_columns, view_columns
+from layers_page import is_within
 
 
 @pytest.mark.parametrize("name", ["blocks.1", "blocks.1.mlp", "blocks.1.mlp.0"])
@@ -23,44 +23,7 @@ def test_the_root_holds_every_layer():
     assert is_within("blocks.10.up", "(root)")
 
 
-def nested(dtypes):
-    """The tree of layers with these output types, by name."""
-    root = LayerBranch("", {}, {})
-    for name, dtype in dtypes.items():
-        branch = root
-        for part in name.split("."):
-            branch = branch.inside.setdefault(part, LayerBranch(part, {}, {}))
-        branch.facts = {"output_dtype": dtype}
-    return root
-
-
-def rows_of(page):
-    return re.findall(r'data-go="(.*?)"', page), re.findall(r"([\d,]+) alike", page)
-
-
-def test_blocks_with_the_same_data_types_are_one_row_and_the_one_that_differs_has_its_own():
-    half = {f"blocks.{n}.{part}": "float16" for n in range(2000) for part in ("up", "down")}
-    places, alike = rows_of(dtypes_html(nested({"embed": "float32", **half})))
-    assert places == ["embed", "blocks", "blocks.0", "blocks.0.up", "blocks.0.down"]
-    assert alike == ["2,000"]
-    places, alike = rows_of(dtypes_html(nested({**half, "blocks.1200.up": "float32"})))
-    assert [place for place in places if place.count(".") == 1] == [
-        "blocks.0", "blocks.1200", "blocks.1201",
-    ]  # fmt: skip
-    assert alike == ["1,200", "799"]
-
-
-def test_branches_with_words_for_names_stand_alone_though_alike():
-    places, alike = rows_of(dtypes_html(nested({"encoder": "float16", "decoder": "float16"})))
-    assert places == ["encoder", "decoder"]
-    assert alike == []
-
-
-def test_names_in_the_tree_of_data_types_are_text():
-    page = dtypes_html(nested({"<b>x</b>.y": "<i>"}))
-    assert "<b>x" not in page
-    assert "<i>" not in page.replace('<i class="aw-dtype', "")
-
+# --- what stands beside the map ------------------------------------------------------------------
 
 NARROW = {
     "input_format": "float8_e4m3fn/rowwise/dynamic",
@@ -68,17 +31,44 @@ NARROW = {
 }
 
 
-def test_the_tree_says_what_a_layer_multiplies_in_and_marks_the_one_at_fault():
-    root = nested(dict.fromkeys(("blocks.0.up", "blocks.1.up", "blocks.2.up"), "bfloat16"))
-    for block in root.inside["blocks"].inside.values():
-        block.inside["up"].facts |= NARROW
-    page = dtypes_html(root)
-    assert page.count("fp8 e4m3 rowwise, gradient wide") == 1
-    assert "aw-fault" not in page
-    marked = dtypes_html(root, "blocks.1.up")
-    places, alike = rows_of(marked)
-    assert marked.count("✕") == 1
-    assert [place for place in places if place.endswith("up")] == [
-        "blocks.0.up", "blocks.1.up", "blocks.2.up",
-    ]  # fmt: skip
-    assert alike == []
+def test_each_layer_has_its_data_types_and_the_format_in_which_it_multiplies():
+    half = {"input_dtype": "float16", "output_dtype": "float16"}
+    facts = {"a": half, "b": {**half, **NARROW}, "c": {**half, "autocast": False}, "d": half}
+    header, arrays = type_columns(["d", "c", "b", "a", "silent"], facts)
+    kinds = [header["types"][at] for at in arrays["type"]]
+    assert kinds[0] == kinds[3] == {
+        "types": ["fp16", "", "fp16", ""], "recipe": "", "isOff": False,
+    }  # fmt: skip
+    assert kinds[1]["isOff"]
+    assert kinds[2]["recipe"] == "fp8 e4m3 rowwise, gradient wide"
+    assert kinds[4]["types"] == [""] * 4
+    assert len(header["types"]) == 4
+
+
+WINDOWS = {
+    "component": "windows", "view": "fp16", "title": "", "step": 7, "note": "", "scale": 12.0,
+    "rows": [
+        {"layer": "head", "low": None, "high": 20.0, "isFault": True},
+        {"layer": "body", "low": 3.0, "high": 24.0, "isFault": False},
+    ],
+}  # fmt: skip
+
+
+def test_usable_loss_scales_are_sent_by_layer_and_absent_is_no_number():
+    header, arrays = view_columns(["body", "norm", "head"], WINDOWS)
+    assert header["beside"]["faults"] == [2]
+    assert arrays["low"].tolist()[0] == 3.0
+    assert np.isnan(arrays["low"][1:]).all()
+    assert np.isnan(arrays["high"]).tolist() == [False, True, False]
+    assert view_columns(["body"], None) == ({"beside": None}, {})
+
+
+def test_of_thousands_of_cells_only_the_different_ones_are_sent():
+    cell = {"text": "3", "says": "s", "flushed": 0.0301, "cut": 0.0, "isOver": False}
+    rows = [{"layer": f"b.{n}", "cells": [cell, cell]} for n in range(2000)]
+    losses = {**WINDOWS, "component": "losses", "columns": ["A", "B"], "isDiverging": False}
+    header, arrays = view_columns(
+        ["none", *(row["layer"] for row in rows)], losses | {"rows": rows}
+    )
+    assert header["beside"]["kinds"] == [None, {**cell, "flushed": 0.03}]
+    assert arrays["cell"].tolist() == [0, 0, *[1] * 4000]

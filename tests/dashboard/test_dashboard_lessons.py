@@ -27,15 +27,22 @@ def place(folder):
     return folder
 
 
+@pytest.fixture
+def page(kept_page):
+    """What is tested is what the page does, not how one comes there."""
+    return kept_page
+
+
 def test_the_findings_page_says_at_which_rates_earlier_runs_held_and_failed(page, server):
-    page.open(f"{server.url}/findings?run=next")
+    page.show("/findings?run=next")
     told = "3 earlier runs alike: stable up to 0.003 (120 steps), failing from 0.1 on."
     page.page.get_by_text(told, exact=True).wait_for()
-    page.open(f"{server.url}/findings?run=bare")
+    page.show("/findings?run=bare")
     page.page.get_by_text("Learning rate:").first.wait_for()
     assert page.page.get_by_text("earlier run").count() == 0
 
 
 def test_the_page_bounds_the_advised_rate_by_what_they_showed(page, server):
-    page.open(f"{server.url}/findings?run=failed")
+    page.show("/findings?run=failed")
+    page.page.get_by_text("How it was estimated", exact=True).click()
     page.page.get_by_text("failed at 0.1, which bounds the interval").first.wait_for()

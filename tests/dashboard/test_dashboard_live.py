@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import time
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from page_driver import needs_browser, tab, training
 
+import ampwatch
 from ampwatch import store
 from ampwatch.cli.dashboard import Server
 
@@ -152,17 +154,48 @@ def test_a_healthy_run_that_begins_to_fail_is_said_while_the_page_is_open(one, f
         assert page.troubles == []
 
 
+# In which refreshes of the chart band and sidebar say different verdicts.
+WATCH = """() => { window.apart = new Set();
+  const look = () => {
+    const band = document.querySelector('.aw-band .aw-verdict')?.innerText.toLowerCase();
+    const side = document.querySelector('.aw-switcher .aw-aloud')?.textContent;
+    const drawn = document.querySelector('[data-drawn]')?.dataset.drawn;
+    if (band && side && !band.includes(side)) window.apart.add(drawn);
+  };
+  new MutationObserver(look).observe(document, { childList: true, subtree: true,
+    characterData: true, attributes: true }); }"""
+
+
+def test_the_sidebar_says_what_the_band_says_from_the_first_refresh_on(one, folders):
+    runs = folders / "runs"
+    with Server([runs]) as server, tab(one) as page, training(runs, "falls", 10_000, 0.02, 5):
+        page.open(server.url)
+        page.says("FAILING")
+        page.drawn(100)
+        codes = {
+            found.code for found in ampwatch.diagnose(ampwatch.open_run(runs / "falls")).findings
+        }
+        page.page.evaluate(WATCH)
+        for turn in range(6):
+            reason = None if turn % 2 else "known"
+            store.edit_tags(runs / "falls", mute=dict.fromkeys(codes, reason))
+            page.says("FAILING" if turn % 2 else "HEALTHY")
+            page.refreshes(4)
+        assert page.page.evaluate("() => window.apart.size") <= 6
+        assert page.troubles == []
+
+
 def test_a_training_on_another_machine_is_seen_over_the_feed_alone(one, folders, monkeypatch):
     monkeypatch.setenv("AMPWATCH_ENDPOINT", "tcp://127.0.0.1:5983")
     here, there = folders / "runs", folders / "another machine"
     with Server([here]) as server, tab(one) as page:
         with training(there, "far", 10_000, 0.02, XDG_STATE_HOME=str(folders / "its state")):
             page.open(server.url)
-            page.says("feed on 127.0.0.1:5983")
             page.says("HEALTHY")
             page.drawn(20)
             page.refreshes(2)
-            page.says("far live · received")
+            page.says(f"far · from {platform.node()}")
+            page.says("live")
         assert list(here.glob("*")) == []
         assert page.troubles == []
 

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from written_runs import write_run
 
 import ampwatch
+from ampwatch.cli.dashboard import Server
 from ampwatch.errors import LogError
 from ampwatch.importers import import_log
 
@@ -87,7 +88,7 @@ def test_what_is_no_log_is_answered_as_a_file_stays_and_is_read_in_a_chosen_form
         import_log(file, tmp_path / "out")
     same = str(caught.value).replace(str(file), "pasted text")
     app = after_pasting(PROSE)
-    assert same.replace("name it with --as", "choose it below") in problems_of(app)
+    assert same.replace("name it with --format", "choose it below") in problems_of(app)
     assert app.text_area[0].value == PROSE
     app.selectbox[0].select("wandb").run()
     assert "pasted text is not a wandb file" in problems_of(app)
@@ -121,8 +122,8 @@ def box_of(page, server):
     """The box to paste into, opened on the page of runs."""
     page.open(f"{server.url}/runs")
     page.page.locator(".aw-runs.all").wait_for()
-    page.page.get_by_role("button", name="Paste a log").click()
-    box = page.page.get_by_label("Some lines of a log")
+    page.page.get_by_role("button", name="Import log").click()
+    box = page.page.get_by_label("Or paste some lines of it")
     box.wait_for()
     return box
 
@@ -140,9 +141,43 @@ def test_a_log_from_the_clipboard_is_diagnosed_each_time_as_a_run_of_its_own(pag
         box.press("Control+V")
         send(box)
         page.page.wait_for_url(re.compile(r"run=pasted-\d+-\d+"))
-        page.says("The loss rose and has not come back")
-        assert float(page.numbers()["loss"]) == LOSSES[-1]
+        page.says("Probably learning rate too high")
+        assert float(page.numbers()["loss"].replace(",", "")) == LOSSES[-1]
     assert len([path for path in runs_in(place) if path.name.startswith("pasted-")]) == 2
+
+
+# As a file that is dragged from a folder over the page, which then shows that it takes files, and
+# let go there.
+FILE = """(type, text) => {
+    const files = new DataTransfer();
+    files.items.add(new File([text], "dropped.log"));
+    document.querySelector(".stMain").dispatchEvent(
+        new DragEvent(type, { bubbles: true, cancelable: true, dataTransfer: files }));
+}"""
+DRAG = f"""text => {{
+    ({FILE})("dragover", text);
+    return document.documentElement.classList.contains("aw-dropping");
+}}"""
+DROP = f"""text => ({FILE})("drop", text)"""
+
+
+@pytest.mark.slow_browser
+@needs_browser
+@pytest.mark.parametrize("path", ["runs", "layers"])  # where runs are, and where none is yet
+def test_a_log_that_is_dropped_on_the_page_is_diagnosed(one, path, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("AMPWATCH_ENDPOINT", "off")
+    (tmp_path / "runs").mkdir()
+    if path == "runs":
+        write_run(tmp_path / "runs", "well")
+    with Server([tmp_path / "runs"]) as server, tab(one) as page:
+        page.open(f"{server.url}/{path}")
+        page.page.locator(".st-key-log-upload input[type=file]").wait_for(state="attached")
+        page.page.wait_for_function(DRAG, arg=LOG)
+        page.page.evaluate(DROP, LOG)
+        page.page.wait_for_url(re.compile("run=dropped"))
+        page.says("Probably learning rate too high")
+        assert page.troubles == []
 
 
 @pytest.mark.slow_browser
@@ -164,7 +199,7 @@ def test_the_open_box_covers_the_list_without_moving_it_and_keeps_its_text(page,
     box.fill("typed on")
     page.page.keyboard.press("Escape")
     box.wait_for(state="detached")
-    page.page.get_by_role("button", name="Paste a log").click()
+    page.page.get_by_role("button", name="Import log").click()
     assert box.input_value() == "typed on"
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import received_runs
+import run_list
+import sidebar
 import streamlit as st
 from page_driver import needs_components
 from streamlit.testing.v1 import AppTest
-from written_runs import step_columns, write_run
+from written_runs import more, step_columns, write_run
 
 import ampwatch
 from ampwatch import codec, store
@@ -38,7 +43,9 @@ def page() -> AppTest:
 
 
 def html_of(app: AppTest) -> str:
-    return " ".join(element.proto.body for element in app.get("html"))
+    """The HTML of the page: Streamlit's, and that of our components, as their messages hold it."""
+    ours = [str(element.proto.bytes) for element in app.get("bidi_component")]
+    return " ".join([*(element.proto.body for element in app.get("html")), *ours])
 
 
 def test_an_empty_folder_shows_the_one_line_and_offers_the_demo(folder):
@@ -48,28 +55,52 @@ def test_an_empty_folder_shows_the_one_line_and_offers_the_demo(folder):
     assert app.button[0].label == "Run the demo"
 
 
+@pytest.mark.parametrize("page_name", [*sidebar.OF_RUN, "Runs", "Compare"])
+def test_without_runs_each_page_says_what_it_would_show_and_takes_a_log(folder, page_name):
+    def script(page_name):
+        import runs_page
+
+        runs_page.show_no_runs(page_name)
+
+    app = AppTest.from_function(script, kwargs={"page_name": page_name}, default_timeout=60).run()
+    assert not app.exception
+    assert f"{page_name} shows " in html_of(app)
+    assert len(app.get("file_uploader")) == 1
+
+
 def test_a_collapse_is_the_pages_headline(folder):
     write_run(folder, "bad", skipped=30)
     app = page()
     assert not app.exception
     assert "FAILING" in html_of(app)
-    assert "AMP103 scale-collapse" in html_of(app)
-    assert "30 of 130 · 23 %" in html_of(app)
+    assert "AMP103" in html_of(app)
+    assert "<b>30 of 130</b><small>23 %</small>" in html_of(app)
 
 
-def test_another_choice_shows_another_run(folder):
+def test_another_address_shows_another_run(folder):
     write_run(folder, "bad", skipped=30, age_s=10)
     write_run(folder, "good", age_s=5000)
     app = page()
     assert "FAILING" in html_of(app)
-    app.radio[0].set_value(str(folder / "good")).run()
-    assert "HEALTHY" in html_of(app)
+    app.query_params["run"] = "good"
+    assert "HEALTHY" in html_of(app.run())
 
 
-def test_live_runs_come_first(folder):
-    write_run(folder, "finished", age_s=60)
-    write_run(folder, "going-on", ended=False, age_s=0.5)
-    assert "live" in page().radio[0].options[0]
+def names_listed() -> list[str]:
+    """The names in the list of runs, in its order, as all pages and the switcher show them."""
+    st.cache_resource.clear()
+    return [choice.full_title for choice in run_list.current_list().choices]
+
+
+def test_the_newest_activity_comes_first_and_a_run_that_just_died_stays_on_top(folder):
+    write_run(folder, "ended a while ago", age_s=600)
+    write_run(folder, "began last, ended first", age_s=3000)
+    write_run(folder, "goes on", ended=False, age_s=0.5)
+    died = write_run(folder, "just died", ended=False, age_s=9000)
+    more(died, 3, time_ns=time.time_ns() - 90 * 10**9 + np.arange(3))
+    assert names_listed() == [
+        "goes on", "just died", "ended a while ago", "began last, ended first",
+    ]  # fmt: skip
 
 
 @needs_components
@@ -81,18 +112,30 @@ def test_a_recorders_copy_of_a_run_that_is_here_itself_is_not_listed(folder):
     writer.close()
     store.write_copies(folder / "copies" / "own", {0: store.CopyNote()})
     (folder / "copies" / "own").rename(folder / "copied")
-    assert list(page().radio[0].options) == ["own"]
+    assert names_listed() == ["own"]
     shutil.rmtree(path)
     app = page()
-    assert list(app.radio[0].options) == ["copied · cut off · received"]
+    assert names_listed() == ["copied · received"]
     assert "this copy stops before batch 1" in html_of(app)
+
+
+def test_a_run_keeps_its_name_when_one_of_another_place_is_called_the_same(folder, monkeypatch):
+    monkeypatch.setenv("AMPWATCH_DASHBOARD_DIRS", os.pathsep.join([str(folder), f"{folder}/more"]))
+    write_run(folder, "same", age_s=50)
+    got = write_run(folder / "more", "same", age_s=10, host="node-7")
+    store.write_copies(got, {0: store.CopyNote(ended_at=2)})
+    info = store.read_info(got)
+    store.describe_run(got, dataclasses.replace(info, id="9" * 32))
+    st.cache_resource.clear()
+    names = {choice.full_title: choice.name for choice in run_list.current_list().choices}
+    assert names == {"same": "same", "same · from node-7": "same~999999"}
 
 
 def test_a_run_that_cannot_be_read_is_said(folder):
     write_run(folder, "good")
     (write_run(folder, "broken") / "run.json").write_text("{")
     app = page()
-    assert list(app.radio[0].options) == ["good"]
+    assert names_listed() == ["good"]
     assert "broken cannot be opened" in html_of(app)
 
 
@@ -107,25 +150,23 @@ def test_a_run_with_a_damaged_end_takes_no_list_down(folder):
     lost.mkdir()
     app = page()
     assert not app.exception
-    assert sorted(app.radio[0].options) == ["bad", "good", "linked"]
+    assert sorted(names_listed()) == ["bad", "good", "linked"]
     assert "steps.arrows cannot be read" in html_of(app)
 
 
-@needs_components
-def test_received_runs_are_told_apart_and_push_no_own_run_off_the_sidebar(folder):
+def test_runs_of_other_places_are_told_apart_and_are_not_in_the_switcher(folder):
     for number in range(12):
         write_run(folder, f"own {number}", age_s=5000 + number)
     for number in range(5):
-        path = write_run(folder, f"got {number}", age_s=10)
+        path = write_run(folder, f"got {number}", age_s=10, host="node-7")
         store.write_copies(path, {0: store.CopyNote(ended_at=2)})
-    app = page()
-    options = app.radio[0].options
-    assert [option.startswith("own") for option in options] == [True] * 9 + [False] * 3
-    assert all(option.endswith("received") for option in options[9:])
-    more = [link.proto.label for link in app.get("page_link")]
-    assert "3 more runs" in more
-    assert "2 more received runs" in more
-    assert "0 live, 12 finished" in html_of(app)
+    st.cache_resource.clear()
+    listed = run_list.current_list()
+    assert sum(choice.full_title.endswith(" · from node-7") for choice in listed.choices) == 5
+    rows, hidden = sidebar._rows_of(listed, "")
+    assert [row.title for row in rows] == [f"own {number}" for number in range(12)]
+    assert hidden == 0
+    assert [row.title for row in sidebar._rows_of(listed, "OWN 11")[0]] == ["own 11"]
 
 
 def test_a_taken_port_is_left_to_who_has_it_and_the_page_says_where_it_listens(
@@ -135,19 +176,22 @@ def test_a_taken_port_is_left_to_who_has_it_and_the_page_says_where_it_listens(
         monkeypatch.setenv("AMPWATCH_ENDPOINT", first.endpoint)
         st.cache_resource.clear()
         app = page()
-        received_runs.server_feed().recorder.stop()
+        recorder = received_runs.server_feed().recorder
+        recorder.stop()
         st.cache_resource.clear()
     assert f"{first.endpoint} is taken" in html_of(app)
-    assert "feed on 127.0.0.1:" in html_of(app)
-    assert f"feed on {first.endpoint.removeprefix('tcp://')}" not in html_of(app)
+    assert recorder.endpoint.removeprefix("tcp://") in html_of(app)
+    assert recorder.endpoint != first.endpoint
 
 
 def test_names_are_data(folder):
     write_run(folder, "<img src=x onerror=alert(1)> **bold**", skipped=30)
     app = page()
     assert not app.exception
-    assert "<img src" not in html_of(app)
-    assert "**" not in app.radio[0].options[0]
+    bodies = [element.proto.body for element in app.get("html")]
+    assert not any("<img src" in body for body in bodies)
+    row = sidebar._row_html(run_list.current_list().choices[0], None)
+    assert "<img src" not in row
 
 
 def test_the_server_listens_on_this_machine_only(folder):

@@ -7,11 +7,11 @@ import time
 import numpy as np
 from layer_chart_data import exponent_histogram
 from open_runs import OpenRuns
-from step_curves import StepCurvesReader, rank_column
+from step_curves import StepCurvesReader
 from written_runs import event_columns
 
 from ampwatch import codec, store
-from ampwatch.report.overview_chart import SCALE, TIME
+from ampwatch.report.overview_chart import SCALE, TIME, rank_column
 from ampwatch.rows import EXPONENT_BINS, Table
 
 NOW = time.time_ns()

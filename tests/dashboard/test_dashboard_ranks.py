@@ -106,7 +106,7 @@ def test_the_page_names_the_rank_and_the_layer_and_draws_both_ranks(page, server
     assert ampwatch.diagnose(run).headline.code == "AMP602"
     band = page.page.locator(".aw-band").inner_text()
     assert f"Rank {BAD} alone overflows" in band
-    assert f"Layer: head of rank {BAD}." in band
+    assert f"layer head of rank {BAD}" in band
     assert is_drawn(page, of_rank(run, 0, "loss"))
     assert is_drawn(page, of_rank(run, BAD, "loss"))
     page.says(", the same on all ranks")
@@ -158,6 +158,6 @@ def test_every_page_tells_the_ranks_apart_and_is_kept_as_a_picture(one, server, 
         assert "rank 1" in words
         assert "head" in words
         page.go("Memory and device")
-        titles = page.page.locator(".stMain p.aw-title").all_inner_texts()
+        titles = page.page.locator(".stMain section p > b").all_inner_texts()
         assert [title.split(" ·")[0] for title in titles] == ["rank 0", "rank 1"]
         assert page.troubles == []

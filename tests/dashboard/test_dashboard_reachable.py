@@ -91,13 +91,85 @@ def test_every_page_names_its_run_on_a_phone(one, server, place):
         assert page.troubles == []
 
 
-def test_the_sidebar_says_how_many_more_runs_there_are(page, server, place):
-    page.open(f"{server.url}/?run=falls")
-    page.page.get_by_role("link", name="5 more runs").click()
+def test_the_switcher_finds_a_run_and_is_worked_by_keys_alone(page, server, place):
+    page.open(f"{server.url}/layers?run=falls")
+    page.page.locator(".aw-map-body canvas").wait_for()
+    page.page.locator(".aw-switcher").focus()
+    page.page.keyboard.press("Enter")
+    rows = page.page.get_by_role("dialog", name="Choose a run").get_by_role("link")
+    rows.nth(13).wait_for()
+    assert rows.count() == 14
+    assert page.faults() == []
+    page.page.keyboard.type("OTHER 7")
+    rows.nth(1).wait_for(state="detached")
+    assert "other 7" in rows.inner_text()
+    page.page.keyboard.press("ArrowDown")
+    page.page.keyboard.press("Enter")
+    page.page.wait_for_url(re.compile(r"/layers\?run=other"))  # the page stays
+    page.page.locator(".aw-switcher").get_by_text("other 7").wait_for()
+
+
+SIDEBAR_OPEN = """wanted => (document.querySelector('[data-testid=stSidebar]')
+    .getBoundingClientRect().right > 0) === wanted"""
+
+
+def test_a_question_mark_lists_the_keys_and_they_do_what_it_says(page, server):
+    page.open(f"{server.url}/runs?run=falls")
     page.page.locator(".aw-runs.all").wait_for()
-    assert "run=falls" in page.page.url
-    page.page.locator(".aw-runs tbody tr[data-go]").nth(13).wait_for()
-    assert page.page.locator(".aw-runs tbody tr[data-go]").count() == 14
+    page.page.keyboard.press("?")
+    page.page.get_by_role("dialog").get_by_role("heading", name="Keys").wait_for()
+    assert page.faults() == []
+    page.page.keyboard.press("Escape")
+    page.page.get_by_role("dialog").wait_for(state="hidden")
+    page.at_rest()  # the colours were changed, and the server answers that too
+    page.page.keyboard.press("/")
+    search = page.page.locator(".stMain .aw-search")
+    search.and_(page.page.locator(":focus")).wait_for()
+    page.page.keyboard.type("fa?r")  # in a field they are letters
+    assert search.input_value() == "fa?r"
+    page.page.keyboard.press("Tab")
+    page.page.evaluate("() => document.activeElement.blur()")
+    page.page.keyboard.press("r")
+    page.page.get_by_role("dialog", name="Choose a run").wait_for()
+
+
+def test_on_a_phone_the_sidebar_goes_once_something_was_chosen_and_stays_away(one, server):
+    with tab(one, size=(420, 900)) as page:
+        page.open(f"{server.url}/?run=falls")
+        page.drawn()
+        choices = (lambda: page.go("Findings"), lambda: page.choose_run("other 3"))
+        for choose in (*choices, page.page.reload):
+            page.page.get_by_test_id("stExpandSidebarButton").click()
+            page.page.wait_for_function(SIDEBAR_OPEN, arg=True)
+            choose()
+            page.page.locator("h1.aw-run").wait_for()
+            page.page.wait_for_function(SIDEBAR_OPEN, arg=False)
+        assert page.troubles == []
+
+
+def test_one_entry_of_the_sidebar_is_lit_on_every_page(page, server):
+    page.open(f"{server.url}/?run=falls")
+    for name in PAGES:
+        page.go(name)
+        page.page.mouse.move(5, 5)
+        page.settled()
+        lit = page.sidebar.get_by_role("link").evaluate_all(
+            "links => links.filter((link) => link.closest('[data-testid=stPageLink]')"
+            " && getComputedStyle(link).backgroundColor !== 'rgba(0, 0, 0, 0)')"
+            ".map((link) => link.innerText)"
+        )
+        assert len(lit) == 1, (name, lit)
+        assert name in lit[0]
+
+
+def test_the_bare_address_and_the_name_of_the_overview_show_it(page, server):
+    for path in ("", "overview"):
+        page.open(f"{server.url}/{path}?run=falls")
+        page.drawn(160)
+        page.page.get_by_role("heading", level=1).get_by_text("Overview").wait_for()
+        assert page.page.title() == "✕ falls - ampwatch"
+        assert page.page.get_by_role("dialog").count() == 0  # Streamlit's "Page not found"
+        page.go("Layers")
 
 
 def pasted(page) -> str:
@@ -134,15 +206,17 @@ def test_every_page_opens_is_kept_as_a_picture_and_holds_nothing_that_some_reade
 
 def test_a_layer_is_reached_and_opened_by_keys_alone(page, server):
     page.open(f"{server.url}/layers?run=falls")
-    page.page.locator(".aw-leaf").first.wait_for()
+    page.page.locator(".aw-heatmap[data-rows]").wait_for()
     page.settled()
     for _ in range(80):
         page.page.keyboard.press("Tab")
         assert page.page.evaluate(HAS_RING)
-        if page.page.evaluate("() => document.activeElement.matches('.aw-leaf')"):
+        if page.page.evaluate("() => document.activeElement.matches('.aw-map-scroll')"):
             break
-    wanted = page.page.evaluate("() => document.activeElement.dataset.go")
-    page.page.keyboard.press(" ")
+    for _ in range(3):
+        page.page.keyboard.press("ArrowDown")
+    wanted = page.page.locator(".aw-heatmap .aw-spoken").text_content().split(",")[0]
+    page.page.keyboard.press("Enter")
     page.page.wait_for_url(re.compile(rf"layer={wanted}(&|$)"))
 
 

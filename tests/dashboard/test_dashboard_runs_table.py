@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 
+import address
 import pytest
 import run_list
 import streamlit as st
@@ -16,6 +18,7 @@ from runs_table import (
     RunsTable,
     SearchError,
     body_html,
+    columns_after,
     groups_of,
     head_html,
     in_order,
@@ -72,7 +75,7 @@ ROWS = [
         ("rate>=0.1 rate<.5", "big 10"),
         ("skipped:9 source:apex", "foreign"),
         ("state:live", "Lr=0.1"),
-        ("age<5min", "big 9"),
+        ("age<300min", "big 9"),  # they are made when this file is loaded
         ("age>1d", "big 10|Lr=0.1|foreign"),
         ("scale=65,536", "big 9|big 10|foreign"),
     ],
@@ -129,6 +132,8 @@ def test_a_run_is_in_the_group_of_each_of_its_tags():
 def test_the_view_in_the_address_is_the_view_that_was_written():
     view = RunsView("rate>0.1 & größe", "-rate", "tag", "received", ("a&b", "no tag"))
     assert runs_view_in(view.text()) == view
+    encoded = address.link("runs", address.Address(list=RunsView("verdict:failing lr>1").text()))
+    assert encoded == "./runs?list=find%3Dverdict%3Afailing+lr%3E1"  # and not twice
     assert RunsView().text() is None
     assert runs_view_in("group=nonsense&%&find").group == ""
 
@@ -164,8 +169,28 @@ def test_groups_are_headings_among_the_rows_and_are_folded():
 
 def test_a_column_that_no_run_fills_is_left_out():
     assert "source" not in shown(ROWS[:2]).columns
-    assert {"source", "tags", "model"} <= set(shown(ROWS).columns)
+    assert {"source", "tags"} <= set(shown(ROWS).columns)
     assert "tags" not in shown([row("plain")]).columns
+
+
+def test_the_gravest_verdicts_are_grouped_first_whichever_run_is_newest():
+    rows = [
+        row("fine"), row("odd", entry=dataclasses.replace(ENTRY, verdict="warning")),
+        row("broken", entry=failing()), row("unread", entry=None),
+    ]  # fmt: skip
+    items = shown(rows, RunsView(group="verdict")).items
+    names = [item.name for item in items if isinstance(item, RunGroup)]
+    assert names == ["failing", "warning", "healthy", "reading"]
+
+
+def test_columns_are_those_that_were_chosen_in_that_order():
+    chosen = ("run", "rate", "verdict")
+    assert shown(ROWS, RunsView(columns=("run", "rate", "nonsense", "verdict"))).columns == chosen
+    assert columns_after("raise", "rate", chosen) == ("rate", "run", "verdict")
+    assert columns_after("column", "loss", chosen) == (*chosen, "loss")
+    assert columns_after("column", "rate", chosen) == ("run", "verdict")
+    assert columns_after("column", "run", ("run",)) == ("run",)  # one stays
+    assert runs_view_in(RunsView(columns=chosen).text()).columns == chosen
 
 
 def test_headings_say_how_they_sort_and_names_are_data():
@@ -226,9 +251,12 @@ def test_an_entry_is_kept_on_disk_until_the_runs_files_change(state, tmp_path, m
     assert made.last_step == 129
     assert (made.highest_rate, made.skipped) == (0.1, 30)
     assert made.course.split()[0] == "16"
+    assert math.isnan(made.loss)  # the last one
+    assert float(made.loss_course.split()[0]) == 2.0
     entries._workers.shutdown()
     monkeypatch.setattr("run_list._make_entry", lambda _: pytest.fail("it is kept"))
-    assert RunEntries().entry_of(choice).entry == made
+    again = RunEntries().entry_of(choice).entry
+    assert repr(again) == repr(made)  # NaN is no equal of itself
     (path / "rank-0" / "devices.arrows").write_bytes(b"more")
     assert RunEntries().entry_of(choice_of(path)) is None
 

@@ -170,7 +170,9 @@ def test_settings_are_found_as_one_types_and_on_reload(page, server):
     page.page.get_by_text("No setting matches.").wait_for()
     page.page.wait_for_url(re.compile("find=nowhere"))
     page.open(f"{server.url}/settings?run=train-2&find=width")
-    page.page.wait_for_function("() => document.querySelector('.aw-search')?.value === 'width'")
+    page.page.wait_for_function(
+        "() => document.querySelector('.stMain .aw-search')?.value === 'width'"
+    )
     assert visible(page.page) == ["model.width"]
     assert page.page.title() != "taken"
 
@@ -193,3 +195,15 @@ def test_a_value_is_copied_and_both_runs_are_compared_by_keys(one, server):
         page.page.wait_for_url(re.compile("/compare.*runs=train-1(,|%2C)train-2"))
         page.drawn()
         assert page.troubles == []
+
+
+def test_what_a_rank_kept_of_its_console_and_its_code_is_shown_as_written(tmp_path):
+    from settings_page import kept_html
+
+    assert kept_html(tmp_path, 0) == ""
+    (tmp_path / "rank-0").mkdir()
+    (tmp_path / "rank-0/console.txt").write_text("step 1\n<b>loss 2^16</b>")
+    shown = kept_html(tmp_path, 0)
+    assert "2 last lines; secrets are replaced" in shown
+    assert "<pre>step 1<br>&lt;b&gt;loss 2^16&lt;/b&gt;</pre>" in shown
+    assert "Uncommitted changes" not in shown

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import time
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 from run_chart import odd_lines, thinned_base
 from step_curves import NumberAge, StepCurvesReader
+from test_report_step_notes import resumed
 from written_runs import event_columns, step_columns, write_run
 
+import ampwatch
 from ampwatch import codec, store
+from ampwatch.diagnosis.value_text import scale_text
 from ampwatch.report.overview_chart import SCALE
 from ampwatch.rows import DTYPES, Table
 
@@ -166,6 +172,53 @@ def test_the_strip_says_of_when_a_number_is(tmp_path):
     assert "<b>0.1</b>" in shown
 
 
+def figures_of(path):
+    from open_runs import OpenRuns
+    from overview_page import numbers_html
+
+    shown = numbers_html(OpenRuns().snapshot_of(str(path)))
+    return dict(re.findall(r"<span>([^<]+)</span><b>([^<]+)</b>", shown)), shown
+
+
+def test_each_figure_has_its_number_in_four_digits_and_its_curve(tmp_path):
+    path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="figures"))
+    scale = 2.0 ** -np.arange(9.0)
+    append(path, {
+        "step": range(9), "scale": scale, "scale_after": scale, "skipped": [False] * 9,
+        "loss": np.linspace(9, 28421.7, 9), "lr": [4.098e-8] * 9,
+    })  # fmt: skip
+    figures, shown = figures_of(path)
+    assert figures["loss"] == "28,420"
+    assert figures["learning rate"] == "4.1e-8"
+    assert figures["loss scale"] == "2⁻⁸"
+    assert "<small>= 0.003906</small>" in shown
+    assert shown.count('class="aw-spark"') == 3
+
+
+def test_a_scale_drawn_small_has_equal_steps_for_equal_powers(tmp_path):
+    import runs_table
+    from test_dashboard_runs_table import ENTRY, row
+
+    path = write_run(tmp_path, accepted=2, skipped=60)
+    _, shown = figures_of(path)
+    entry = dataclasses.replace(ENTRY, course=" ".join(str(16 - 4 * n) for n in range(12)))
+    small = [unquote(shown).split("loss scale")[1], runs_table._scale(row(entry=entry))]
+    for svg in small:
+        path = re.search(r""" d=["']([^"']+)""", svg)[1]
+        heights = np.array([float(y) for y in re.findall(r"V([\d.]+)", path)])
+        steps = np.diff(np.unique(heights))
+        assert len(steps) > 8
+        assert steps.max() <= steps.min() + 0.21  # written with one decimal
+
+
+def test_a_step_taken_again_by_a_later_attempt_counts_once(tmp_path):
+    run = resumed(tmp_path)  # killed at step 99, resumed at step 80
+    figures, _ = figures_of(run.path)
+    assert figures["skipped"] == "0 of 180"
+    curves = StepCurvesReader().read(run)
+    assert (len(curves), curves.step_count) == (200, 180)
+
+
 def test_a_column_that_was_never_finite_is_drawn_as_that(tmp_path):
     path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="never"))
     append(path, {"step": [0, 1, 2], "scale": [1.0] * 3, "loss": [np.nan] * 3, "lr": [None] * 3})
@@ -174,3 +227,22 @@ def test_a_column_that_was_never_finite_is_drawn_as_that(tmp_path):
     assert "lr" not in curves.present
     arrays = odd_lines(curves)
     assert [arrays["odd.loss.first"].tolist(), arrays["odd.loss.last"].tolist()] == [[0], [2]]
+
+
+@pytest.mark.parametrize(
+    ("scale", "shown"), [([8.0, 8.0, 4.0], "2²"), ([2.0**-148, 2.0**-149, 0.0], "0")]
+)
+def test_the_figure_of_the_loss_scale_is_where_its_chart_ends(tmp_path, scale, shown):
+    """A scale that is halved to 0 has no power of two at its end."""
+    path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="ends"))
+    after = [*scale[1:], scale[-1] / 2]
+    append(path, {
+        "step": range(3), "scale": scale, "scale_after": after, "skipped": [True] * 3,
+        "loss": [1.0] * 3,
+    })  # fmt: skip
+    figures, whole = figures_of(path)
+    assert figures["loss scale"] == shown
+    findings_name = ampwatch.diagnose(path).run.final_scale
+    assert findings_name == after[-1]
+    is_other = after[-1] != scale[-1]
+    assert (f"; next {scale_text(findings_name)}" in whole) == is_other

@@ -126,7 +126,7 @@ def test_a_mark_is_pressed_on_a_phone_and_checkpoints_have_words(one, server):
 def test_a_live_runs_timeline_grows_and_keeps_the_keyboards_place(page, server, folder):
     with training(folder, "grows", 4000, 0.02, 60):
         page.open(f"{server.url}/timeline?run=grows")
-        page.page.get_by_text("goes on").wait_for()
+        page.page.get_by_text("goes on").first.wait_for()
         last = page.page.locator(".aw-happened a").first
         last.focus()
         before = page.page.locator(".aw-happened").inner_text()
@@ -134,3 +134,33 @@ def test_a_live_runs_timeline_grows_and_keeps_the_keyboards_place(page, server, 
             "before => document.querySelector('.aw-happened').innerText !== before", arg=before
         )
         assert page.page.evaluate("() => document.activeElement.closest('.aw-happened') !== null")
+
+
+# --- what drowned the rest ------------------------------------------------------------------------
+
+
+def stormy(folder):
+    path = write_run(folder, "a", accepted=400)
+    write_events(path, [(50, "scale-set", {})])
+    skips = [(at, "overflow", {"layer": "head", "scale": 4.0}) for at in (100, 150, 200, 250, 300)]
+    write_events(path, skips)
+    return path
+
+
+def test_stretches_of_skips_are_one_row_with_a_count_that_opens(tmp_path, monkeypatch):
+    page = opened(stormy(tmp_path), monkeypatch)
+    assert page.count('<details data-key="skips">') == 1
+    assert "5 skips and overflows, in 5 stretches" in page
+    alone = opened(stormy(tmp_path / "b"), monkeypatch, kinds=(Kind.SKIP,))
+    assert "<details" not in alone
+
+
+def test_a_row_says_the_time_of_day_and_how_long_after_the_start(tmp_path, monkeypatch):
+    page = opened(stormy(tmp_path), monkeypatch)
+    assert '<th scope="col">at</th>' in page
+    assert re.search(r'<span title="[^"]+ after the start">\d\d:\d\d:\d\d</span>', page)
+
+
+def test_a_span_that_has_room_has_its_name(tmp_path, monkeypatch):
+    page = opened(write_run(tmp_path, "a", accepted=400, skipped=300), monkeypatch)
+    assert re.search(r"<span>AMP\d{3}</span></a>", page)

@@ -95,7 +95,7 @@ def test_a_title_says_the_newest_value_and_where_it_was_not_finite(tmp_path):
     picture = picture_of(look, Address())
     titles = {p.strokes[0].label: "".join(words for words, _ in p.title) for p in picture.panels}
     assert titles["val/loss"] == "val/loss, 1.25 at step 20, 1 value not finite, first at step 10"
-    assert [axis.label for axis in picture.axes] == ["time", "tokens"]
+    assert [axis.label for axis in picture.axes] == ["time", "clock", "tokens"]
     chosen = picture_of(look, Address(values="tokens"))
     labels = [panel.strokes[0].label for panel in chosen.panels]
     assert "tokens" in labels

@@ -12,6 +12,7 @@ from test_report_terminal import report_of
 from written_runs import event_columns, step_columns, write_run
 
 from ampwatch import cli, codec, diagnose, open_run, store
+from ampwatch.diagnosis.scale_history import EstablishedScale
 from ampwatch.report import html_report
 from ampwatch.report.overview_chart import SCALE, TIME, curves_of
 from ampwatch.rows import Table
@@ -20,7 +21,7 @@ ATTACK = """</script><script>alert(1)</script><img src=x onerror=alert(2)> "'&@s
 
 
 def html_of(path, out, capsys) -> str:
-    assert cli.run(["report", str(path), "--html", str(out)]) == 0
+    assert cli.run(["report", str(path), "-o", str(out)]) == 0
     capsys.readouterr()
     return out.read_text("utf-8")
 
@@ -100,9 +101,10 @@ def test_its_chart_is_seen_otherwise_and_saved_without_a_network(tmp_path, capsy
     page = offline.page
     page.get_by_label("x axis").select_option(label="time")
     assert page.evaluate("() => document.querySelector('.aw-plot').drawn.range[1]") < 1  # seconds
+    page.locator(".aw-menu summary", has_text="Share").click()
     for kind, begin in (("CSV", b"line,step,time,value"), ("PNG", b"\x89PNG"), ("SVG", b"<svg")):
         with page.expect_download() as download:
-            page.get_by_role("button", name=kind, exact=True).click()
+            page.get_by_role("button", name=f"Save {kind}").click()
         assert download.value.path().read_bytes().startswith(begin)
         assert download.value.suggested_filename.endswith(f"-chart.{kind.lower()}")
 
@@ -112,10 +114,14 @@ def test_the_text_is_the_terminals_word_for_word(tmp_path, capsys, offline):
     path, out = write_run(tmp_path, skipped=30), tmp_path / "out.html"
     html_of(path, out, capsys)
     draw(offline, out)
-    text = offline.page.locator(".verdict").inner_text()
+    parts = [offline.page.locator(part).inner_text() for part in (".verdict", ".more")]
     plain = report_of(path, terminal=True)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", plain)
-    assert words(text) == words(plain)
+    told = [word for part in parts for word in words(part)]
+    assert sorted(told) == sorted(words(plain))
+    found = offline.page.locator(".verdict, .aw-plot, .more").all()[:3]
+    places = [one.evaluate("one => one.classList[0]") for one in found]
+    assert places == ["verdict", "aw-plot", "more"]
 
 
 @pytest.mark.slow_browser
@@ -137,7 +143,7 @@ def test_a_runs_name_is_text_and_nothing_else(tmp_path, capsys, offline):
     assert "<img" not in text
     assert text.count("<script") == 3  # two messages, and what draws them
     draw(offline, tmp_path / "out.html")
-    assert ATTACK in offline.page.locator(".verdict").inner_text()
+    assert ATTACK in offline.page.locator(".more").inner_text()
     assert offline.page.locator(".aw-window").get_attribute("title").startswith(ATTACK)
     assert offline.page.locator("[data-layer]").get_attribute("data-layer") == ATTACK
     assert offline.page.locator("img").count() == 0
@@ -168,7 +174,7 @@ def test_a_comparison_draws_each_run_over_the_others_and_says_what_the_terminal_
 ):
     runs = [str(write_run(tmp_path, name, skipped=n)) for name, n in ((ATTACK[:9], 3), ("b", 30))]
     out = tmp_path / "out.html"
-    assert cli.run(["compare", *runs, "--html", str(out)]) == 0
+    assert cli.run(["compare", *runs, "-o", str(out)]) == 0
     assert cli.run(["compare", *runs]) == 0
     printed = capsys.readouterr().out.split("kB\n", 1)[1]
     draw(offline, out)
@@ -216,7 +222,7 @@ def test_a_million_steps_are_half_a_megabyte_and_no_skip_is_lost(tmp_path):
     assert all(len(line.x) <= 2000 for line in curves.lines.values())
     assert set(curves.lines) == {SCALE, TIME, "loss", "grad_norm", "lr"}
     short = diagnose(open_run(write_run(tmp_path)))  # judging a million steps is another's test
-    assert len(html_report(open_run(path), short, 2.0**15).encode()) < 500_000
+    assert len(html_report(open_run(path), short, EstablishedScale(2.0**15, 0)).encode()) < 500_000
 
 
 def test_no_steps_make_a_report_without_charts(tmp_path, capsys):
@@ -240,12 +246,15 @@ def test_a_scale_that_ran_away_is_still_a_report(tmp_path, capsys):
     assert '<td class="number">none</td>' in text
 
 
-@pytest.mark.parametrize("place", ["folder", "absent/out.html"])
-def test_a_place_that_is_no_file_is_refused_before_any_work(tmp_path, capsys, place):
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("folder", "the name says what to write"), ("absent/out.html", "pass a file")],
+)
+def test_a_place_that_is_no_file_is_refused_before_any_work(tmp_path, capsys, place, words):
     (tmp_path / "folder").mkdir()
     out = tmp_path / place
-    assert cli.run(["report", str(write_run(tmp_path)), "--html", str(out)]) == 2
-    assert "pass a file" in capsys.readouterr().err
+    assert cli.run(["report", str(write_run(tmp_path)), "-o", str(out)]) == 2
+    assert words in capsys.readouterr().err
     assert list(tmp_path.glob("**/.*new")) == []
 
 
@@ -266,5 +275,5 @@ def test_without_what_thins_lines_it_says_what_to_install(tmp_path, capsys, monk
 
 def test_several_runs_are_sent_to_compare(tmp_path, capsys):
     path = str(write_run(tmp_path))
-    assert cli.run(["report", path, path, "--html", str(tmp_path / "x.html")]) == 2
+    assert cli.run(["report", path, path, "-o", str(tmp_path / "x.html")]) == 2
     assert "ampwatch compare" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_a_burst_of_skips_that_healed_is_told_once_steps_are_established_again()
     assert "AMP303" not in found(spiking(4, 19))
     one = finding(spiking(4, 20), "AMP303")
     assert (one.severity.value, one.first_step, one.last_step) == ("info", 60, 63)
-    assert "4 octaves" in one.cause
+    assert "a factor of 16" in one.cause
 
 
 def test_a_burst_that_healed_is_no_storm_and_the_run_is_healthy():
@@ -127,7 +127,7 @@ def drifting(count=400, factor=16.0, loss=None):
 def test_a_gradient_norm_that_only_rises_is_an_early_sign():
     one = finding(drifting(), "AMP304")
     assert one.severity.value == "warning"
-    assert one.first_step == 80
+    assert one.first_step == 110  # until then no higher than the median of the first part
 
 
 def test_a_norm_that_rises_less_or_jumps_or_goes_with_learning_is_no_drift():
@@ -152,7 +152,9 @@ def test_trouble_right_after_a_change_is_put_down_to_it():
     assert "from 0.1 to 0.5" in finding(doubled, "AMP306").summary
     leap = {"optimizer": 0, "group": 1, "from": 0.02, "to": 0.06}
     in_group = collapsing([(195, "lr-changed", leap)])  # the steps' rate is the first group's
-    assert "the rate of group 1 went from 0.02 to 0.06" in finding(in_group, "AMP306").summary
+    assert (
+        "the learning rate of group 1 went from 0.02 to 0.06" in finding(in_group, "AMP306").summary
+    )
     grown = collapsing([(195, "batch-size-changed", {"from": 32, "to": 256})])
     assert "the batch size went from 32 to 256" in finding(grown, "AMP306").summary
 

@@ -12,7 +12,7 @@ import pytest
 from hand_built import HandBuiltRun, device_table, event_table, layer_table, scaled_run, step_table
 
 from ampwatch.diagnosis import diagnose
-from ampwatch.diagnosis.column_arrays import DoublingWindows
+from ampwatch.diagnosis.doubling_windows import DoublingWindows
 
 GB = 1e9
 TOTAL = 80e9

@@ -42,8 +42,8 @@ def test_the_limit_is_told_between_the_rates_that_held_and_those_that_failed():
 def test_runs_that_failed_for_another_reason_are_counted_and_count_against_no_rate():
     text = said(ran("a", "stable", 3e-4), ran("b", "neither", 1e-4))
     assert text == (
-        "2 earlier runs alike: stable up to 0.0003 (1,000 steps), none failed by its rate; "
-        "1 did not tell."
+        "2 earlier runs alike: stable up to 0.0003 (1,000 steps), none failed by its learning "
+        "rate; 1 did not tell."
     )
 
 

@@ -63,6 +63,28 @@ def test_a_log_of_few_lines_is_judged_by_them_and_says_how_few_they_are():
     )
 
 
+@pytest.mark.parametrize(("steps", "epochs", "verdict"), [
+    (range(7), False, "incomplete"), (range(7), True, "healthy"),
+    (range(0, 700, 100), False, "healthy"), (range(3), True, "incomplete"),
+])  # fmt: skip
+def test_a_few_single_steps_show_less_than_as_many_epochs_or_lines_far_apart(
+    steps, epochs, verdict
+):
+    table = step_table(step=list(steps), loss=[2.0 - n / 10 for n in range(len(steps))])
+    marks = {"step": ["epochs"]} if epochs else {}
+    run = HandBuiltRun(table, info=Info(source="generic", scaler={}, marks=marks))
+    assert diagnose(run).verdict.value == verdict
+
+
+@pytest.mark.parametrize(("lines", "verdict"), [(3, "incomplete"), (5, "healthy")])
+def test_a_loss_scale_beside_them_does_not_make_a_few_lines_enough(lines, verdict):
+    table = step_table(
+        step=[50 * n for n in range(lines)], loss=[2.0 - n / 10 for n in range(lines)],
+        scale=[65536.0] * lines,
+    )  # fmt: skip
+    assert diagnose(HandBuiltRun(table, info=Info(source="csv"))).verdict.value == verdict
+
+
 def test_what_was_found_in_few_steps_stands():
     skipped = [False] * 25 + [True] * 15
     assert diagnose(scaled_run(skipped)).verdict.value == "failing"
@@ -96,4 +118,4 @@ def test_the_json_keeps_its_keys_and_gives_the_reason_with_the_advice():
 
 def test_nothing_accepted_yet_is_said_as_before():
     told = diagnose(scaled_run([True] * 4))
-    assert told.calm == "The record ends before anything could be judged."
+    assert told.calm == "The log ends before anything could be judged."

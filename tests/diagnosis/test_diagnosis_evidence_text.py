@@ -66,7 +66,7 @@ def test_every_signal_has_a_label():
         (Evidence("loss_peak", 209, 790.4, 4.1, "before"),
          "highest loss (median of a few steps) from step 209: 790.4 (before: 4.1)"),
         (Evidence("lr_moved", 900, 91.0, 91.0, "skips"),
-         "changes of the rate on skipped steps up to step 900: 91 (skips: 91)"),
+         "changes of the learning rate on skipped steps up to step 900: 91 (skips: 91)"),
         (Evidence("act_finite", 7, "false", 65504.0, "largest number of fp16"),
          "output is finite at step 7: no (largest number of fp16: 65,504)"),
         (Evidence("underflow_share", 50, 0.981, 0.5, "threshold"),

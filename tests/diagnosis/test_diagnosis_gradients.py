@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hand_built import HandBuiltRun, Info, layer_table, scaled_run, step_table
 
-from ampwatch.diagnosis import diagnose
+from ampwatch.diagnosis import Severity, diagnose
 
 COUNT = 120
 NOISE = np.random.default_rng(0).normal(2.0, 0.1, COUNT)
@@ -118,6 +118,27 @@ def table_of(**columns):
 def underflow_of(run):
     """The finding that gradients underflow, or nothing."""
     return next((f for f in diagnose(run).findings if f.code == "AMP201"), None)
+
+
+@pytest.mark.parametrize(("least", "is_told"), [(1e-2, True), (1e-6, False)])
+def test_gradients_of_a_loss_that_is_practically_zero_are_not_lost(least, is_told):
+    """They are next to nothing in any format, and rise and fall with each batch."""
+    loss = np.geomspace(1.0, least, 1200).tolist()
+    rows = [
+        row
+        for step in range(0, 1200, 60)
+        for row in (
+            {"step": step, "layer": "up", "underflow_share": 0.9, "scale_low": 2.0**30},
+            {"step": step, "layer": "head", "underflow_share": 0.0, "scale_high": 2.0**16},
+        )
+    ]
+    run = scaled_run([False] * 1200, loss=loss, layers=layer_table(rows))
+    at = run.steps.schema.get_field_index("grad_norm")
+    norm = np.geomspace(0.01, 1.0, 1200).tolist()
+    run.steps = run.steps.set_column(at, "grad_norm", [norm])
+    told = {f.code for f in diagnose(run).findings if f.severity is not Severity.INFO}
+    about_gradients = {"AMP201", "AMP208", "AMP304"}
+    assert told & about_gradients == (about_gradients if is_told else set())
 
 
 def test_norms_of_zero_among_others_that_fp16_hardly_holds_are_underflow():

@@ -219,7 +219,7 @@ def test_a_restart_at_a_higher_rate_is_told_where_the_loss_climbs_later_and_stay
     restart = event_table([(1500, "started", {})])
     one = finding(raised(events=restart), "AMP306")
     assert (one.severity.value, one.first_step) == ("warning", 1500)
-    assert "The rate rose from 0.0001 to 0.001" in one.cause
+    assert "The learning rate rose from 0.0001 to 0.001" in one.cause
     for harmless in ({"norm": 1.0}, {"loss": 1.1}, {"rate": 1.0}):
         assert "AMP306" not in alarms(raised(events=restart, **harmless))
 
@@ -273,3 +273,19 @@ def test_a_level_that_stands_over_several_cells_is_in_each_and_odd_positions_are
     levels.count_loose(-(2**62), 4, 1)
     levels.count_loose(20, 2, 2)
     assert levels.loose[:, :2].tolist() == [[4, 2], [1, 2]]
+
+
+def test_a_restart_after_which_the_loss_stands_far_off_is_told_though_norms_rose_little():
+    restart = event_table([(1500, "state-loaded", {})])
+    assert "AMP306" in alarms(leaping(loss=1.6, norm=1.6, update=1.0, events=restart))
+    assert "AMP306" not in alarms(leaping(loss=1.6, norm=1.1, update=1.0, events=restart))
+
+
+def test_a_restart_of_the_schedule_that_comes_again_is_no_jump_once_the_loss_is_at_its_best():
+    at, random = np.arange(3200), np.random.default_rng(0)
+    lr = 0.05 * (1 + np.cos(np.pi * (at % 1000) / 1000)) + 1e-6
+    loss = 0.6 + 1.5 * np.exp(-at / 600) + 5 * lr * np.exp(-at / 6000)
+    columns = {"loss": loss + 0.04 * random.standard_normal(3200), "lr": lr}
+    columns["grad_norm"] = np.exp(0.2 * random.standard_normal(3200))
+    rows = {name: values.tolist() for name, values in columns.items()}
+    assert "AMP306" not in alarms(HandBuiltRun(step_table(**rows)))

@@ -71,6 +71,24 @@ def test_noise_of_any_law_and_length_is_hardly_ever_told_and_never_final(law):
         assert bad <= 4
 
 
+@pytest.mark.parametrize(("count", "most"), [(5, 28), (8, 16), (12, 10), (20, 6)])
+def test_a_few_losses_of_single_samples_are_seldom_told_however_far_they_spread(count, most):
+    random = np.random.default_rng(count)
+    for spread in (0.5, 1.0, 1.5):
+        found = [loss_course(random.lognormal(0.0, spread, count)).end for _ in range(200)]
+        assert sum(end in TOLD for end in found) <= most
+        assert sum(end in BAD for end in found) <= 6
+
+
+@pytest.mark.parametrize("count", [6, 10, 20])
+def test_a_few_losses_of_which_the_last_two_are_four_times_higher_are_told(count):
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        losses = np.linspace(4, 2, count) * random.lognormal(0.0, 0.05, count)
+        losses[-2:] *= 4
+        assert loss_course(losses).end in TOLD
+
+
 def after_noise(count, seed=0):
     random = np.random.default_rng(seed)
     return 2.0 + 3 * np.exp(-np.arange(count) / (count / 6)) + 0.05 * random.standard_normal(count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hand_built import HandBuiltRun, Info, event_table, step_table
+from hand_built import HandBuiltRun, Info, event_table, scaled_run, step_table
 
 import ampwatch
 from ampwatch.diagnosis import Engine, diagnose
@@ -453,4 +453,100 @@ def test_a_loss_that_climbs_far_above_all_that_it_was_is_told_without_gradients_
     columns["loss"] *= np.concatenate([np.ones(1500), slowly, np.full(2000, 50.0)])
     run = tabled(columns, tmp_path, names=("loss", "lr"))
     assert told(run) == {"AMP307": "error"}
-    assert "This record does not show why." in finding(run, "AMP307").cause
+    assert "This log does not show why." in finding(run, "AMP307").cause
+
+
+def test_batches_that_stand_out_are_listed_with_their_steps_and_their_distance():
+    columns = healthy(4000, level=3.2)
+    at = [400, 1300, 2200, 3100]
+    columns["loss"][at] = 5.0
+    columns["update_norm"][at] *= 3.0
+    regular = finding(attached(columns), "AMP206")
+    assert regular.steps == tuple(at)
+    assert "Each is 900 steps after the one before" in regular.cause
+    irregular = finding(attached(junk()), "AMP206")
+    assert irregular.steps == (300, 480, 655, 720, 901)
+    assert "after the one before" not in irregular.cause
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.3, False), (0.06, False), (0.02, True)])
+def test_a_second_task_that_is_drawn_now_and_then_is_no_bad_batch(share, told):
+    random, count = np.random.default_rng(3), 1200
+    other = random.random(count) < share
+    loss = np.where(other, 1.1 + 4.8 * np.exp(-np.arange(count) / 80), 0.4) + 0.03 * random.random(
+        count
+    )
+    norm = np.where(other, 0.8, 0.07) * np.exp(0.5 * random.standard_normal(count))
+    columns = {"loss": loss.tolist(), "grad_norm": norm.tolist(), "lr": [1e-3] * count}
+    table = step_table(**columns, skipped=[False] * count)
+    run = HandBuiltRun(table, info=Info(source="csv", scaler={}))
+    assert ("AMP206" in {one.code for one in diagnose(run).findings}) == told
+
+
+@pytest.mark.parametrize("steps", [600, 800, 1500])
+def test_bad_batches_that_begin_late_are_told_however_many_they_are(steps):
+    """The data of the first 520 steps had none: one in nine is not what they are made of."""
+    chance, step = np.random.default_rng(0), np.arange(steps)
+    clean = (2 * np.exp(-step / 300) + 0.3) * (1 + 0.05 * chance.standard_normal(steps))
+    for begin, told in ((520, "warning"), (0, None)):
+        bad = (step % 9 == 0) & (step >= begin)
+        run = scaled_run([False] * steps, loss=np.where(bad, 30 * clean, clean).tolist())
+        found = {one.code: one.severity.value for one in diagnose(run).findings}
+        assert found.get("AMP206") == told
+
+
+def test_hard_examples_of_data_that_are_nearly_learnt_are_no_bad_batches():
+    """They stand out late, as all others are learnt, and never above the first losses."""
+    chance, step = np.random.default_rng(0), np.arange(1500)
+    easy = 2.3 * np.exp(-step / 120) + 0.01
+    hard = np.where(chance.random(1500) < 0.11, np.minimum(0.9, 40 * easy), 0.0)
+    loss = (easy + hard * (step > 200)) * (1 + 0.05 * chance.standard_normal(1500))
+    run = scaled_run([False] * 1500, loss=loss.tolist())
+    assert "AMP206" not in {one.code for one in diagnose(run).findings}
+
+
+def test_the_noise_of_the_loss_does_not_adapt_to_bad_batches():
+    """One in nine from step 520 on: they widened the very band that shows them."""
+    for steps in (600, 700, 800):
+        chance, step = np.random.default_rng(0), np.arange(steps)
+        clean = (2 * np.exp(-step / 300) + 0.3) * np.exp(0.3 * chance.standard_normal(steps))
+        bad = (step >= 520) & (chance.random(steps) < 0.11)
+        norm = np.where(bad, 30.0, 1.0) * (1 + 0.1 * chance.standard_normal(steps))
+        loss = np.where(bad, 30 * clean, clean)
+        lr = np.full(steps, 1e-3)
+        run = HandBuiltRun(step_table(loss=loss.tolist(), grad_norm=norm.tolist(), lr=lr.tolist()))
+        assert {one.code: one.severity.value for one in diagnose(run).findings}[
+            "AMP206"
+        ] == "warning"
+
+
+def test_one_spike_that_falls_back_from_its_peak_at_once_is_only_told_while_it_is_short():
+    for steps, expected in ((24, "info"), (120, "warning")):
+        columns = healthy(2000)
+        shape = 2.0 * np.exp(-np.arange(700) / (steps / 2))
+        columns["loss"][1200:1900] += shape
+        columns["grad_norm"][1200:1900] *= 1 + 3 * shape
+        assert told(attached(columns)).get("AMP303") == expected, steps
+
+
+def test_spikes_at_one_distance_that_take_much_of_the_record_are_planned():
+    columns, random = healthy(2000), healthy(2000, seed=1)
+    for at, other in zip((400, 800, 1200, 1600), (370, 800, 1130, 1620), strict=True):
+        for name, begin in ((columns, at), (random, other)):
+            shape = 2.0 * np.exp(-np.arange(200) / 35)
+            name["loss"][begin : begin + 200] += shape
+            name["grad_norm"][begin : begin + 200] *= 1 + shape
+    assert told(attached(columns)) == {"AMP303": "info"}
+    assert told(attached(random)) == {"AMP303": "warning"}
+
+
+def test_spikes_that_leave_next_to_all_that_was_learnt_cost_nothing():
+    for level, expected in ((4.5, "info"), (0.05, "warning")):
+        at = np.arange(3000)
+        columns = healthy(3000)
+        noise = np.exp(0.3 * np.random.default_rng(0).standard_normal(3000))
+        columns["loss"] = 1e-3 * noise + level * np.exp(-at / 60)
+        for begin in (2300, 2500, 2700, 2900):
+            columns["loss"][begin : begin + 12] += 0.03
+            columns["grad_norm"][begin : begin + 12] *= 5
+        assert told(attached(columns)).get("AMP303") == expected

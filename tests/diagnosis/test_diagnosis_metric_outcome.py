@@ -162,6 +162,27 @@ def test_a_share_of_errors_that_stays_at_one_is_no_learning(wer, expected):
     assert codes(told) == expected
 
 
+def test_a_reward_below_that_of_the_untrained_policy_ever_since_is_lost():
+    random = np.random.default_rng(0)
+    at_once = [13.7, 15.6, 11.3, *(9.35 + 0.1 * random.standard_normal(347))]
+    learns = [13.7, 15.6, 11.3, *(9.3 + 30 * np.linspace(0, 1, 347) ** 3)]
+    harder = 20 - 7 * np.linspace(0, 1, 350) + random.standard_normal(350)  # tasks, slowly
+    noise = 10 + 3 * random.standard_normal(350)
+    for reward, is_lost in ((at_once, True), (learns, False), (harder, False), (noise, False)):
+        told = diagnose(logged(falling(), {"episode_return": reward}))
+        assert (told.outcome.state is State.GOAL_LOST) == is_lost
+
+
+def test_a_reward_that_has_just_been_won_and_falls_at_once_below_all_it_was_is_lost():
+    won = [40.0, 110.0, 165.0, 190.0, 215.0, 225.0]
+    lost = [*won, -12.0, -60.0, -66.0, -68.0, -65.0, -75.0, -60.0]
+    back = [*won, -12.0, 150.0, 210.0, 230.0, 225.0, 235.0, 228.0]
+    slow = [*won, *np.linspace(200.0, -60.0, 7).tolist()]  # as an exploration that is raised
+    for reward, is_lost in ((lost, True), (back, False), (slow, False)):
+        told = diagnose(logged(falling(), {"ep_rew_mean": reward}))
+        assert (told.outcome.state is State.GOAL_LOST) == is_lost
+
+
 def test_a_reward_of_few_values_that_stood_and_is_gone_fails_and_a_lucky_one_does_not():
     loss = 0.02 * np.random.default_rng(0).standard_normal(90)
     won = [31.0, 214.0, 702.0, 1330.0, 1810.0, 1140.0]
@@ -360,6 +381,20 @@ def test_rollout_and_training_that_grow_apart_are_told_before_the_learning_rate(
         assert "training/rollout_probs_diff_mean" in found.learning_rate.because
 
 
+@pytest.mark.parametrize(("level", "named"), [(0.2, True), (0.02, False)])
+def test_a_divergence_beyond_verls_limit_from_the_start_is_told_with_its_value_and_step(
+    level, named
+):
+    """It leaps nowhere: only the limit of verl's own text tells it from a usual one."""
+    loss = 0.02 * np.random.default_rng(0).standard_normal(300)
+    metrics = {"critic/rewards/mean": lost_reward(), "rollout_corr/kl": [level] * 120}
+    found = diagnose(logged(loss, metrics, lr=[1e-6] * 300))
+    told = "rollout_corr/kl was 0.2 at step 5"
+    assert (told in found.learning_rate.because) == named
+    causes = [one.cause for one in found.causes if one.probability >= 0.6]
+    assert causes == (["a difference between rollout and training"] if named else [])
+
+
 @pytest.mark.parametrize(("name", "expected"), [
     ("critic/rewards/mean", {"AMP311": "error"}), ("val_recall", {}),
 ])  # fmt: skip
@@ -382,3 +417,65 @@ def test_a_reward_that_wanders_seldom_counts_as_sunk_and_one_that_dips_early_nev
         told = diagnose(logged(falling(seed=seed), {"reward": walk}))
         bad += told.verdict is not Verdict.HEALTHY
     assert bad <= 6
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "expected"),
+    [("auc", 0.78, True), ("val_AUROC", 78.0, True), ("auc", 0.5, False), ("auc_pr", 0.78, False)],
+)
+def test_a_loss_that_hardly_falls_beside_a_score_above_a_guess_has_learnt(name, level, expected):
+    """A click model's loss stands near the entropy of its base rate, warm start or not."""
+    random = np.random.default_rng(3)
+    loss = 0.27 + 0.004 * random.standard_normal(600)
+    score = level + 0.003 * level * random.standard_normal(600)
+    told = diagnose(logged(loss, {name: score}, lr=[5e-4] * 600))
+    assert ("AMP309" not in codes(told)) is expected
+
+
+def test_a_validation_loss_at_its_best_explains_harder_data_and_one_that_stands_does_not():
+    loss = falling(300, low=2.0)
+    loss[180:] += np.linspace(1.2, 1.0, 120)
+    falls = 2.1 + 2 * np.exp(-np.arange(60) / 10) - 0.3 * np.arange(60) / 60
+    stands = falls + 0.5 * (np.arange(60) > 36)
+    told = diagnose(logged(loss, {"val_loss": falls}))
+    assert told.outcome.is_explained
+    assert told.verdict is Verdict.HEALTHY
+    assert diagnose(logged(loss, {"val_loss": stands})).verdict is not Verdict.HEALTHY
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_score_that_rises_explains_a_loss_that_begins_low(seed):
+    random, at = np.random.default_rng(seed), np.arange(1500)
+    loss = 2.7 + 5.8 * (1 - np.exp(-at / 60)) - 2.5 * (1 - np.exp(-at / 500))
+    loss += 0.06 * random.standard_normal(1500)
+    norm = (0.4 + 0.4 * at / 1500).tolist()
+    top1 = 50 * np.arange(100) / 100 + random.standard_normal(100)
+    assert diagnose(logged(loss, {"top1": top1}, grad_norm=norm)).verdict is Verdict.HEALTHY
+    assert diagnose(logged(loss, {}, grad_norm=norm)).verdict is not Verdict.HEALTHY
+
+
+def test_errors_of_all_words_beside_a_loss_that_stands_are_no_progress():
+    loss = 2.93 + 0.03 * np.random.default_rng(0).standard_normal(600)
+    loss[:3] += 0.2
+    told = diagnose(logged(loss, {"val_cer": [1.0] * 16}))
+    assert told.outcome.state is State.STANDS_STILL
+    assert told.verdict is Verdict.FAILING
+    assert diagnose(logged(loss, {"val_cer": [1.0, *[0.9] * 15]})).verdict is not Verdict.FAILING
+
+
+def test_a_short_reward_below_all_that_it_was_is_lost_though_it_is_negative():
+    fell = [-229, -121, -85, -39, -42, -25, -24, -429, -516, -522, -527, -517, -540]
+    loss = [12.7, 8.7, 5.3, 4.3, 3.7, 2.4, 31, 38, 54, 39, 36, 30, 29]
+    told = diagnose(logged(loss, {"ep_rew_mean": fell}))
+    assert told.outcome.state is State.GOAL_LOST
+    assert told.verdict is Verdict.FAILING
+
+
+def test_a_reward_that_wanders_hardly_ever_leaves_all_that_it_was():
+    lost = 0
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        reward = np.cumsum(random.standard_normal(24)) + random.standard_normal(24)
+        told = diagnose(logged(falling(seed=seed), {"reward": reward}))
+        lost += told.outcome.state is State.GOAL_LOST
+    assert lost <= 4

@@ -247,6 +247,7 @@ def test_a_real_step_with_a_nan_gradient_is_the_cause_of_nan_weights(tmp_path):
     assert found["AMP211"].first_step == 20
     assert diagnosis.headline.code == "AMP211"
     assert found["AMP207"].because_of == "AMP211"
+    assert "AMP301" not in found  # the losses of its first steps had healed, or were noise
 
 
 def test_a_real_loop_that_forgets_such_gradients_leaves_the_step_out(tmp_path):
@@ -284,6 +285,17 @@ def test_a_tables_column_of_skips_without_a_scale_tells_of_the_loops_own(tmp_pat
         run = tabled(columns, folder, names=("loss", "lr", "grad_norm", "skipped"))
         assert told(run) == {"AMP212": severity}
         assert "has no loss scale" in finding(run, "AMP212").cause
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict"), [(1, "incomplete"), (3, "incomplete"), (4, "failing")]
+)
+def test_norms_that_are_nan_in_the_first_lines_of_a_log_may_be_a_scalers_search(lines, verdict):
+    columns = {"loss": [1.8 - n / 10 for n in range(lines)], "grad_norm": [NAN] * lines}
+    run = HandBuiltRun(step_table(**columns), info=Info(source="hf-trainer", scaler={}))
+    assert diagnose(run).verdict.value == verdict
+    blind = HandBuiltRun(step_table(grad_norm=[NAN] * lines), info=run.info)
+    assert diagnose(blind).verdict.value == "failing"
 
 
 def test_steps_left_out_for_their_gradients_are_told_however_many_they_are_and_to_the_end():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
+import pyarrow as pa
 import pytest
 import torch
 from hand_built import HandBuiltRun, event_table, layer_table, scaled_run, step_table
@@ -12,6 +14,7 @@ from hand_built import HandBuiltRun, event_table, layer_table, scaled_run, step_
 import ampwatch
 from ampwatch.diagnosis import RULES, diagnose
 from ampwatch.diagnosis.findings import State
+from ampwatch.diagnosis.rule import title_of
 from ampwatch.report.letter import letter_of
 
 NAN = math.nan
@@ -116,7 +119,7 @@ def test_backward_overflows_that_growth_explains_name_nobody():
 def test_a_bound_is_called_a_bound():
     events = event_table([overflow(s, "up", "forward", exact=False) for s in range(20)])
     run = scaled_run([True] * 20, events=events)
-    assert "as far as the record shows" in finding(run, "AMP203").summary
+    assert "as far as the log shows" in finding(run, "AMP203").summary
     assert "bound" in finding(run, "AMP901").cause
 
 
@@ -178,12 +181,24 @@ def with_inputs(run, finite):
     return HandBuiltRun(run.steps.set_column(at, "input_finite", [finite]), info=run.info)
 
 
+def test_bad_batches_that_come_again_lead_over_the_skips_that_they_cost():
+    """Each passes by itself; that the skips add up is the batches' doing, also between two."""
+    bad = {553, 673, 793, 913}
+    skipped = [step in bad for step in range(1001)]
+    run = with_inputs(scaled_run(skipped), [not skip for skip in skipped])
+    told = diagnose(run)
+    assert told.headline.code == "AMP209"
+    assert told.headline.severity.value == "warning"
+    assert finding(run, "AMP105").because_of == "AMP209"
+    assert finding(with_inputs(scaled_run(skipped), [True] * 1001), "AMP105").because_of is None
+
+
 def test_a_data_set_of_which_no_batch_is_finite_is_a_fault_of_its_preprocessing():
     run = with_inputs(scaled_run([True] * 250, loss=[NAN] * 250), [False] * 250)
     told = diagnose(run).headline
     assert told.code == "AMP209"
     assert told.summary == "Every batch is bad: the model's input is not finite in 250 steps."
-    assert told.action.startswith("Check the preprocessing, not single batches")
+    assert told.action.startswith("Take one batch, any one, and look at it after each stage")
 
 
 def test_batches_that_are_all_bad_from_a_step_on_are_told_with_it():
@@ -202,7 +217,12 @@ def test_single_bad_batches_are_not_said_to_be_all(bad):
     )
     told = finding(run, "AMP209")
     assert "very batch" not in told.summary
-    assert f"Check the batch of step {min(bad)}" in told.action
+    assert f"Check the bad batches, the first one at step {min(bad)}:" in told.action
+
+
+def test_a_single_bad_batch_is_the_one_to_check():
+    run = with_inputs(scaled_run([s == 40 for s in range(100)]), [s != 40 for s in range(100)])
+    assert "Check the batch of step 40:" in finding(run, "AMP209").action
 
 
 def losses_of_two(count, until):
@@ -268,6 +288,30 @@ def test_a_layer_that_loses_most_of_its_gradients_is_named():
     run = scaled_run([False] * 60, layers=layer_table(rows))
     assert finding(run, "AMP201").layer == "down"
     assert "1 of 2 layers" in finding(run, "AMP201").summary
+
+
+def losing_run(scale):
+    """A run at one scale whose layer `head` loses most of its gradients in two samples of three."""
+    shares = [0.9, 0.9, 0.05] * 4
+    rows = [
+        {"step": 10 * at, "layer": "head", "underflow_share": share}
+        for at, share in enumerate(shares)
+    ]
+    steps = step_table(loss=[1.0] * 120, scale=[scale] * 120, scale_after=[scale] * 120)
+    return HandBuiltRun(steps, layers=layer_table(rows))
+
+
+def test_the_share_that_a_layer_loses_is_above_the_limit_that_it_is_held_against():
+    (evidence,) = finding(losing_run(2.0**10), "AMP201").evidence
+    assert evidence.value == pytest.approx(0.9)
+    assert evidence.value > evidence.against
+
+
+@pytest.mark.parametrize("octaves", [10, 16, 20])
+def test_a_run_with_a_scaler_is_not_told_to_use_one(octaves):
+    action = finding(losing_run(2.0**octaves), "AMP201").action
+    assert "The loss scale is" in action
+    assert "torch.amp.GradScaler" not in action
 
 
 def test_zeros_after_a_collapse_are_no_underflow():
@@ -383,7 +427,8 @@ def test_the_json_holds_the_contracts_keys_and_nothing_that_json_lacks():
     }  # fmt: skip
     assert set(body["findings"][0]) == {
         "code", "name", "severity", "first_step", "last_step", "ranks", "layer",
-        "summary", "cause", "action", "because_of", "evidence",
+        "summary", "cause", "action", "because_of", "evidence", "steps", "muted",
+        "former_names",
     }  # fmt: skip
     assert set(body["findings"][0]["evidence"][0]) == {
         "signal", "step", "value", "against", "against_is", "text",
@@ -428,6 +473,24 @@ def test_running_statistics_keep_a_nan_that_a_skipped_step_was_to_undo(kind, lea
     assert ("evaluation returns nan" in finding(run, "AMP209").cause) == (severity == "warning")
 
 
+@pytest.mark.parametrize(("every", "verdict"), [(4, "failing"), (50, "warning")])
+def test_running_statistics_that_bad_batches_spoil_again_and_again_fail_whatever_the_loss(
+    every, verdict
+):
+    bad = [step % every == 2 for step in range(200)]
+    rows = [
+        {"step": s, "layer": "norm", "kind": "BatchNorm2d", "trainable": True} for s in range(9)
+    ]
+    run = scaled_run(
+        bad, loss=[None if is_bad else 2.0 - n / 150 for n, is_bad in enumerate(bad)],
+        layers=layer_table(rows),
+        events=event_table([overflow(step, None, "input") for step in range(200) if bad[step]]),
+    )  # fmt: skip
+    told = diagnose(run)
+    assert told.headline.code == "AMP209"
+    assert told.verdict.value == verdict
+
+
 def test_without_a_scaler_a_nan_loss_comes_before_the_weights_that_it_spoils(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
@@ -443,3 +506,93 @@ def test_without_a_scaler_a_nan_loss_comes_before_the_weights_that_it_spoils(tmp
     diagnosis = ampwatch.diagnose(ampwatch.open_run(watch.run_folder))
     assert (diagnosis.headline.code, diagnosis.headline.first_step) == ("AMP204", 75)
     assert "AMP207" in {finding.code for finding in diagnosis.findings}
+
+
+@pytest.mark.parametrize(("skips", "is_of_operation"), [(20, False), (60, True)])
+def test_where_no_loss_scale_helps_an_operation_is_looked_for(skips, is_of_operation):
+    """From 2^16 the scale falls to 2^-4 or 2^-44: no gradient is too large for that."""
+    skipped = [s >= 40 for s in range(40 + skips)]
+    events = [overflow(s, "head", "backward") for s in range(40, 40 + skips)]
+    one = finding(scaled_run(skipped, events=event_table(events)), "AMP202")
+    assert ("no loss scale helps" in one.cause) == is_of_operation
+    assert ("Add an eps" in one.action) == is_of_operation
+
+
+def test_a_step_that_a_later_attempt_took_again_counts_once():
+    run = scaled_run([False] * 90)
+    steps = run.steps.to_pydict()["step"]
+    again = [step if step < 60 else step - 20 for step in steps]
+    at = run.steps.schema.get_field_index("step")
+    told = dataclasses.replace(run, steps=run.steps.set_column(at, "step", pa.array(again)))
+    assert (diagnose(run).run.steps, diagnose(told).run.steps) == (90, 70)
+
+
+def test_the_skipped_steps_of_a_run_without_trouble_are_accounted_for():
+    search = scaled_run([True] * 6 + [False] * 60)
+    assert (
+        "6 steps were skipped: the first loss scale is too high on purpose."
+        in diagnose(search).calm
+    )
+    both = scaled_run([True] * 6 + [False] * 50 + [True] + [False] * 49, growth_interval=50)
+    why = "on purpose, and the scaler tries a higher loss scale now and then."
+    assert why in diagnose(both).calm
+
+
+def test_the_skips_of_search_and_growth_add_up_to_those_of_the_run():
+    """An overflow after growth may take two halvings: it is one overflow, and two steps."""
+    skipped = [True] * 6 + 2 * ([False] * 50 + [True] * 2) + [False] * 49
+    told = diagnose(scaled_run(skipped, growth_interval=50))
+    parts = {one.code: int(one.summary.split()[0]) for one in told.findings}
+    assert (parts["AMP101"], parts["AMP102"]) == (6, 4)
+    assert sum(parts.values()) == told.run.skipped
+    assert "skipped" not in diagnose(scaled_run([False] * 60)).calm
+    healed = scaled_run(
+        [False] * 100 + [True] + [False] * 100,
+        events=event_table([overflow(100, "up", "forward")]),
+    )
+    assert "1 step was skipped: training went on." in diagnose(healed).calm
+
+
+def test_the_title_of_several_bad_batches_is_of_several():
+    leaps = [40.0 if s in (100, 130, 170) else 1.0 + 0.01 * (s % 7) for s in range(260)]
+    several = finding(scaled_run([False] * 260, loss=leaps), "AMP206")
+    assert title_of(several) == "Some batches stand out from those before"
+    assert several.action.startswith("Look in the batches like that of step 100 for outliers")
+    single = dataclasses.replace(several, steps=several.steps[:1])
+    assert title_of(single) == "A batch stands out from those before"
+
+
+def test_what_is_nan_now_and_then_is_told_with_its_steps_and_whether_the_latest_is_one():
+    for steps, latest in ((240, "but not at the latest step, 239"), (236, "the latest step among")):
+        loss = [NAN if s >= 100 and s % 15 == 10 else 1.0 for s in range(steps)]
+        one = finding(scaled_run([False] * steps, loss=loss), "AMP204")
+        assert one.summary.startswith("The loss was nan in ")
+        assert f"steps from 100 to {235}, {latest}" in one.summary
+        assert title_of(one) == "The loss is inf or NaN, in some steps"
+
+
+def test_a_loss_that_is_lost_to_the_end_is_not_called_nan_in_some_steps():
+    loss = [1.0] * 40 + [NAN] + [1.0] * 9 + [NAN] * 100
+    one = finding(scaled_run([False] * 150, loss=loss), "AMP204")
+    assert title_of(one) == "The loss is inf or NaN"
+    single = finding(scaled_run([False] * 100, loss=[*[1.0] * 99, NAN]), "AMP204")
+    assert single.summary == "The loss is nan at step 99."
+
+
+def test_inputs_and_gradients_that_are_nan_now_and_then_are_told_with_their_steps():
+    run = with_inputs(scaled_run([False] * 60), [s % 20 != 19 for s in range(60)])
+    told = finding(run, "AMP209")
+    assert "not finite in 3 steps from 19 to 59, the latest step among them." in told.summary
+    assert title_of(told).endswith(", in some steps")
+
+
+def test_while_a_bad_batch_comes_back_the_headline_stays_between_two_of_them():
+    """Each 25th batch holds a NaN, and the loss scale falls with each."""
+    bad = [175, 200, 225, 250, 275, 300, 325, 350, 375, 400]
+    for end in range(202, 424, 3):
+        skips = [step in bad for step in range(end)]
+        told = diagnose(with_inputs(scaled_run(skips), [not skip for skip in skips]))
+        assert told.headline.code == "AMP209", end
+        assert told.verdict.value in {"warning", "failing"}, end
+    finite = [step not in bad[:2] for step in range(300)]  # it has been away for four times as long
+    assert finding(with_inputs(scaled_run([False] * 300), finite), "AMP209").severity.weight == 0

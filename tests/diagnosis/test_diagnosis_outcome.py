@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from ampwatch.diagnosis import Action, Severity, Verdict, diagnose
 from ampwatch.diagnosis.findings import State
+from ampwatch.diagnosis.verdict import _named_by_cause
 
 NAN = math.nan
 
@@ -167,6 +169,17 @@ def test_a_loss_that_leaps_to_where_it_began_and_is_never_learnt_again_asks_for_
     assert all(one.learning_rate.action is not Action.LOWER for one in others)
 
 
+@pytest.mark.parametrize("beside", [None, "AMP302", "AMP301"])
+def test_what_comes_and_goes_beside_a_named_cause_does_not_change_its_name(beside):
+    told = diagnose(logged(relapsed(2.3), lr=[1e-2] * 40))
+    head = replace(told.findings[0], code="AMP307", severity=Severity.ERROR)
+    rest = [replace(head, code=beside, severity=Severity.WARNING)] if beside else []
+    named = list(_named_by_cause([head, *rest], told.learning_rate, told.outcome))
+    assert (named[0].code, named[0].severity) == ("AMP301", Severity.ERROR)
+    assert {one.because_of for one in named[1:]} <= {"AMP301"}
+    assert len({one.code for one in named}) == len(named)
+
+
 def test_a_loss_that_grew_from_line_to_line_until_it_was_nan_ran_away_and_a_leap_did_not():
     climb = [*fell(40, noise=0.3), 14.0, 60.0, 210.0, 1900.0, *[NAN] * 6]
     leap = [*fell(40, noise=0.3), 1.9, 2.1, 2.0, 1900.0, *[NAN] * 6]
@@ -185,12 +198,24 @@ def test_numbers_that_are_lost_while_the_loss_is_at_its_best_are_not_the_rates_d
     assert not [one for one in told.findings if one.code in {"AMP301", "AMP302"}]
 
 
+@pytest.mark.parametrize(("loss", "verdict"), [
+    ([1.26, 1.31, math.inf, 1.25], Verdict.WARNING),
+    ([1.26, 1.31, 1.25, math.inf], Verdict.FAILING),
+    ([1.26, math.inf, NAN, 1.25], Verdict.FAILING),
+])  # fmt: skip
+def test_one_inf_among_a_few_lines_that_end_finite_is_no_failure(loss, verdict):
+    assert diagnose(logged(loss)).verdict is verdict
+
+
 def test_a_schedule_that_ended_long_before_the_training_is_told():
     lr = [1e-3 * 0.5 ** (n // 10) for n in range(400)]
     loss = 2 + np.exp(-np.arange(400) / 20) + 0.02 * np.random.default_rng(0).standard_normal(400)
     [told] = [one for one in diagnose(logged(loss, lr=lr)).findings if one.code == "AMP308"]
     assert told.severity is Severity.WARNING
     assert "scheduler.step() is called in each step" in told.cause
+    assert "never rose" not in told.name.replace("-", " ")  # the label of its lane on the chart
+    assert f"to 7.81e-06 at step 70, and is {lr[-1]:.3g} at step 399." in told.summary
+    assert diagnose(logged(loss, lr=lr)).learning_rate.current in {None, lr[-1]}
     cosine = [5e-4 * (1 + math.cos(math.pi * n / 399)) for n in range(400)]
     codes = {one.code for one in diagnose(logged(loss, lr=cosine)).findings}
     assert "AMP308" not in codes
@@ -262,3 +287,106 @@ def test_whatever_is_told_as_wrong_names_what_anyone_can_see(run):
         if finding.severity is not Severity.INFO:
             assert finding.summary
             assert finding.evidence or finding.first_step is not None
+
+
+def test_a_warm_up_that_broke_down_on_its_way_failed_at_what_it_had_reached():
+    chance, count, broke = np.random.default_rng(0), 1500, 374
+    lr = np.r_[np.linspace(1e-4, 0.5, 1000), np.linspace(0.5, 0.4, 500)]
+    loss, norm = np.array(fell(count)), np.ones(count)
+    loss[broke:] = 9 + 0.3 * chance.random(count - broke)
+    norm[broke // 2 : broke] = np.geomspace(1, 20, broke - broke // 2)
+    norm[broke:] = 20 * np.exp(chance.normal(0, 0.5, count - broke))
+    told = diagnose(logged(loss, grad_norm=norm.tolist(), lr=lr.tolist())).learning_rate
+    assert (told.action, told.current) == (Action.LOWER, 0.5)
+    assert told.recommended == pytest.approx(lr[broke] / 4, rel=0.05)
+    assert told.factor == pytest.approx(told.recommended / 0.5)
+
+
+def test_a_leap_of_the_learning_rate_after_which_the_loss_is_lost_is_failing():
+    loss = fell(200)
+    loss[120:] += 4.0
+    told = diagnose(logged(loss, lr=[*np.geomspace(1e-3, 1e-5, 120), *[2e-3] * 80]))
+    assert told.outcome.state is State.LOST_BY_LEAP
+    assert (told.verdict, told.headline.code) == (Verdict.FAILING, "AMP306")
+    assert (told.learning_rate.action, told.learning_rate.current) == (Action.LOWER, 2e-3)
+
+
+def hump(count=600, *, top=0.4, end=0.35, noise=0.1, seed=0):
+    """A loss that rises to ten times its first, to the top, and comes down to a share of that."""
+    at, random = np.arange(count) / count, np.random.default_rng(seed)
+    level = np.where(at < top, 0.1 + 0.9 * at / top, 1.0 - (1.0 - end) * (at - top) / (1.0 - top))
+    return level * np.exp(noise * random.standard_normal(count))
+
+
+def test_a_loss_that_rose_slowly_and_came_most_of_the_way_back_by_itself_is_no_trouble():
+    for seed in range(5):
+        loss = hump(seed=seed)
+        assert diagnose(logged(loss, grad_norm=10 * loss)).verdict is Verdict.HEALTHY
+        high = hump(end=0.8, seed=seed)
+        assert diagnose(logged(high, grad_norm=10 * high)).verdict is not Verdict.HEALTHY
+    lowered = np.geomspace(1e-2, 1e-4, 600)  # it came down as the learning rate did
+    assert diagnose(logged(loss, grad_norm=10 * loss, lr=lowered)).verdict is not Verdict.HEALTHY
+
+
+def test_noise_about_a_new_level_seldom_looks_like_a_loss_that_is_coming_back():
+    back = 0
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        level = 0.2 + 0.8 * np.clip(np.arange(400) / 150, 0, 1)
+        loss = level * np.exp(0.2 * random.standard_normal(400))
+        back += state_of(logged(loss, grad_norm=loss)) is State.FLAT
+    assert back <= 5
+
+
+def filled(seed, *, falls=2.5, norm=0.5):
+    """A loss that begins where the task is easy, rises threefold, and falls or stands after."""
+    random, at = np.random.default_rng(seed), np.arange(1500)
+    rose = 2.7 + 5.8 * (1 - np.exp(-at / 60)) - falls * (1 - np.exp(-np.maximum(at - 120, 0) / 500))
+    norms = norm + (0.9 - norm) * np.exp(-at / 50) + 0.03 * random.standard_normal(1500)
+    return logged(rose + 0.06 * random.standard_normal(1500), grad_norm=norms.tolist())
+
+
+def test_a_task_that_grows_harder_at_first_is_no_trouble_while_the_loss_falls_since():
+    for seed in range(5):
+        assert diagnose(filled(seed)).verdict is Verdict.HEALTHY
+        assert diagnose(filled(seed, falls=0.0)).verdict is not Verdict.HEALTHY
+        assert diagnose(filled(seed, norm=3.0)).verdict is not Verdict.HEALTHY
+
+
+def test_a_loss_that_begins_at_nothing_is_no_measure_of_its_rise():
+    random, at = np.random.default_rng(0), np.arange(600)
+    copied = np.where(at % 60 < 20, 0.01, 0.15)  # as of a target network that is renewed
+    loss = np.where(at < 100, 1e-4, copied) * np.exp(0.4 * random.standard_normal(600))
+    norm = np.where(at < 100, 0.01, 0.3) * np.exp(0.3 * random.standard_normal(600))
+    rows = step_table(
+        loss=loss.tolist(), grad_norm=norm.tolist(), update_norm=(norm / 2).tolist(),
+        param_norm=[7.0] * 600, lr=[5e-4] * 600,
+        skipped=[False] * 600, optimizer=[0] * 600,
+    )  # fmt: skip
+    told = diagnose(HandBuiltRun(rows, info=Info(scaler={})))
+    assert told.verdict is not Verdict.FAILING
+    assert told.learning_rate.action is not Action.LOWER
+
+
+def test_a_text_whose_gradients_are_zero_and_whose_loss_never_moves_fails_after_twenty_lines():
+    run = logged([0.6931] * 40, grad_norm=[0.0] * 40, lr=[1e-5] * 40)
+    run.info = Info(source="csv")
+    assert diagnose(run).verdict is Verdict.FAILING
+
+
+def of_two(times, count=1200):
+    """A critic and an actor in turns; the critic's loss grows so many times, as its norm does."""
+    random, at = np.random.default_rng(0), np.arange(count)
+    critic = 0.5 * times ** (at / count) * np.exp(0.3 * random.standard_normal(count))
+    turns = np.stack([critic, -0.1 * np.sqrt(critic)], axis=1).ravel()
+    rows = step_table(
+        step=list(range(2 * count)), loss=turns.tolist(), grad_norm=np.abs(turns).tolist(),
+        lr=[2e-3] * 2 * count, skipped=[False] * 2 * count, optimizer=[0, 1] * count,
+    )  # fmt: skip
+    return HandBuiltRun(rows, info=Info(scaler={}))
+
+
+def test_a_critics_loss_may_grow_with_its_values_and_not_a_millionfold():
+    assert diagnose(of_two(1e3)).outcome.state is State.FLAT
+    outcome = diagnose(of_two(1e12)).outcome
+    assert (outcome.state, outcome.sign) == (State.WORSE, None)

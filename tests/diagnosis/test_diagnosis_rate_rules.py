@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hand_built import HandBuiltRun, event_table, follow, step_table
+from hand_built import HandBuiltRun, Info, event_table, follow, step_table
 from rate_shapes import action, course, diverging, falling
 from torch.optim.lr_scheduler import LambdaLR
 
 import ampwatch
-from ampwatch.diagnosis import diagnose
+from ampwatch.diagnosis import Action, diagnose
 from ampwatch.diagnosis.causes import link_causes
 from ampwatch.diagnosis.findings import Finding, Severity
 from ampwatch.diagnosis.learning_rate import rows_of
@@ -60,17 +60,30 @@ def codes(diagnosis):
     return {f.code: f.severity.value for f in diagnosis.findings}
 
 
+def seen(code, step, severity=Severity.ERROR, until=200):
+    return Finding(code, code, severity, step, until, (0,), None, "", "", "")
+
+
 def test_a_fall_whose_first_skip_came_before_the_rate_was_told_is_still_its_course():
     """Too high a rate is told from three skips in a row; the first of a fall may come before."""
-
-    def seen(code, step):
-        return Finding(code, code, Severity.ERROR, step, 200, (0,), None, "", "", "")
-
     linked = link_causes([seen("AMP103", 3), seen("AMP301", 13), seen("AMP203", 3)])
     assert {f.code: f.because_of for f in linked} == {
         "AMP301": None, "AMP103": "AMP301", "AMP203": None
     }  # fmt: skip
     assert link_causes([seen("AMP103", 3), seen("AMP301", 40)])[0].because_of is None
+
+
+def test_a_fall_that_the_forward_pass_kept_up_for_nearly_all_of_it_is_the_forward_passes_doing():
+    for first, cause in ((154, "AMP203"), (250, None)):
+        linked = link_causes([seen("AMP103", 138, until=300), seen("AMP203", first, until=300)])
+        because = {one.code: one.because_of for one in linked}
+        assert because == {"AMP103": cause, "AMP203": None}
+
+
+def test_what_led_to_an_error_leads_over_a_warning_that_began_before():
+    gradients, jump = (seen(*one, Severity.WARNING) for one in (("AMP202", 78), ("AMP306", 100)))
+    linked = link_causes([gradients, jump, seen("AMP301", 106)])
+    assert [one.code for one in linked] == ["AMP306", "AMP202", "AMP301"]
 
 
 def test_a_collapse_after_growing_updates_is_the_rate_and_the_fall_is_its_course():
@@ -92,7 +105,7 @@ def test_no_rate_is_kept_beside_a_collapse_that_it_may_have_brought_about():
     assert codes(diagnosis)["AMP103"] == "error"
     advice = diagnosis.learning_rate
     assert advice.action.value == "unknown"
-    assert "The rate may still be the cause." in advice.because
+    assert "The learning rate may still be the cause." in advice.because
     assert advice.recommended is None
     assert 2700 < advice.restart_from_step < 2900
 
@@ -148,7 +161,9 @@ def test_a_leap_of_the_rate_is_undone_and_nothing_is_multiplied(base):
     diagnosis = diagnose(run_of(rows, events=(ADAM, changed)))
     for code in ("AMP306", "AMP301"):
         words = finding(diagnosis, code).action
-        assert "Go back to 0.01, the rate before step 78: the run had trained at it." in words
+        assert (
+            "Go back to 0.01, the learning rate before step 78: the run had trained at it." in words
+        )
         assert "Undo what made the learning rate 1 there" in words
         assert "set_learning_rate" not in words
 
@@ -324,3 +339,33 @@ def test_trouble_with_the_loss_in_its_band_is_cleared_unless_an_update_was_large
     diagnosis = diagnose(run_of(course(falling(400), skipped=storm, ratio=first)))
     assert codes(diagnosis)["AMP103"] == "error"
     assert diagnosis.learning_rate.action.value == expected
+
+
+@pytest.mark.parametrize(("turn", "grows_in"), [(200, 120), (300, 120)])
+def test_a_learning_rate_at_which_the_loss_already_rose_has_not_worked(turn, grows_in):
+    """A warm-up breaks down slowly: from the turn on the loss rises, and is lost 1,100 steps on."""
+    chance, step = np.random.default_rng(0), np.arange(1500)
+    lr = 0.3 * np.minimum(1.0, (step + 1) / 1000)
+    rise = 0.02 * np.expm1(np.maximum(step - turn, 0) / grows_in)
+    loss = (1.2 + 1.8 * np.exp(-step / 80) + rise) * np.exp(0.04 * chance.standard_normal(1500))
+    lost = int(np.argmax(loss > 200))
+    loss[lost:] = np.nan
+    columns = {"loss": loss, "lr": lr, "lr_base": np.full(1500, 0.3)}
+    table = step_table(**{name: values[: lost + 60].tolist() for name, values in columns.items()})
+    advice = diagnose(HandBuiltRun(table)).learning_rate
+    assert advice.action is Action.LOWER
+    assert advice.recommended < 1.25 * lr[turn]
+
+
+@pytest.mark.parametrize(("zeros", "source", "told"), [
+    (49, "ampwatch", False), (50, "ampwatch", True), (120, "csv", False),
+])  # fmt: skip
+def test_a_watched_training_that_goes_on_at_a_learning_rate_of_zero_is_told_soon(
+    zeros, source, told
+):
+    count, random = 450, np.random.default_rng(0)
+    lr = [*(1e-3 * (1 + np.cos(np.pi * np.arange(count) / count)) / 2), *[0.0] * zeros]
+    loss = 0.3 + np.exp(-np.arange(len(lr)) / 80) + 0.01 * random.standard_normal(len(lr))
+    rows = step_table(loss=loss.tolist(), lr=lr, grad_norm=[1.0] * len(lr))
+    run = HandBuiltRun(rows, info=Info(source=source, scaler={}))
+    assert ("AMP308" in {one.code for one in diagnose(run).findings}) == told

@@ -6,6 +6,7 @@ import pytest
 from hand_built import HandBuiltRun, Info, event_table, layer_table, scaled_run, step_table
 
 from ampwatch.diagnosis import diagnose
+from ampwatch.diagnosis.rule import title_of
 
 
 def found(run):
@@ -30,6 +31,14 @@ def test_skips_before_the_first_accepted_step_are_a_search_however_many(count):
     run = scaled_run(skips("x" * count + "." * 100), start=2.0**32)
     assert found(run) == {"AMP101": "info"}
     assert diagnose(run).verdict.value == "healthy"
+
+
+def test_skips_with_which_the_cut_end_of_a_log_begins_are_no_search():
+    run = scaled_run(skips("xx" + "." * 100), info=Info(source="deepspeed"))
+    assert "AMP101" in found(run)
+    steps = [10_000 + step for step in range(102)]
+    run.steps = run.steps.set_column(0, "step", [steps])
+    assert "AMP101" not in found(run)
 
 
 def test_a_search_that_nothing_ended_yet_is_incomplete_not_healthy():
@@ -151,6 +160,22 @@ def test_a_storm_in_which_most_recent_steps_are_skipped_is_an_error():
 def test_a_single_row_at_the_floor_is_enough(scale):
     run = HandBuiltRun(step_table(scale=[scale], scale_after=[scale], skipped=[True]))
     assert found(run)["AMP104"] == "error"
+
+
+@pytest.mark.parametrize("lowest", [2.0**-135, 0.0])
+def test_a_scale_is_called_at_its_minimum_only_where_it_can_fall_no_further(lowest):
+    falls = [*(2.0**-n for n in range(120, 135)), lowest]
+    run = HandBuiltRun(step_table(scale=falls[:-1], scale_after=falls[1:], skipped=[True] * 15))
+    [told] = [one for one in diagnose(run).findings if one.code == "AMP104"]
+    assert ("minimum" in told.summary) == (lowest == 0)
+    assert "floor" not in f"{told.summary} {title_of(told)} {told.name}"
+
+
+def test_the_json_of_a_renamed_finding_has_its_former_names():
+    steps = step_table(scale=[2.0, 0.0], scale_after=[0.0, 0.0], skipped=[True, True])
+    printed = {each["code"]: each for each in diagnose(HandBuiltRun(steps)).to_json()["findings"]}
+    assert printed["AMP104"]["name"] == "scale-too-low"
+    assert printed["AMP104"]["former_names"] == ["scale-at-floor"]
 
 
 def test_a_skip_at_the_frameworks_own_minimum_is_at_the_floor():

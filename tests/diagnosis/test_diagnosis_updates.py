@@ -176,6 +176,36 @@ def test_updates_that_round_to_nothing_are_explained_by_a_schedule_that_ended(tm
         assert not {"AMP308", "AMP417"} & set(codes)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "loss_factor", "rate", "head", "remedy"),
+    [
+        (torch.bfloat16, 1.0, 1e-6, "AMP417", "Keep the weights in float32"),
+        (torch.float32, 1e-9, 1e-2, "AMP417", "Check how large the updates are"),
+        (torch.float16, 1e-4, 1e-2, "AMP201", "Use torch.amp.GradScaler"),
+    ],
+)
+def test_updates_that_round_to_nothing_are_told_by_what_makes_them_small(
+    tmp_path, dtype, loss_factor, rate, head, remedy
+):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    with ampwatch.attach(None, model, optimizer=optimizer, log_dir=tmp_path) as watch:
+        for _ in range(150):
+            inputs = torch.randn(32, 16, dtype=dtype)
+            output = model(inputs).float()
+            loss = loss_factor * nn.functional.mse_loss(output, inputs[:, :1].float().sin())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    told = diagnose(open_run(watch.run_folder))
+    assert told.headline.code == head
+    assert told.headline.action.startswith(remedy)
+    assert told.verdict.value == "failing"
+    [still] = [one for one in told.findings if one.code == "AMP417"]
+    assert still.because_of == (None if head == "AMP417" else head)
+
+
 # --- layers that no optimizer has -----------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ AUTHORS = sorted(path for path in CASES.glob("round*.json"))
 
 def harness():
     """The benchmark that asks and judges."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
     path = ROOT / "benchmarks" / "strangers.py"
     spec = importlib.util.spec_from_file_location("strangers", path)
     assert spec is not None

@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def gallery_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
+    for folder in (ROOT, ROOT / "benchmarks"):
+        monkeypatch.syspath_prepend(str(folder))
 
 
 @pytest.fixture

@@ -10,12 +10,14 @@ from written_runs import more, write_run
 import ampwatch
 from ampwatch.fleet import publish
 
-PAGE = (Path(ampwatch.__file__).parents[1] / "docs" / "fleet.md").read_text("utf-8")
+ROOT = Path(ampwatch.__file__).parents[1]
+PAGE = (ROOT / "docs" / "fleet.md").read_text("utf-8")
+PROGRAMS = ROOT / "examples" / "fleet"  # that the page names
 
 
-def snippet(name: str) -> str:
-    """A program of the page, as it is printed."""
-    code = re.search(rf"<!-- {name} -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+def query() -> str:
+    """The program of the page, as it is printed."""
+    code = re.search(r"<!-- query -->\n```python\n(.*?)```", PAGE, re.DOTALL)
     assert code is not None
     return code[1]
 

@@ -89,5 +89,5 @@ def test_runs_like_one_are_listed_newest_first(there, tmp_path):
     like = store.open_run(write_structured(tmp_path / "elsewhere", "next", hour=9))
     assert [one.name for one in alike_in(there, like)] == ["r2", "r1", "r0"]
     bare = store.open_run(tmp_path / "runs" / "bare")
-    with pytest.raises(RunError, match="does not tell what it is made of"):
+    with pytest.raises(RunError, match="does not show its layers"):
         alike_in(there, bare)

@@ -115,7 +115,7 @@ def test_what_looks_like_code_is_text(place, tmp_path):
 
 @pytest.mark.parametrize("since", ["7", "soon", "-3d", "7y"])
 def test_an_age_that_is_none_is_said(judged, since):
-    with pytest.raises(SearchError, match="is no age: give hours, days or weeks, such as 7d"):
+    with pytest.raises(SearchError, match="is not an age: give hours, days or weeks, such as 7d"):
         ampwatch.fleet(judged, workers=1, since=since)
 
 
@@ -130,7 +130,7 @@ def test_like_leaves_the_runs_that_are_made_of_the_same(tmp_path, capsys):
     told = ampwatch.fleet(place, workers=1, like=path)
     assert sorted(one.name for one in told.runs) == ["same-0", "same-1"]
     assert told.judged == 2
-    assert cli.run(["fleet", place, "--like", str(path)]) == 0
+    assert cli.run(["fleet", place, "--similar-to", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "2 runs" in shown
     assert "2 earlier runs alike: stable up to 0.003 (120 steps)" in shown
@@ -138,5 +138,5 @@ def test_like_leaves_the_runs_that_are_made_of_the_same(tmp_path, capsys):
 
 
 def test_like_a_run_that_does_not_tell_what_it_is_made_of_is_refused(judged, published):
-    with pytest.raises(RunError, match="does not tell what it is made of"):
+    with pytest.raises(RunError, match="does not show its layers"):
         ampwatch.fleet(judged, workers=1, like=published.parent / "runs" / "old")

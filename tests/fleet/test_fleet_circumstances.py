@@ -78,7 +78,7 @@ def test_a_service_that_refuses_this_machines_clock_is_said(tmp_path):
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        code, said = told("runs", "s3://team/x", port=server.server_port)
+        code, said = told("list", "s3://team/x", port=server.server_port)
         server.shutdown()
     assert code == 2
     assert "it refuses this machine's clock: set the clock" in said

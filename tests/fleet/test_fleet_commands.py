@@ -23,22 +23,22 @@ def test_publish_says_how_many_were_published_and_how_many_were_there(place, fol
     assert cli.run(["publish", str(folder), place]) == 0
     assert "2 runs published" in capsys.readouterr().out
     assert cli.run(["publish", str(folder), place]) == 0
-    assert "0 runs published, 2 were already there" in capsys.readouterr().out
+    assert "0 runs published, 2 already there" in capsys.readouterr().out
 
 
 def test_publish_names_what_it_could_not_publish_and_publishes_the_rest(folder, tmp_path, capsys):
     (folder / "broken" / "run.json").write_text("{")
     place = str(tmp_path / "place")
-    assert cli.run(["publish", str(folder), place]) == 2
+    assert cli.run(["publish", str(folder), place]) == 5
     shown = capsys.readouterr()
-    assert "1 runs published" in shown.out
+    assert "1 run published" in shown.out
     assert "Not published: broken:" in shown.err
-    assert "1 runs were not published" in shown.err
+    assert "Not published: 1 run;" in shown.err
 
 
 def test_runs_lists_a_place_newest_first(place, folder, capsys):
     publish(folder, place)
-    assert cli.run(["runs", place]) == 0
+    assert cli.run(["list", place]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert [line[:3] for line in lines if line[0] in ("healthy", "broken")] == [
         ["healthy", "ended", "100"],
@@ -50,11 +50,11 @@ def test_an_imported_run_has_ended_and_one_that_was_killed_was_cut_off(tmp_path,
     write_run(tmp_path / "runs", "killed", accepted=20, age_s=7200.0, ended=False)
     log = tmp_path / "train.csv"
     log.write_text("step,loss,lr\n" + "".join(f"{n},{3 / (n + 1)},0.1\n" for n in range(40)))
-    assert cli.run(["import", str(log), "--out", str(tmp_path / "runs")]) == 0
+    assert cli.run(["import", str(log), "-o", str(tmp_path / "runs")]) == 0
     place = str(tmp_path / "place")
     publish(tmp_path / "runs", place)
     capsys.readouterr()
-    assert cli.run(["runs", place]) == 0
+    assert cli.run(["list", place]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert " cut off " in rows["killed"]
     assert " ended " in rows["train"]

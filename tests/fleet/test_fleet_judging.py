@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from ampwatch.fleet.place import Place
 from ampwatch.fleet.runs_delta_table import list_published
 from ampwatch.fleet.verdicts import read_verdicts, rules_version, store_verdicts, tables_of
 from ampwatch.fleet.workers import LocalWorkers
+from ampwatch.store.tags import edit_tags
 
 ROOT = Path(ampwatch.__file__).parents[1]
 
@@ -52,6 +54,26 @@ def said(capsys, *arguments):
 def report_of(path, capsys):
     assert cli.run(["report", str(path), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("place", ["path"], indirect=True)  # the same in a bucket
+def test_findings_that_were_muted_do_not_count_in_the_fleet_and_a_copy_keeps_them_so(
+    place, tmp_path
+):
+    path = write_run(tmp_path / "runs", "known", accepted=150, skipped=30)
+    shutil.copytree(path, tmp_path / "copies" / "known")
+    publish(path, place)
+    [before] = judge_place(place, choice_of(), LocalWorkers(1)).runs
+    assert before.verdict == "failing"
+    edit_tags(path, mute=dict.fromkeys(before.codes, "known"))
+    assert publish(path, place).published == ["known"]
+    assert publish(tmp_path / "copies" / "known", place).unchanged == ["known"]
+    [now] = judge_place(place, choice_of(), LocalWorkers(1)).runs
+    assert (now.verdict, now.codes) == ("healthy", ())
+    assert ampwatch.diagnose(ampwatch.open_run(f"{place}#known")).verdict.value == "healthy"
+    edit_tags(path, mute={before.codes[0]: None})
+    assert publish(path, place).published == ["known"]
+    assert before.codes[0] in judge_place(place, choice_of(), LocalWorkers(1)).runs[0].codes
 
 
 def test_it_says_of_each_run_what_its_report_says(place, folder, capsys):
@@ -136,7 +158,7 @@ def test_from_python_it_gives_the_tables(tmp_path, folder):
 def test_parquet_holds_the_same_tables(tmp_path, folder, capsys):
     publish(folder, tmp_path / "place")
     out = tmp_path / "out"
-    assert cli.run(["fleet", str(tmp_path / "place"), "--parquet", str(out)]) == 0
+    assert cli.run(["fleet", str(tmp_path / "place"), "-o", str(out)]) == 0
     assert "6 rows" in capsys.readouterr().out
     verdicts = parquet.read_table(out / "verdicts.parquet").to_pylist()
     told = read_verdicts(str(tmp_path / "place"), findings=True)
@@ -170,12 +192,12 @@ def test_a_damaged_run_is_one_line_and_the_others_are_judged(tmp_path, folder, c
     data = bytearray(path.read_bytes())
     data[hit.detail_offset + 10] ^= 0xFF
     path.write_bytes(data)
-    assert cli.run(["fleet", str(place)]) == 2
+    assert cli.run(["fleet", str(place)]) == 4
     shown = capsys.readouterr()
     assert "5 of them judged now" in " ".join(shown.out.split())
     said = " ".join(shown.err.split())
     assert "Not judged: run-2: What was published of run-2 is damaged" in said
-    assert "1 runs were not judged; the reasons stand above." in said
+    assert "Not judged: 1 run; see the reasons above." in said
     assert len(read_verdicts(str(place))) == 5
 
 
@@ -188,7 +210,7 @@ def test_a_run_with_impossible_settings_is_one_line(tmp_path, folder, capsys):
     table = deltalake.DeltaTable(f"{place}/runs")
     table.update(updates={"config": "'[1, 2'"}, predicate="name = 'run-3'")
     table.update(updates={"started": "NULL"}, predicate="name = 'run-4'")
-    assert cli.run(["fleet", place]) == 2
+    assert cli.run(["fleet", place]) == 4
     shown = capsys.readouterr()
     assert "Not judged: run-3: The settings of run-3 are not those" in " ".join(shown.err.split())
     assert "5 of them judged now" in " ".join(shown.out.split())

@@ -46,7 +46,7 @@ def recorder(
 ) -> Iterator[children.Running]:
     """A node's recorder, which publishes to the place; what it says is in FOLDER.said."""
     endpoint = f"ipc://{folder}.feed"
-    words = ["record", "--bind", endpoint, "--dir", str(folder), "--publish", place]
+    words = ["record", "--bind", endpoint, "-o", str(folder), "--publish", place]
     with Path(f"{folder}.said").open("w") as said:
         told = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
         child = children.start(
@@ -183,7 +183,7 @@ import json, os, sys
 from ampwatch import cli
 for place, environment in json.loads(sys.argv[1]):
     os.environ.update(environment)
-    words = ["--bind", "ipc://node.feed", "--dir", "node", "--publish", place]
+    words = ["--bind", "ipc://node.feed", "-o", "node", "--publish", place]
     print(cli.run(["record", *words]))
     for name in environment:
         del os.environ[name]

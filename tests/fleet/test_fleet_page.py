@@ -13,7 +13,7 @@ from pathlib import Path
 
 import deltalake
 import pytest
-from fleet_docs import PAGE, published_again, snippet, written
+from fleet_docs import PAGE, PROGRAMS, published_again, query, written
 
 import ampwatch
 from ampwatch import cli
@@ -50,7 +50,7 @@ def test_the_query_counts_what_a_run_skipped(folder, place):
     publish(RUNS, place)
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
-        exec(snippet("query"), {"PLACE": place, "__name__": "snippet"})
+        exec(query(), {"PLACE": place, "__name__": "snippet"})
     cells = [[c.strip() for c in line.split("│")[1:-1]] for line in shown.getvalue().splitlines()]
     assert [row[:3] for row in cells if row and row[0].startswith("train")] == [
         ["train-1204", "68", "8"],
@@ -67,7 +67,7 @@ def test_spark_counts_the_same(folder, tmp_path):
     place = str(tmp_path / "place")
     published_again(RUNS, place)
     done = subprocess.run(
-        [sys.executable, "-c", f"PLACE = {place!r}\n{snippet('spark')}\nspark.stop()"],
+        [sys.executable, str(PROGRAMS / "skipped_steps_spark.py"), place],
         env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_SUBMIT_ARGS":
              "--master local[1] --conf spark.ui.enabled=false "
              "--conf spark.sql.shuffle.partitions=1 pyspark-shell"},

@@ -143,7 +143,10 @@ def test_the_program_of_the_page_counts_what_a_run_skipped(cluster, tmp_path, s3
         runs = tmp_path / f"runs-{number}"
         fleet_docs.written(runs)
         fleet_docs.published_again(runs, place)
-    script = f"for PLACE in {places}:\n    exec({fleet_docs.snippet('ray')!r})"
+    program = (fleet_docs.PROGRAMS / "skipped_steps_ray.py").read_text("utf-8")
+    script = (
+        f"import sys\nfor sys.argv[1:] in {[[place] for place in places]}:\n    exec({program!r})"
+    )
     child = started(script, RAY_ADDRESS=cluster.address)
     said, trouble = child.communicate(timeout=150)
     assert child.returncode == 0, trouble

@@ -69,7 +69,7 @@ def test_a_recorder_receives_while_the_place_is_away_and_publishes_when_it_is_ba
     relay = Relay(s3.port)
     relay.cut()
     environment = {**os.environ, **s3_server.environment(relay.port), "PYTHONPATH": str(ROOT)}
-    words = ["record", "--bind", f"ipc://{tmp_path}/feed", "--dir", str(tmp_path / "filed")]
+    words = ["record", "--bind", f"ipc://{tmp_path}/feed", "-o", str(tmp_path / "filed")]
     child = children.start(
         eager_publisher.__file__, *words, "--publish", s3_place,
         stderr=PIPE, env=children.forking(environment),

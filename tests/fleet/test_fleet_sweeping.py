@@ -86,11 +86,11 @@ def test_nothing_is_freed_where_a_detail_cannot_be_read(tmp_path, later):
 def test_the_command_says_what_it_frees_and_a_dry_run_frees_nothing(tmp_path, capsys):
     place = str(tmp_path / "place")
     grown(tmp_path, place)
-    assert cli.run(["sweep", place, "--dry-run"]) == 0
+    assert cli.run(["prune", place, "--dry-run"]) == 0
     assert "0 files would be deleted" in capsys.readouterr().out
-    assert cli.run(["sweep", place]) == 0
+    assert cli.run(["prune", place]) == 0
     assert "0 files deleted" in capsys.readouterr().out
-    assert cli.run(["sweep", place, "--older-than", "soon"]) == 2
+    assert cli.run(["prune", place, "--older-than", "soon"]) == 2
     assert "give hours or days" in capsys.readouterr().err
-    assert cli.run(["sweep", place, "--older-than", "0h"]) == 2
-    assert "no safe age" in capsys.readouterr().err
+    assert cli.run(["prune", place, "--older-than", "0h"]) == 2
+    assert "not a safe age" in capsys.readouterr().err

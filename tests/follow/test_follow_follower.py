@@ -116,6 +116,26 @@ def test_while_a_run_is_live_its_missing_end_mark_is_no_finding(tmp_path, monkey
     assert (lost.state, "AMP902" in codes(lost)) == (State.LOST, True)
 
 
+def test_headlines_that_others_have_replaced_are_remembered(tmp_path):
+    path = write_run(tmp_path, ended=False)
+    follower = follow(path)
+    with contextlib.closing(store.RankWriter(path, 0)) as writer:
+        assert follower.update().earlier == ()
+        more(path, skipped=30, writer=writer)
+        failing = follower.update()
+        head = failing.diagnosis.headline
+        assert failing.earlier == ()
+        assert head is not None
+        more(path, accepted=4000, first=130, writer=writer)
+        healed = follower.update()
+        assert [finding.code for finding in healed.earlier] == [head.code]
+        assert healed.diagnosis.headline is None or healed.diagnosis.headline.code != head.code
+        more(path, skipped=60, first=4130, writer=writer)
+        again = follower.update()
+    assert again.diagnosis.headline.code == head.code
+    assert head.code not in [finding.code for finding in again.earlier]
+
+
 def codes(look):
     return {finding.code for finding in look.diagnosis.findings}
 

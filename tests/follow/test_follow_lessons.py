@@ -36,7 +36,9 @@ def lesson(path):
 def test_a_run_learns_from_those_before_it(sweep):
     text = "3 earlier runs alike: stable up to 0.003 (120 steps), failing from 0.1 on."
     assert lesson(write_structured(sweep, "next", hour=9)) == text
-    first_ones = "1 earlier run alike: stable up to 0.001 (120 steps), none failed by its rate."
+    first_ones = (
+        "1 earlier run alike: stable up to 0.001 (120 steps), none failed by its learning rate."
+    )
     assert lesson(sweep / "r1") == first_ones
     assert lesson(sweep / "r0") is None
 
@@ -108,7 +110,7 @@ def test_without_earlier_runs_the_report_is_that_of_the_rows(tmp_path, capsys):
 
 def test_the_report_as_one_file_says_the_same(sweep, tmp_path, capsys):
     path = write_structured(sweep, "next", rate=0.2, fails=True, hour=9)
-    assert cli.run(["report", str(path), "--html", str(tmp_path / "out.html")]) == 0
+    assert cli.run(["report", str(path), "-o", str(tmp_path / "out.html")]) == 0
     assert "failed at 0.1, which bounds the interval" in (tmp_path / "out.html").read_text()
 
 

@@ -786,6 +786,16 @@ def parlai_search():
 
 
 @sample
+def mindyolo_search():
+    pairs = halvings(131072.0, 4)
+    text = "".join(
+        f"2024-03-01 10:00:0{at} [WARNING] overflow, drop step, loss scale adjust to {b}\n"
+        for at, (_, b) in enumerate(pairs)
+    )
+    return text, truth("mindyolo", "incomplete", pairs, first_scale=65536.0)
+
+
+@sample
 def paddle_collapse():
     pairs = halvings(32768.0, 20)
     text = "".join(

@@ -53,7 +53,7 @@ def imported_beside(folder: Path, code: str):
     log = folder / "train.log"
     log.write_text("".join(f"tiny<{n}> l={2.5 - n / 1000} s=65536\n" for n in range(10, 400, 10)))
     return subprocess.run(
-        [sys.executable, "-m", "ampwatch", "import", str(log), "--out", str(folder / "runs")],
+        [sys.executable, "-m", "ampwatch", "import", str(log), "-o", str(folder / "runs")],
         env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,
         text=True,

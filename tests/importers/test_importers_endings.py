@@ -197,7 +197,7 @@ def test_an_exception_whose_message_is_a_rule_is_told_by_its_name(tmp_path):
     text = "File train.py\nsome.errors.ChildFailedError: ==========================\n"
     (ended, *_) = diagnose(imported(lines(9) + text, tmp_path)).findings
     assert ended.cause == "ChildFailedError, without a message."
-    assert ended.action.endswith("the record up to there is complete.")
+    assert ended.action.endswith("the log up to there is complete.")
 
 
 def counter(step: int, skipped: int) -> str:

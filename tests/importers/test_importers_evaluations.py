@@ -31,3 +31,31 @@ def test_what_an_evaluation_measured_stands_at_the_last_step(line, told, tmp_pat
         one["name"]: one["value"] for one in metrics
     }
     assert {one["step"] for one in metrics} == {20}
+
+
+def test_an_evaluation_before_the_first_step_holds_no_line_of_the_training_back(tmp_path):
+    """A framework's lines pass at once: a loop's own lines held back came after them."""
+    lines = ["***** Evaluating perplexity, Epoch 0/2 *****", "ppl: 5274.2, loss: 8.57"]
+    scale, skipped = 2.0**32, 0
+    for step in range(10, 110, 10):
+        for _ in range(10 if step == 10 else 4 if step == 20 else 0):
+            lines.append(
+                "[2023-06-14 09:12:32,274] [INFO] [loss_scaler.py:188:update_scale] [deepspeed] "
+                f"OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {scale:.0f}, reducing to "
+                f"{scale / 2:.0f}"
+            )
+            scale, skipped = scale / 2, skipped + 1
+        counts = f"step={step}, skipped={skipped}, lr=[9.65e-06, 9.65e-06], mom=[(0.9, 0.95)]"
+        lines += [
+            f"[2023-06-14 09:12:43,072] [INFO] [logging.py:96:log_dist] [Rank 0] {counts}",
+            f"Epoch: 0, Step: {step}, Rank: 0, loss = {9 - step / 20}",
+        ]
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines) + "\n")
+    steps = open_run(import_log(path, tmp_path / "runs")).steps
+    rows = {row["step"]: row for row in steps.to_pylist()}
+    assert sum(bool(row["skipped"]) for row in rows.values()) == skipped == 14
+    assert {n: row["loss"] for n, row in rows.items() if row["loss"] is not None} == {
+        step: 9 - step / 20 for step in range(10, 110, 10)
+    }
+    assert steps["step"].to_pylist() == sorted(rows)

@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from ampwatch.diagnosis.findings import Verdict
 from ampwatch.errors import AmpwatchError
 from ampwatch.importers import FORMATS, import_log
 from ampwatch.importers.format import Format
-from ampwatch.importers.line_templates import learn
+from ampwatch.importers.formats import formats_learned
+from ampwatch.importers.line_templates import TIME, learn
+from ampwatch.importers.named_numbers import numbers_in, values_of
 from ampwatch.importers.statements import Skip, Stats
 
 FOLDER = Path(__file__).parent / "samples"
@@ -116,13 +119,20 @@ def test_a_reader_takes_a_long_line_in_its_stride(form, filler):
         assert len(list(form.read(filler * 2000 + line))) < 3
 
 
+def test_a_number_after_its_name_is_looked_for_behind_many_blanks_in_no_time():
+    began_s = time.process_time()
+    assert not numbers_in("loss" + 18_000 * " ")
+    assert time.process_time() - began_s < 1.0
+    assert values_of(numbers_in("'loss'  =  '0.5'")) == {"loss": 0.5}
+
+
 @cache
 def readable_lines(path: Path) -> list[tuple[Format, list[bytes]]]:
     """What each format can read of the first lines of a log, of those that can read any."""
     lines = content_of(path).splitlines()[:400]
     read = (
         (form, [line for line in lines if list(form.read(line.decode("utf-8", "replace")))])
-        for form in FORMATS
+        for form in formats_learned(FORMATS, content_of(path), path.name, {})
     )
     return [(form, readable) for form, readable in read if readable]
 
@@ -146,12 +156,45 @@ def test_a_learned_shape_reads_what_its_format_reads(path, data):
                 assert quick.total_skips == slow.total_skips
                 for name, value in slow.values.items():
                     assert quick.values[name] == value or (value != value)
+                assert quick.values.keys() - {TIME} == slow.values.keys() - {TIME}
+
+
+WIDE = """(TaskRunner pid=3165) step:{step} - actor/entropy:np.float64({a}) - actor/pg_loss:{b} - \
+actor/grad_norm:np.float64({c}) - critic/rewards/mean:{b} - training/global_step:{step}.000 - \
+response_length/mean:np.float64({d}) - actor/lr:0.000\n"""
+
+
+def test_a_wide_line_of_numpy_numbers_is_read_one_by_one_only_until_its_shape_is_learned():
+    """The 64 of `float64` is no number of the line, and a count may be printed with a point."""
+    chance, read_lines = random.Random(0), []
+    texts = [
+        WIDE.format(step=step, a=chance.random(), b=round(chance.random(), 3), c=chance.random(),
+                    d=float(chance.randrange(99)))
+        for step in range(400)
+    ]  # fmt: skip
+    (own,) = formats_learned([form for form in FORMATS if form.is_last_resort],
+                             "".join(texts).encode(), "out.log", {})  # fmt: skip
+
+    def read(text):
+        read_lines.append(text)
+        return own.read(text)
+
+    shape = learn(texts[0].rstrip("\n").encode(), read)
+    assert shape is not None
+    assert len(read_lines) < 100
+    for step, text in enumerate(texts):
+        assert shape.takes(text.rstrip("\n").encode()), step
+    rows = shape.rows()
+    for step, text in enumerate(texts):
+        (slow,) = own.read(text)
+        assert (rows.stats(step).step, rows.stats(step).values) == (slow.step, slow.values)
 
 
 def test_the_same_events_are_told_whoever_prints_them():
     """One skip as each format prints it: nothing but a skip comes out."""
     lines = {
         "apex": "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 1024.0",
+        "mindyolo": "overflow, drop step, loss scale adjust to 1024.0",
         "parlai": "[ Overflow: setting loss scale to 1024.0 ]",
         "fairseq": "NOTE: overflow detected, setting loss scale to: 1024.0",
         "deepspeed": "[deepspeed] OVERFLOW! Skipping step. Attempted loss scale: 2048.0, reducing "

@@ -51,6 +51,19 @@ COUNTED = {
     "chinese": ("步数：{n}，损失：{l:.4f}，学习率：0.001\n", range(12)),  # noqa: RUF001
     "a source before": (
         "I0821 09:21:09.345474  5405 solver.cpp:222] Iteration {t}, loss = {l:.4f}\n", "hundreds"),
+    "a step by its index": ("batch i:{n}, episode_len:28\nkl:0.01,loss:{l:.4f}\n", range(12)),
+    "names in brackets": (
+        "[R0] | E5 iter[ 14/ 15] | [Loss] {l:.4f} | [exp] ./a | [step]    {n}\n", range(12)),
+    "a nameless count before an episode": (
+        " {t}/5000: episode: {m}, duration: 4.3s, episode steps: 120, loss: {l:.4f}\n",
+        "hundreds"),
+    "two handlers, one of them with a source": ((
+        "INFO:tensorflow:[{t:5d}] | gnorm  1.0 lr  0.0001 | loss  {l:.4f}\n"
+        "I1212 15:10:27.449019 1285 train.py:298] [{t:5d}] | gnorm  1.0 lr  0.0001 | "
+        "loss  {l:.4f}\n"
+        "INFO:tensorflow:Train batches[  100]                | loss  5.5\n"), "hundreds"),
+    "passes within an iteration": ((
+        "iteration {n}/50\nepoch 1/2\nepoch 2/2\nentropy=7.4, loss={l:.4f}\n"), range(12)),
     "thousands": ("[epoch: 19, iter: 120,{n:03d}, lr:(1.729e-04,)] l_pix: {l:.4f}\n", None),
 }  # fmt: skip
 
@@ -99,6 +112,62 @@ def test_losses_without_any_number_of_a_step_are_steps_in_their_order(tmp_path):
     assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
 
 
+def test_a_line_that_was_broken_within_its_losses_is_one_step(tmp_path):
+    line = "Epoch [1][{t}/2500]  lr: 0.002, time: 1.8, loss_cls: 0.3, loss_box: 0.4$\n"
+    found = steps_of(imported(lines_of(line + " loss_mask: 0.5, loss: {l:.4f}\n"), tmp_path))
+    assert found["step"] == list(range(0, 1200, 100))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    assert found["lr"] == [0.002] * 12
+
+
+def test_losses_on_lines_of_their_own_keep_their_names(tmp_path):
+    names = ("adversarial", "spectral", "generator")
+    line = "".join(f"(Step: {{t}}) train_{name}_loss = {{l:.4f}}{{n}}.\n" for name in names)
+    run = imported(lines_of(line), tmp_path)
+    more = run.read(Table.EXTRAS).to_pydict()["name"]
+    assert steps_of(run)["step"] == list(range(0, 1200, 100))
+    assert {name: more.count(name) for name in {*more}} == {
+        "train_spectral_loss": 12, "train_generator_loss": 12,
+    }  # fmt: skip
+
+
+def test_an_epoch_is_summed_up_beside_a_counter_that_stands_still(tmp_path):
+    steps = "\titers: 100, epoch: {m} | loss: 9.5\n\titers: 200, epoch: {m} | loss: {l:.4f}\n"
+    epoch = "Epoch: {m}, Steps: 281 | Train Loss: 7.{n} Vali Loss: 0.6\n"
+    rate = "Updating learning rate to 0.00{m}\n"
+    run = imported("Updating learning rate to 0.001\n" + lines_of(steps + epoch + rate), tmp_path)
+    more = run.read(Table.EXTRAS).to_pydict()
+    means = [v for n, v in zip(more["name"], more["value"], strict=True) if n == "train_loss"]
+    assert means == [float(f"7.{n}") for n in range(12)]
+    assert steps_of(run)["loss"][1::2] == pytest.approx(LOSSES, abs=1e-4)
+    assert steps_of(run)["lr"] == [
+        0.001, *(told for m in range(1, 13) for told in (float(f"0.00{m}"), None))
+    ][:24]  # fmt: skip
+
+
+def test_a_bar_that_is_drawn_again_as_it_is_closed_is_no_step(tmp_path):
+    bar = "Training: {p:3d}%|##| {n}/12 [00:01<00:00, 46.3it/s, loss={l:.4f}]\n"
+    drawn = [bar.format(n=n, p=8 * n, l=loss) for n, loss in enumerate(LOSSES, 1)]
+    assert steps_of(imported("".join([*drawn, drawn[-1]]), tmp_path))["step"] == list(range(1, 13))
+
+
+def test_a_message_that_a_sentence_quotes_is_no_overflow(tmp_path):
+    says = "overflow detected, setting loss scale to: "
+    text = f'the training stops after "{says}0.125".\n'
+    text += "".join(f"| WARNING: {says}{scale}\n" for scale in (0.5, 0.25, 0.125))
+    told = imported(text, tmp_path).read(Table.STEPS, columns=("scale_after",)).to_pydict()
+    assert told["scale_after"] == [0.5, 0.25, 0.125]
+
+
+def test_a_bar_before_a_frameworks_line_tells_the_loss_under_its_own_name(tmp_path):
+    bar = "Steps: 0%|#| {n}/6000 [00:55<4:54:46, 2.96s/it, lr=0.1, noise_loss={l}]"
+    skip = "[loss_scaler.py:184] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss "
+    skip += "scale: {m}, reducing to {n}\n"
+    text = "".join((bar + skip).format(n=2**n, m=2 ** (n + 1), l="nan") for n in (4, 5, 6))
+    found = steps_of(imported(text, tmp_path))
+    assert sum(loss is not None and math.isnan(loss) for loss in found["loss"]) == 3
+
+
 def test_lines_of_one_step_are_one_row_and_an_evaluation_is_none(tmp_path):
     line = (
         "solver.cpp:310] Iteration {t}, Testing net (#0)\n"
@@ -117,7 +186,10 @@ def test_a_line_that_sums_up_an_epoch_is_no_step_after_its_steps(tmp_path):
     steps = lines_of("Epoch 1/2 | batch {n}/12 | loss {l:.4f}\n")
     run = imported(steps + "Epoch 01/2 | loss=7.7 | CER=0.1786\n", tmp_path)
     assert steps_of(run)["loss"] == pytest.approx(LOSSES, abs=1e-4)
-    assert run.read(Table.EXTRAS).to_pydict()["value"] == pytest.approx([0.1786])
+    more = run.read(Table.EXTRAS).to_pydict()
+    assert dict(zip(more["name"], more["value"], strict=True)) == pytest.approx(
+        {"train_loss": 7.7, "cer": 0.1786}
+    )
 
 
 def test_the_loss_of_each_step_is_known_beside_a_line_that_sums_up_the_epoch(tmp_path):
@@ -406,3 +478,172 @@ def test_talk_between_the_lines_of_a_training_is_read_once_a_wording(tmp_path, m
     alone = open_run(import_log(log("alone.log", talk=False), tmp_path / "b"))
     columns = ["step", "lr", "skipped"]
     assert with_talk.read("steps", columns).to_pylist() == alone.read("steps", columns).to_pylist()
+
+
+def test_bars_of_an_evaluation_are_no_steps_of_the_training(tmp_path):
+    bar = "\rEpoch {m}/12 {part}: {p}%|###  | {at}/{all} [00:01<00:01, 99.2it/s]"
+    told = "".join(
+        "".join(
+            bar.format(m=n + 1, part=part, p=100 * at // total, at=at, all=total)
+            for part, total in (("train", 40), ("val", 9))
+            for at in (0, total // 2, total)
+        )
+        + f"\n[net] Epoch {n + 1}/12 Train Loss: {loss:.4f} | Val Loss: {loss + 1:.4f}\n"
+        for n, loss in enumerate(LOSSES)
+    )
+    found = steps_of(imported(told, tmp_path))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+def test_what_is_measured_on_lines_of_its_own_belongs_to_the_step_above_it(tmp_path):
+    line = "epoch:4 || iter:{t} || Loss:{l:.4f}\n->> near conf loss:1.5{n:02d} || near loc:0.8\n"
+    run = imported(lines_of(line), tmp_path)
+    assert steps_of(run)["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    extras = run.read(Table.EXTRAS).to_pydict()
+    steps = [s for s, n in zip(extras["step"], extras["name"], strict=True) if "conf" in n]
+    assert steps == [100 * n for n in range(12)]
+
+
+def test_a_head_of_two_lines_names_its_columns_together(tmp_path):
+    head = (
+        "|==========================================|\n"
+        "|  Epoch  |  Iteration  |  Mini-batch  |  Mini-batch  |  Base Learning  |\n"
+        "|         |             |     RMSE     |     Loss     |      Rate       |\n"
+        "|==========================================|\n"
+    )
+    row = "|       1 |        {t:4d} |        33.50 |       {l:.4f} |          0.0010 |\n"
+    found = steps_of(imported(head + lines_of(row), tmp_path))
+    assert found["step"] == [100 * n for n in range(12)]
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    assert found["lr"] == [0.001] * 12
+
+
+def test_a_counter_whose_words_say_global_goes_before_one_within_it(tmp_path):
+    line = "inner iter: {n}/99 | global iter: {t}/5000 | tot_loss: {l:.4f} | lr: 1e-3\n"
+    assert steps_of(imported(lines_of(line), tmp_path))["step"] == [100 * n for n in range(12)]
+
+
+def test_a_place_before_a_verb_is_one(tmp_path):
+    line = "main - INFO - epoch {m} begin\nmain - INFO - epoch average loss: {l:.4f}\n"
+    assert steps_of(imported(lines_of(line), tmp_path))["step"] == list(range(1, 13))
+
+
+def test_the_first_part_of_a_norm_stands_for_it(tmp_path):
+    line = "step={n} loss={l:.4f} lr=1e-4 grad_norm={{'0_default': 2.5, '1_other': 0.1}}\n"
+    assert steps_of(imported(lines_of(line), tmp_path))["grad_norm"] == [2.5] * 12
+
+
+def test_a_list_of_objects_that_breaks_off_is_read_up_to_there(tmp_path):
+    rows = [
+        {"main/loss": loss, "validation/main/loss": loss + 1, "iteration": n}
+        for n, loss in enumerate(LOSSES)
+    ]
+    text = json.dumps(rows, indent=4)
+    found = steps_of(imported(text[: text.index('"validation', len(text) - 120)], tmp_path))
+    assert found["loss"] == pytest.approx(LOSSES[:-1])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Epoch {n} trained with loss: {l:.4f}\nEpoch {n} evaluated with loss: 9.1, dice: 0.5\n",
+        "Эпоха {n}/12\nОбучение - Потери: {l:.4f}\nВалидация - Потери: 9.1\n",  # noqa: RUF001
+    ],
+    ids=["verbs", "Russian"],
+)
+def test_what_was_evaluated_is_no_step(line, tmp_path):
+    assert steps_of(imported(lines_of(line), tmp_path))["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+def extras_of(run) -> dict[str, list[float]]:
+    told = run.read(Table.EXTRAS, columns=("name", "value")).to_pydict()
+    values: dict[str, list[float]] = {}
+    for name, value in zip(told["name"], told["value"], strict=True):
+        values.setdefault(name, []).append(round(value, 4))
+    return values
+
+
+PARTS = {
+    "beside a loss": (
+        "step {t}, time 570.4s, loss {l:.4f}, rec {n}.25, adv 6.06, d0 0.61, lr 1e-4, mem 2.5\n",
+        {"rec", "adv", "d0"},
+    ),
+    "under the last bar": (
+        "{n}/12 [00:01<00:09, 1.5s/it, loss={l:.4f}, kl={n}.25, lr=0.1]\n".join(("9%|#| ", "")),
+        {"kl"},
+    ),
+    "behind a dash": (
+        "{n:08d}) perceptual - {l:.4f}; gen_gan - {n}.25; warp - 0.32446\n", {"gen_gan", "warp"}
+    ),
+    "the two networks of a GAN": (
+        "step {t} | G: {l:.4f} | D: {n}.25 | GP: 10.00 | 2.31 s/it\n", {"D", "GP"}
+    ),
+    "one to a line": (
+        "--- epoch {n} ---\ntrain/loss : {l:.4f}\ntrain/ctc : {n}.25\ntrain/s2s : 4.4{m:02d}\n",
+        {"train/ctc", "train/s2s"},
+    ),
+    "Hugging Face": (
+        "{{'loss': {l:.4f}, 'logits/chosen': {n}.25, 'epoch': 0.5, 'speed(iter/s)': 0.007}}\n",
+        {"logits/chosen"},
+    ),
+    "fairseq": (
+        "| epoch 001:  {m} / 1374 loss={l:.4f}, nll_loss={n}.25, ppl=8.5, num_updates={t}\n",
+        {"nll_loss", "ppl"},
+    ),
+    "icefall": (
+        "Epoch 1, batch {t}, loss[loss={l:.4f}, simple_loss={n}.25], batch size: 20, lr: 1.0e-03\n",
+        {"simple_loss"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "names"), PARTS.values(), ids=PARTS)
+def test_every_fraction_of_a_step_is_kept_by_its_name_but_for_times_and_settings(
+    line, names, tmp_path
+):
+    run = imported(lines_of(line), tmp_path)
+    assert steps_of(run)["loss"] == pytest.approx(LOSSES, abs=1e-4)
+    extras = extras_of(run)
+    assert extras.keys() == names
+    assert [n + 0.25 for n in range(12)] in extras.values()
+
+
+def test_a_bar_without_a_loss_does_not_number_the_epochs_below_it(tmp_path):
+    line = "100%|#####| 500/500 [00:10<00:00, 50.1it/s]\nEpoch {m} loss {l:.4f} acc 0.5\n"
+    found = steps_of(imported(lines_of(line), tmp_path))
+    assert found["step"] == list(range(1, 13))
+    assert found["loss"] == pytest.approx(LOSSES, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("head", "row"),
+    [
+        ("box  obj  cls  total  labels", "0.{m:02d}  0.5  0.3  {l:.4f}  18"),
+        ("box_loss  seg_loss  cls_loss  dfl_loss  Instances", "0.{m:02d}  {l:.4f}  0.3  0.1  18"),
+    ],
+    ids=["with their sum", "without it"],
+)
+def test_a_detectors_losses_are_called_as_the_header_above_them(head, row, tmp_path):
+    line = (
+        f"  Epoch  gpu_mem  {head}  Size\n  {{m}}/12  2.5G   {row}  640: 100%|##| 9/9 [00:01<0]\n"
+    )
+    run = imported(lines_of(line), tmp_path)
+    extras, names = extras_of(run), head.split()[:-1]
+    assert extras.keys() == {*names} - {"total"}
+    assert extras[names[0]] == [m / 100 for m in range(1, 13)]
+    parts = zip(*extras.values(), strict=True)
+    losses = LOSSES if "total" in names else list(map(sum, parts))
+    assert steps_of(run)["loss"] == pytest.approx(losses, abs=1e-4)
+
+
+def test_what_sums_up_an_epoch_is_not_told_once_more(tmp_path):
+    line = "Train | Epoch 1 | {m}/12 | Loss {l:.4f} | Reco {n}.25\n"
+    end = "Train Summary | Epoch 1 | Loss=2.1 | Reco=1.5 | Dice=0.5\n"
+    extras = extras_of(imported(lines_of(line) + end, tmp_path))
+    assert (len(extras["Reco"]), extras["dice"]) == (12, [0.5])
+
+
+def test_a_table_keeps_its_other_fractions_as_lines_do(tmp_path):
+    text = "step,loss,rec,adv,elapsed,count\n" + lines_of("{n},{l:.4f},{n}.25,6.06,0.5,{m}\n")
+    extras = extras_of(imported(text, tmp_path, "progress.csv"))
+    assert extras == {"rec": [n + 0.25 for n in range(12)], "adv": [6.06] * 12}

@@ -140,3 +140,19 @@ def test_a_log_in_pieces_is_the_log(tmp_path_factory, shape, sizes):
     pieces.describe()
     pieces.close()
     assert steps_of(open_run(run)) == WHOLE
+
+
+@pytest.mark.parametrize(("text", "are_epochs"), [
+    ("".join(f"Epoch {n}: train loss {2 - n / 9:.4f}\n" for n in range(1, 8)), True),
+    ("epoch,loss\n" + "".join(f"{n},{2 - n / 9:.4f}\n" for n in range(1, 8)), True),
+    ("step,loss\n" + "".join(f"{n},{2 - n / 9:.4f}\n" for n in range(1, 8)), False),
+    ("".join(f"step {n}: loss {2 - n / 9:.4f}\n" for n in range(1, 8)), False),
+    ("Epoch 1: train loss 1.9\n" + "".join(f"step {n}: loss 1.{n}\n" for n in range(2, 8)), False),
+    ("".join(f"Epoch {1 + n // 4} step {n}: loss {2 - n / 9:.4f}\n" for n in range(1, 8)), False),
+])  # fmt: skip
+def test_a_run_whose_steps_are_epochs_says_so(text, are_epochs, tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    run = open_run(import_log(path, tmp_path / "runs"))
+    assert run.read(Table.STEPS, ["step"]).column("step").to_pylist() == list(range(1, 8))
+    assert ("epochs" in run.info.marks.get("step", ())) == are_epochs

@@ -6,8 +6,10 @@ import json
 import math
 
 import pytest
-from mirror_parts import logged, skips, train, weights
+from mirror_parts import assert_report, logged, skips, train, weights
 from written_runs import write_run
+
+from ampwatch import diagnose, open_run
 
 pytest.importorskip("mlflow", reason="no mlflow here: pip install mlflow-skinny sqlalchemy alembic")
 
@@ -56,6 +58,9 @@ def test_a_run_of_its_own_has_every_row_at_its_time_and_the_findings(tmp_path, r
     assert math.isnan(curve(run, "loss")[-1][1])
     assert run["tags"]["ampwatch.verdict"] == "failing"
     assert run["tags"]["ampwatch.finding.AMP103"].startswith("error since step 200")
+    [report] = tmp_path.rglob("report.json")
+    assert report.parts[-4:] == ("artifacts", "ampwatch", "one", "report.json")
+    assert_report(report, diagnose(open_run(path)))
 
 
 def test_a_run_that_was_killed_is_marked_so(tmp_path, run_python):

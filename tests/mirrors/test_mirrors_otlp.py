@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from alert_parts import wait_for
@@ -101,6 +102,47 @@ def test_what_arrives_is_how_the_run_stands(tmp_path, collector):
     [resource] = collector.taken[-1].resource_metrics
     names = {one.key: one.value.string_value for one in resource.resource.attributes}
     assert names["service.name"] == "ampwatch"
+
+
+def test_cards_have_the_names_of_the_semantic_conventions(tmp_path, collector):
+    """Names, units and instruments are those of OpenTelemetry's own package."""
+    conventions = pytest.importorskip("opentelemetry.semconv._incubating.metrics.hw_metrics")
+    path = write_run(tmp_path, accepted=50, ended=False)
+    newest = open_run(path).steps["time_ns"][-1].as_py()
+    card = {"device": "cuda:1", "name": "NVIDIA H200", "used_bytes": 3 << 30, "power_w": 412.5,
+            "total_bytes": 12 << 30, "utilisation": 0.75, "temperature_c": 61.0}  # fmt: skip
+    rows = [{"time_ns": newest - 1, **card, "power_w": 9.0}, {"time_ns": newest, **card}]
+    write(path, Table.DEVICES, {name: [row[name] for row in rows] for name in rows[0]})
+    with mirrored(collector) as worker:
+        worker.follow(path)
+        wait_for(lambda: "hw.power" in collector.metrics())
+    kinds = {"gauge": "gauge", "updowncounter": "sum"}
+    source = Path(conventions.__file__).read_text()
+    for name, value in {
+        "hw.gpu.utilization": 0.75,
+        "hw.gpu.memory.usage": 3 << 30,
+        "hw.gpu.memory.limit": 12 << 30,
+        "hw.gpu.memory.utilization": 0.25,
+        "hw.power": 412.5,
+        "hw.temperature": 61.0,
+    }.items():
+        constant = name.upper().replace(".", "_")
+        assert getattr(conventions, constant) == name
+        stated = source.split(f"{constant}: Final")[1].split('"""')[1]
+        metric = collector.metrics()[name]
+        assert f"Unit: {metric.unit}\n" in stated
+        kind = metric.WhichOneof("data")
+        assert kinds[stated.split("Instrument: ")[1].split("\n")[0]] == kind
+        assert kind != "sum" or not metric.sum.is_monotonic
+        [point] = getattr(metric, kind).data_points
+        assert getattr(point, point.WhichOneof("value")) == value
+        attributes = {one.key: one.value.string_value for one in point.attributes}
+        assert attributes == {
+            "hw.id": "one/rank-0/cuda:1",
+            "hw.type": "gpu",
+            "hw.name": "cuda:1",
+            "hw.model": "NVIDIA H200",
+        }
 
 
 def test_the_findings_that_stand_are_gauges(tmp_path, collector):

@@ -33,7 +33,7 @@ def test_a_recorder_shows_the_runs_that_are_sent_to_it(tmp_path):
     port = free_port()
     words = [
         impatient_cli.PROGRAM, "record", "--bind", "tcp://127.0.0.1:0", "--insecure",
-        "--dir", "copies", "--to", f"prometheus://127.0.0.1:{port}", "--to", "tensorboard:tb",
+        "-o", "copies", "--to", f"prometheus://127.0.0.1:{port}", "--to", "tensorboard:tb",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(ampwatch.__file__).parents[1])}
     recorder = children.start(*words, cwd=tmp_path, env=environment, stderr=PIPE)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from alert_parts import wait_for
-from mirror_parts import logged, skips, train, weights
+from mirror_parts import assert_report, logged, skips, train, weights
 from written_runs import more, write_run
 
-from ampwatch import cli, open_run
+from ampwatch import cli, diagnose, open_run
 from ampwatch.errors import MirrorError
 from ampwatch.importers import import_log
 from ampwatch.importers.tables import wandb_file
@@ -27,6 +27,7 @@ def _offline(monkeypatch, tmp_path):
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     yield
     wandb.teardown()  # it reads the environment once a process
 
@@ -90,12 +91,23 @@ def test_a_run_of_its_own_has_every_row_the_config_and_the_findings(tmp_path, ca
     assert steps_of["ampwatch/*"].step_metric or steps_of["ampwatch/*"].step_metric_index
     [table] = tmp_path.rglob("*.table.json")
     assert "scale-collapse" in table.read_text("utf-8")
+    artifacts = [one.artifact for one in found if one.HasField("artifact")]
+    [artifact] = [one for one in artifacts if one.type == "ampwatch-report"]
+    diagnosis = diagnose(open_run(path))
+    assert artifact.name == "ampwatch-one"
+    assert json.loads(artifact.metadata) == {
+        "verdict": "failing",
+        "findings": [finding.code for finding in diagnosis.findings],
+    }
+    [entry] = artifact.manifest.contents
+    assert entry.path == "report.json"
+    assert_report(Path(entry.local_path), diagnosis)
     assert [one.exit.exit_code for one in found if one.HasField("exit")] == [0]
 
 
 def test_our_own_importer_reads_it_back(tmp_path, capsys):
     path = write_run(tmp_path / "runs", skipped=20)
-    assert cli.run(["watch", str(path), "--to", "wandb", "--thin", "10"]) == 0
+    assert cli.run(["watch", str(path), "--to", "wandb", "--to-every", "10"]) == 0
     [file] = files(tmp_path)
     again = open_run(import_log(file, tmp_path / "again")).steps
     truth = [

@@ -270,7 +270,7 @@ def test_a_file_in_the_logs_place_costs_rows_until_it_is_gone(tmp_path, quick):
     trainer = trained(tmp_path)
     trainer.watch.run_folder.rename(tmp_path / "away")
     trainer.watch.run_folder.write_text("in the way")
-    with pytest.warns(AmpwatchWarning, match="cannot be begun anew"):
+    with pytest.warns(AmpwatchWarning, match="cannot be started again"):
         quick(lambda: trainer.watch.lost_rows >= 5)
     trainer.step()
     trainer.watch.run_folder.unlink()

@@ -136,7 +136,7 @@ def test_scales_that_a_checkpoint_lost_are_told_with_the_step_and_the_keys(tmp_p
     run = resumed(tmp_path, kept=lambda name: not name.endswith("_extra_state"))
     (one,) = [f for f in diagnose(run).findings if f.code == "AMP703"]
     assert (one.first_step, one.severity.value) == (12, "warning")
-    assert "2 layers of 2 began anew" in one.summary
+    assert "2 layers of 2 started again" in one.summary
     assert "_extra_state" in one.action
     first = [row for row in rows_of(run, "blocks.0") if row["step"] == 12]
     assert [first[0][f"{role}_scale"] for role in ("input", "weight", "grad")] == [1.0] * 3

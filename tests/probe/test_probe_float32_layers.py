@@ -6,11 +6,10 @@ import copy
 import io
 import os
 import pickle
-import subprocess
-import sys
 from collections import OrderedDict
 from typing import NamedTuple
 
+import children
 import pytest
 import torch
 import torch.distributed as dist
@@ -164,10 +163,7 @@ def test_it_works_with_ampwatch_switched_off():
         "print(ampwatch.run_in_float32(m, '0'))\n"
         "with torch.autocast('cpu', torch.float16): print(m(torch.ones(1, 2)).dtype)"
     )
-    environment = {**os.environ, "AMPWATCH": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
-    )
+    done = children.run("-c", code, env={**os.environ, "AMPWATCH": "0"})
     assert done.stdout == "0 runs in float32.\ntorch.float32\n"
 
 

@@ -28,7 +28,7 @@ from recorder_parts import (
 from ampwatch import feed, store
 from ampwatch.errors import FeedError, RunError
 from ampwatch.recorder import Recorder
-from ampwatch.recorder.recorder import Orders, RecorderProcess
+from ampwatch.recorder.recorder import RecorderOrders, RecorderProcess
 
 
 def test_what_a_caller_raises_when_rows_come_is_noted_and_recording_goes_on(tmp_path, copies):
@@ -70,7 +70,9 @@ def test_a_taken_port_is_said(copies, monkeypatch):
 
 def test_a_process_that_finds_its_port_taken_ends_by_itself_though_its_starter_waits(copies):
     with Here(copies) as first:
-        orders = Orders(first.endpoint, copies, insecure=False, fallback=False, port_wait_s=0.0)
+        orders = RecorderOrders(
+            first.endpoint, copies, insecure=False, fallback=False, port_wait_s=0.0
+        )
         process = RecorderProcess(orders, os.environ)
         try:
             (said,) = process.messages()  # its end of the pipe is open until here
@@ -186,7 +188,7 @@ def test_peers_that_flood_with_hellos_and_are_killed_do_not_end_the_recording(tm
 HOLDER = """
 import sys
 from ampwatch.recorder import Recorder
-from ampwatch.recorder.recorder import Orders
+from ampwatch.recorder.recorder import RecorderOrders
 from ampwatch.recorder.recorder import RecorderProcess
 recorder = Recorder(sys.argv[1], sys.argv[2]).start()
 print(recorder.process_id, recorder.endpoint, flush=True)
@@ -286,7 +288,7 @@ def test_the_counts_of_all_processes_add_up(tmp_path, copies):
 def test_ctrl_c_in_the_terminal_ends_the_command_politely_and_loses_nothing(tmp_path, copies):
     """The terminal signals the whole process group, as here."""
     command = subprocess.Popen(
-        [sys.executable, "-m", "ampwatch", "record", "--bind", ANY_PORT, "--dir", copies],
+        [sys.executable, "-m", "ampwatch", "record", "--bind", ANY_PORT, "-o", copies],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
@@ -320,7 +322,7 @@ def last(self, *rest):
     recorder._PROGRAM = "raise SystemExit(7)"
 recorder.RecorderProcess.__init__ = last
 from ampwatch.cli import main
-sys.argv = ["ampwatch", "record", "--bind", "tcp://127.0.0.1:*", "--dir", sys.argv[1]]
+sys.argv = ["ampwatch", "record", "--bind", "tcp://127.0.0.1:*", "-o", sys.argv[1]]
 main()
 """
     with subprocess.Popen(

@@ -61,6 +61,27 @@ def test_what_was_kept_with_the_proved_rate_is_said_with_it():
     )
 
 
+def test_where_the_runs_own_rate_holds_with_a_cure_the_rate_is_not_the_cause():
+    kept = ("autocast-off", True)
+    failed = replace(rate(0.178, held=False), told="AMP203 forward-overflow")
+    tries = [failed, *(replace(rate(value, held=True), kept=kept) for value in (0.178, 1.0))]
+    followed = replace(diagnosis().findings[0], code="AMP203", because_of="AMP301")
+    given = replace(diagnosis(), findings=(*diagnosis().findings, followed))
+    said = with_proof(given, Proof("run", 1.0, 200, tuple(tries), kept=kept))
+    assert (said.learning_rate.action, said.learning_rate.factor) == (Action.NOT_THE_CAUSE, None)
+    assert (
+        "the run's own learning rate of 1 held for 200 steps: it was not"
+        in said.learning_rate.because
+    )
+    assert [(one.code, one.because_of) for one in said.findings] == [("AMP203", None)]
+    assert said.headline.action == (
+        "Train with autocast off. In a rerun of 200 steps the trouble was gone with that."
+    )
+    alone = with_proof(given, Proof("run", 1.0, 200, tuple(tries[:2]), kept=kept))
+    assert alone.learning_rate.action is Action.LOWER
+    assert [one.code for one in alone.findings] == ["AMP301", "AMP203"]
+
+
 def test_without_reruns_or_with_reruns_of_other_things_the_estimate_stands():
     assert with_proof(diagnosis(), None) == diagnosis()
     cured = Try("float32", "a", 200, "healthy", True, "", {}, "x")
@@ -71,7 +92,19 @@ def test_an_estimate_at_or_above_a_rate_that_failed_is_not_advised_where_none_he
     proof = proof_of(rate(0.16, held=False), rate(0.04, held=False))
     advice = with_proof(diagnosis(), proof).learning_rate
     assert (advice.recommended, advice.factor, advice.low, advice.high) == (None, None, None, 0.04)
-    assert advice.because == "No rate down to 0.04 held: nothing is proved."
+    assert advice.because == "No learning rate down to 0.04 held: nothing is proved."
+
+
+def test_a_proved_cure_is_what_is_to_be_done_where_no_lower_rate_is_advised():
+    cured = Try("float32", "a", 200, "healthy", True, "", {}, "x")
+    given = diagnosis(Advice(Action.UNKNOWN, "Not recorded.", current=1.0))
+    said = with_proof(given, proof_of(cured))
+    assert said.learning_rate.action is Action.UNKNOWN
+    assert said.learning_rate.proved_steps == 200
+    assert said.headline.action == (
+        "Run a in float32 by `ampwatch.run_in_float32`, after the model is created. In a rerun of "
+        "200 steps the trouble was gone with that."
+    )
 
 
 def test_a_rate_that_was_proved_and_failed_all_the_same_changes_nothing():
@@ -87,3 +120,17 @@ def test_a_lower_rate_that_ends_a_trouble_which_came_back_unchanged_is_advised()
     assert (advice.action, advice.recommended, advice.factor) == (Action.LOWER, 0.05, 0.05)
     alone = proof_of(rate(0.05, held=True))
     assert with_proof(diagnosis(unknown), alone) == diagnosis(unknown)
+
+
+def test_a_rate_that_held_only_on_the_way_up_replaces_no_lower_estimate():
+    higher, lower = (
+        replace(proof_of(rate(held, held=True), rate(0.457, held=False)), needs_steps=450)
+        for held in (0.178, 0.04)
+    )
+    assert with_proof(diagnosis(), higher) == diagnosis()
+    advice = with_proof(diagnosis(), lower).learning_rate
+    assert (advice.recommended, advice.factor, advice.proved_steps) == (0.04, 0.04, None)
+    kept = replace(rate(0.178, held=True), kept=("float32", "wide"))
+    cured = Proof("run", 1.0, 200, (kept,), kept=kept.kept, needs_steps=450)
+    said = with_proof(diagnosis(), cured).learning_rate
+    assert (said.recommended, said.besides) == (0.178, "wide in float32")

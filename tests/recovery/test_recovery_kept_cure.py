@@ -33,9 +33,9 @@ def last_loss(folder, rate, *, wide_in_float32):
 def test_a_cure_that_ends_the_trouble_is_kept_while_the_rate_is_searched(tmp_path):
     """A layer overflows from the first step, at any rate; in float32 the training diverges."""
     (tmp_path / "train.py").write_text(OVERFLOWS.replace("lr=1e-3", "lr=0.1"))
-    ran(tmp_path, "-m", "ampwatch", "run", "--run", "toy", "train.py").check_returncode()
+    ran(tmp_path, "-m", "ampwatch", "run", "--name", "toy", "train.py").check_returncode()
     run = tmp_path / "ampwatch-runs" / "toy"
-    done = prove(tmp_path, run, "--dir", tmp_path / "reruns", "--budget", "5m")
+    done = prove(tmp_path, run, "-o", tmp_path / "reruns", "--budget", "5m")
     assert done.returncode == 0, done.stderr
     proof = kept_proof(run)
     alone, first, *others = proof.tries[2:]
@@ -53,15 +53,18 @@ def test_a_cure_that_ends_the_trouble_is_kept_while_the_rate_is_searched(tmp_pat
         assert not last_loss(tmp_path, fails, wide_in_float32=is_full) < 2.9  # as at first
 
     rows, said = done.stdout.splitlines(), " ".join(done.stdout.split())
-    assert any(row.startswith(f"rate {rate:.3g} and wide in float32  ") for row in rows)
+    assert any(row.startswith(f"learning rate {rate:.3g} and wide in float32  ") for row in rows)
     assert f"Proved: a learning rate of {rate:.3g} with wide in float32 held for 60 steps" in said
-    assert "both are changed" in said
+    assert "was kept while learning rates were tried" in said
     shown = " ".join(ran(tmp_path, "-m", "ampwatch", "report", run).stdout.split())
     assert f"peak learning rate of {rate:.3g} (now 0.1) and wide in float32" in shown
     planned = json.loads(ran(tmp_path, "-m", "ampwatch", "plan", run, "--json").stdout)
     assert planned["learning_rate"]["groups"] == [pytest.approx(rate)]
     assert planned["keep_in_float32"] == ["wide"]
-    assert f"with wide in float32, as proved by reruns of {proof.steps} steps" in planned["because"]
+    assert (
+        f"with wide in float32, as proved by reruns of {proof.proved.steps} steps"
+        in planned["because"]
+    )
 
 
 # The layer overflows from step 25 on; before, the training diverges or learns by its rate.
@@ -79,9 +82,9 @@ OVERFLOWS_LATER = (
 @pytest.mark.slow_trainings
 def test_a_cure_is_sought_where_rates_fail_alike_by_what_is_not_their_height(tmp_path):
     (tmp_path / "train.py").write_text(OVERFLOWS_LATER)
-    ran(tmp_path, "-m", "ampwatch", "run", "--run", "toy", "train.py").check_returncode()
+    ran(tmp_path, "-m", "ampwatch", "run", "--name", "toy", "train.py").check_returncode()
     run = tmp_path / "ampwatch-runs" / "toy"
-    asked = ("--dir", tmp_path / "reruns", "--budget", "5m", "--steps", "80")
+    asked = ("-o", tmp_path / "reruns", "--budget", "5m", "--steps", "80")
     done = prove(tmp_path, run, *asked)
     assert done.returncode == 0, done.stderr
     proof = kept_proof(run)
@@ -91,7 +94,7 @@ def test_a_cure_is_sought_where_rates_fail_alike_by_what_is_not_their_height(tmp
     assert proof.proved.kept == ("float32", "wide")
     learnt = proof.proved.loss_at
     assert learnt["80"] < learnt["0"] / 4
-    assert "A lower rate alone failed, by AMP203" in " ".join(done.stdout.split())
+    assert "A lower learning rate alone failed, by AMP203" in " ".join(done.stdout.split())
     planned = json.loads(ran(tmp_path, "-m", "ampwatch", "plan", run, "--json").stdout)
     assert planned["learning_rate"]["groups"] == [pytest.approx(proof.proved_rate)]
     assert planned["keep_in_float32"] == ["wide"]

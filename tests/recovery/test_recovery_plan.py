@@ -131,6 +131,33 @@ def test_what_was_kept_with_a_proved_rate_is_planned_with_it(tmp_path, kept, whe
     assert f"with {switch_text(*kept)}, as proved by reruns of 300 steps" in made.because
 
 
+def test_a_cure_with_which_the_scripts_own_rate_holds_is_planned_without_another_rate(tmp_path):
+    kept = ("autocast-off", True)
+    lower, own = (
+        Try("lr", rate, 300, "healthy", True, "", {}, "x", kept=kept) for rate in (0.02, 0.1)
+    )
+    proof = Proof("train", 0.1, 300, (lower, own), kept=kept)
+    findings = finding("AMP301"), finding("AMP203", because_of="AMP301", layer="head")
+    made = plan_of(run_with(tmp_path), diagnosis(*findings, advice=LOWER), proof)
+    assert (made.action, made.factor) == (Next.RESTART, None)
+    assert made.settings == {"autocast": "off"}
+    assert "the trouble is gone with autocast off" in made.because
+
+
+def test_a_rate_that_was_proved_of_a_warning_is_for_the_next_start(tmp_path):
+    tried = Try("lr", 0.02, 300, "healthy", True, "", {}, "x")
+    warned = finding("AMP301", Severity.WARNING)
+    made = plan_of(
+        run_with(tmp_path, [(20, "a.pt")]),
+        diagnosis(warned, advice=LOWER),
+        Proof("train", 0.1, 300, (tried,)),
+    )
+    assert made.action is Next.CONTINUE
+    assert made.factor == pytest.approx(0.2)
+    assert made.base_rates == pytest.approx((0.02, 0.01))
+    assert "as proved by a rerun of 300 steps: learning rate 0.02." in made.because
+
+
 def test_a_rate_is_not_planned_where_a_plan_cannot_say_what_was_kept_with_it(tmp_path):
     kept = ("of another version", 1.0)
     held = Try("lr", 0.02, 300, "healthy", True, "", {}, "x", kept=kept)
@@ -170,6 +197,19 @@ def test_a_cure_that_reruns_have_proved_is_planned(tmp_path, change, value, wher
     for key in where:
         found = found[key]
     assert found == told
+
+
+def test_a_proved_cure_of_a_warning_is_said_for_the_next_start(tmp_path):
+    proved = Try("bfloat16", True, 120, "healthy", is_stable=True, told="", loss_at={}, run="r")
+    proof = Proof("r", None, 100, (proved,))
+    warned = diagnosis(finding("AMP105", Severity.WARNING), verdict=Verdict.WARNING)
+    made = plan_of(run_with(tmp_path), warned, proof)
+    assert (made.action, dict(made.settings)) == (Next.CONTINUE, {"autocast": "bfloat16"})
+    assert (
+        "At the next start, as proved by a rerun of 120 steps: autocast to bfloat16."
+        in made.because
+    )
+    assert dict(plan_of(run_with(tmp_path / "b"), warned).settings) == {}
 
 
 def test_every_change_that_reruns_can_prove_has_a_place_in_a_plan():

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwatch.recovery.proof import Proof, Try, kept_proof, sentence_of, table_of
-from ampwatch.recovery.prove import MOST_TRIES, WIDE_ENOUGH, lower_rate, next_rate, reached_rate
+from ampwatch.recovery.prove import (
+    MOST_TRIES,
+    WIDE_ENOUGH,
+    lower_rate,
+    next_rate,
+    reached_rate,
+    top_of_rise,
+)
 from ampwatch.recovery.rerun import Record
 
 
@@ -112,9 +119,28 @@ def test_rates_with_a_cure_and_without_are_not_compared_and_both_changes_are_nam
         "between 0.1 and 0.2."
     )
     assert [(row[0], row[2]) for row in table_of(proof)[1:]] == [
-        ("wide in float32", "no"), ("rate 0.05", "no"), ("rate 0.05 and wide in float32", "yes"),
-        ("rate 0.1 and wide in float32", "yes"), ("rate 0.2 and wide in float32", "no"),
+        ("wide in float32", "no"), ("learning rate 0.05", "no"),
+        ("learning rate 0.05 and wide in float32", "yes"),
+        ("learning rate 0.1 and wide in float32", "yes"),
+        ("learning rate 0.2 and wide in float32", "no"),
     ]  # fmt: skip
+
+
+def test_with_a_cure_the_scripts_own_rate_is_proved_where_a_lower_one_gains_hardly_more():
+    lower, own = (
+        replace(tried(rate, held=True, at0=2.0, at160=loss), kept=WIDE)
+        for rate, loss in ((0.05, 0.1), (1.0, 0.2))
+    )
+    proof = replace(proof_of(lower, own), kept=WIDE)
+    assert proof.keeps_rate
+    assert (proof.proved, proof.proved_rate) == (own, 1.0)
+    assert sentence_of(proof) == (
+        "Proved: with wide in float32, the run's own learning rate of 1 held for 300 steps: it was "
+        "not the cause."
+    )
+    slower = replace(own, loss_at=own.loss_at | {"160": 0.4})
+    proof = replace(proof, tries=(lower, slower))
+    assert (proof.proved, proof.keeps_rate) == (lower, False)
 
 
 def test_a_printed_rate_with_a_cure_is_not_to_be_taken_for_the_rate_alone():
@@ -129,7 +155,7 @@ def test_a_printed_rate_with_a_cure_is_not_to_be_taken_for_the_rate_alone():
 def test_where_no_rate_held_with_the_cure_the_sentence_names_it():
     proof = replace(proof_of(tried(0.05, held=False), with_wide(0.02, held=False)), kept=WIDE)
     assert sentence_of(proof) == (
-        "No rate down to 0.02 with wide in float32 held: nothing is proved."
+        "No learning rate down to 0.02 with wide in float32 held: nothing is proved."
     )
     assert "down to 0.05 held" in sentence_of(replace(proof, tries=proof.tries[:1]))
 
@@ -138,7 +164,7 @@ def test_where_none_held_nothing_is_proved():
     proof = proof_of(tried(0.1, held=False), tried(0.02, held=False))
     assert proof.proved is None
     assert proof.interval == (None, 0.02)
-    assert sentence_of(proof) == "No rate down to 0.02 held: nothing is proved."
+    assert sentence_of(proof) == "No learning rate down to 0.02 held: nothing is proved."
     assert sentence_of(proof_of()).endswith("nothing is proved.")
 
 
@@ -178,8 +204,8 @@ def test_losses_are_compared_at_a_step_that_all_have():
         tried(0.2, held=False, at10=3.0, at20=90.0), tried(0.1, held=True, at10=2.0),
     ))  # fmt: skip
     assert head[4] == "loss at step 10"
-    assert (low[0], low[4]) == ("rate 0.1", "2")
-    assert (high[0], high[4], high[5]) == ("rate 0.2", "3", "AMP301 lr-too-high")
+    assert (low[0], low[4]) == ("learning rate 0.1", "2")
+    assert (high[0], high[4], high[5]) == ("learning rate 0.2", "3", "AMP301 lr-too-high")
 
 
 def test_the_table_says_what_held_beside_the_others_whatever_the_verdict():
@@ -228,3 +254,20 @@ def test_a_schedule_that_was_still_rising_is_judged_by_the_rate_that_it_had_reac
     risen = Record({}, {step: min(1.0, 0.1 * (step + 1)) for step in range(100)}, {})
     assert reached_rate(risen, 1.0) == reached_rate(risen, 1.0, 0, 50) == 1.0
     assert reached_rate(Record({}, {}, {}), 0.3) == 0.3
+    assert top_of_rise(rising, 1.0) == 97  # it came no further
+    assert top_of_rise(risen, 1.0) == 9
+    assert top_of_rise(Record({}, {}, {}), 0.3) == 0
+
+
+def test_a_rate_that_held_only_on_the_way_up_is_not_proved(tmp_path):
+    short = replace(proof_of(tried(0.1, held=True), tried(0.2, held=False)), needs_steps=450)
+    assert (short.proved, short.proved_rate, short.best.rate) == (None, None, 0.1)
+    assert short.to_json()["proved"] is None
+    assert sentence_of(short) == (
+        "Not proved: a learning rate of 0.1 held for 300 steps, while the run's learning rate rose "
+        "for longer. `--steps 450`, with a `--budget` for it, reaches its highest."
+    )
+    short.keep(tmp_path)
+    assert kept_proof(tmp_path) == short
+    other = Try("bfloat16", True, 300, "healthy", True, "", {}, "folder")
+    assert replace(short, tries=(other,)).proved == other  # it is none of a learning rate

@@ -12,7 +12,7 @@ from proving_commands import OVERFLOWS, prove, ran
 import ampwatch
 from ampwatch import store
 from ampwatch.cli.prove import with_option
-from ampwatch.recovery.proof import kept_proof
+from ampwatch.recovery.proof import is_doubtful, kept_proof
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="ends processes by their group")
 
@@ -68,7 +68,7 @@ def said_by(done):
 def test_a_rate_that_holds_is_found_and_the_users_files_stay_as_they_are(trained, tmp_path):
     folder, run = trained
     before = files_of(folder)
-    done = prove(folder, run, "--dir", tmp_path, "--budget", "5m", "--steps", "120", "--json")
+    done = prove(folder, run, "-o", tmp_path, "--budget", "5m", "--steps", "120", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     low, high = told["interval"]
@@ -95,6 +95,31 @@ def test_a_rate_that_holds_is_found_and_the_users_files_stay_as_they_are(trained
     words = " ".join(shown.stdout.split())
     assert "Remedy: tested. The learning rate held in a rerun of" in words
     assert f"peak learning rate of {proved:.3g} (now" in words
+
+
+@pytest.mark.slow_trainings
+def test_a_rate_is_proved_only_by_reruns_that_last_beyond_the_top_of_the_warm_up(tmp_path):
+    """It fails early in a warm-up of 150 steps: 1.5 times as many end before the top."""
+    (tmp_path / "train.py").write_text(SCRIPT.replace("(step + 1) / 10", "(step + 1) / 150"))
+    ran(tmp_path, "train.py").check_returncode()
+    run = tmp_path / "own-runs" / "toy"
+    done = prove(tmp_path, run, "-o", tmp_path / "short", "--budget", "5m", "--steps", "100")
+    assert done.returncode == 3, done.stderr
+    short = kept_proof(run)
+    assert short.proved is None
+    assert short.best.change == "lr"
+    assert "Not proved: a learning rate of" in done.stdout
+    assert f"`--steps {short.needs_steps}`" in " ".join(done.stdout.split())
+    planned = json.loads(ran(tmp_path, "-m", "ampwatch", "plan", run, "--json").stdout)
+    assert "as estimated" in planned["because"]
+
+    done = prove(tmp_path, run, "-o", tmp_path / "long", "--budget", "5m")
+    assert done.returncode == 0, done.stderr
+    proof = kept_proof(run)
+    assert proof.steps == short.needs_steps > 150
+    assert proof.proved.steps > 150
+    highest = max(store.open_run(proof.proved.run).read("steps", columns=("lr",))["lr"].to_pylist())
+    assert highest == pytest.approx(proof.proved.rate)
 
 
 @pytest.mark.slow_trainings
@@ -258,7 +283,7 @@ def test_a_training_that_is_not_deterministic_is_noticed_and_what_holds_is_tried
 @pytest.mark.slow_starts
 def test_reruns_begin_at_the_last_clean_checkpoint_where_the_script_can_resume(tmp_path):
     run = trained_in(tmp_path, training(), "--breaks")
-    asked = (run, "--steps", "60", "--budget", "2m", "--resume-argument", "--resume")
+    asked = (run, "--steps", "60", "--budget", "2m", "--resume-flag", "--resume")
     done = prove(tmp_path, *asked, "--set", "lr=0.000001")
     assert "The reruns begin at step 20, from saved.pt." in said_by(done)
     proof = kept_proof(run)
@@ -271,7 +296,7 @@ def test_reruns_begin_at_the_last_clean_checkpoint_where_the_script_can_resume(t
 
 def test_where_no_clean_checkpoint_is_recorded_it_is_said(tmp_path):
     run = failing_run(tmp_path, "raise SystemExit(4)")
-    done = prove(tmp_path, run, *RATE, "--resume-argument", "--resume", "--budget", "60s")
+    done = prove(tmp_path, run, *RATE, "--resume-flag", "--resume", "--budget", "60s")
     assert "No clean checkpoint before the trouble is recorded with its file" in said_by(done)
     assert "ended with 4 before its first step" in said_by(done)
 
@@ -284,7 +309,7 @@ def overflowed(tmp_path_factory):
     """The run of a training whose layer `wide` overflows half precision."""
     folder = tmp_path_factory.mktemp("overflows")
     (folder / "train.py").write_text(OVERFLOWS)
-    ran(folder, "-m", "ampwatch", "run", "--run", "toy", "train.py").check_returncode()
+    ran(folder, "-m", "ampwatch", "run", "--name", "toy", "train.py").check_returncode()
     return folder, folder / "ampwatch-runs" / "toy"
 
 
@@ -292,7 +317,7 @@ def overflowed(tmp_path_factory):
 def test_the_cure_that_the_findings_rule_declares_is_proved_and_then_planned(overflowed, tmp_path):
     folder, run = overflowed
     before = files_of(folder)
-    done = prove(folder, run, "--dir", tmp_path, "--budget", "3m", "--json", fresh=True)
+    done = prove(folder, run, "-o", tmp_path, "--budget", "3m", "--json", fresh=True)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["proved"] == {
@@ -311,7 +336,7 @@ def test_the_cure_that_the_findings_rule_declares_is_proved_and_then_planned(ove
 @pytest.mark.slow_trainings
 def test_one_thing_is_switched_at_a_time_and_what_helps_is_named(overflowed, tmp_path):
     folder, run = overflowed
-    done = prove(folder, run, "--dir", tmp_path, "--budget", "5m", "--bisect")
+    done = prove(folder, run, "-o", tmp_path, "--budget", "5m", "--bisect")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     held = {line.split("  ")[0] for line in lines if "  yes  " in line}
@@ -338,15 +363,40 @@ def test_the_rate_is_tried_where_no_cure_brings_the_training_to_learn(tmp_path):
     script = Path(ampwatch.__file__).parents[1] / "benchmarks" / "prove_training.py"
     ran(tmp_path, script, json.dumps(TOO_HIGH), "--lr", "0.3").check_returncode()
     run = tmp_path / "ampwatch-runs" / "run"
-    done = prove(tmp_path, run, "--dir", tmp_path / "reruns", "--steps", "100", "--budget", "8m")
+    done = prove(tmp_path, run, "-o", tmp_path / "reruns", "--steps", "100", "--budget", "8m")
     assert done.returncode == 0, done.stderr
     proof = kept_proof(run)
     assert [one.change for one in proof.tries[:3]] == ["nothing", "float32", "lr"]
-    assert not proof.tries[1].is_stable
+    # Whether it holds in float32 is another on each processor: with it the loss stands high on all.
+    assert not proof.tries[1].is_stable or is_doubtful(proof.tries[1])
     assert proof.proved.change == "lr"
     learnt = proof.proved.loss_at
     assert learnt["80"] < 0.75 * learnt["0"]
-    assert "the rate was tried as well" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    assert "the learning rate was tried as well" in said
+    assert ("the loss stood above where it began" in said) == proof.tries[1].is_stable
     planned = json.loads(ran(tmp_path, "-m", "ampwatch", "plan", run, "--json").stdout)
     assert planned["action"] == "restart"
     assert planned["learning_rate"]["groups"] == [pytest.approx(proof.proved.value)]
+
+
+@pytest.mark.slow_trainings
+def test_a_cure_with_which_the_program_crashes_is_left_out_and_the_next_one_tried(tmp_path):
+    computed = "self.wide(20 * self.first(x))"
+    assert OVERFLOWS.count(computed) == 1
+    crashes = OVERFLOWS.replace(computed, "self.half_of(x)").replace(
+        "    def forward(self, x):\n",
+        "    def half_of(self, x):\n"
+        f"        wide = {computed}\n"
+        "        assert wide.dtype != torch.float32, 'made for half precision'\n"
+        "        return wide\n"
+        "    def forward(self, x):\n",
+    )
+    (tmp_path / "train.py").write_text(crashes)
+    ran(tmp_path, "-m", "ampwatch", "run", "--name", "toy", "train.py").check_returncode()
+    done = prove(tmp_path, tmp_path / "ampwatch-runs" / "toy", "--budget", "4m", "--json")
+    assert "made for half precision" in done.stderr
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["proved"]["change"] == "bfloat16"
+    assert [one["change"] for one in told["tries"]] == ["nothing", "bfloat16"]

@@ -131,7 +131,7 @@ def test_an_index_damaged_before_its_first_batch_is_said_and_its_rows_are_not_de
     found = open_run(run)
     assert found.steps.equals(kept)
     assert "its index is damaged" in "".join(found.notes)
-    with pytest.raises(RunError, match="hide what is lost"):
+    with pytest.raises(RunError, match="hide that rows were lost"):
         compact(run)
     flip(run / "rank-0" / "index", 8 * byte + 3)
     assert open_run(run).steps.num_rows == kept.num_rows + 2

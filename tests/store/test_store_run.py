@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pyarrow as pa
@@ -251,6 +253,22 @@ def test_columns_read_with_others_are_not_decoded_again_and_never_stale(run: Pat
     assert opened.refresh()
     found = opened.read(Table.STEPS, ("loss", "step"), 0).to_pydict()
     assert found == {"loss": [1.0, 2.0, None, 4.0], "step": [0, 1, 2, 3]}
+    writer.close()
+
+
+def test_what_is_read_uncached_is_not_kept(run: Path) -> None:
+    writer = RankWriter(run, 0)
+    writer.append(steps(0, 3, loss=[1.0, 2.0, None]))
+    opened = open_run(run)
+    used = weakref.ref(opened.uncached().read(Table.STEPS, ("loss",)))
+    kept = weakref.ref(opened.read(Table.STEPS, ("loss",)))
+    gc.collect()
+    assert used() is None
+    assert kept() is not None
+    writer.append(steps(3, 1, loss=[4.0]))
+    assert opened.refresh()
+    now = opened.read(Table.STEPS, ("loss",))
+    assert opened.uncached().read(Table.STEPS, ("loss",)).equals(now)
     writer.close()
 
 

@@ -68,7 +68,7 @@ def test_of_many_near_names_the_three_newest_are_suggested() -> None:
 def test_without_a_near_name_the_list_is_named() -> None:
     written("night-3")
     said = sentence("xyz")
-    assert said == "No run named xyz in ./ampwatch-runs. `ampwatch runs` lists all runs."
+    assert said == "No run named xyz in ./ampwatch-runs. `ampwatch list` lists all runs."
 
 
 def test_runs_of_the_working_folder_are_suggested_too(monkeypatch: pytest.MonkeyPatch) -> None:

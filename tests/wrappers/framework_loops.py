@@ -182,7 +182,7 @@ def ampwatch_run(drive):
     out = drive.folder / "weights.pt"
     words = [__file__, out, drive.rate, drive.steps, "" if drive.spoilt is None else drive.spoilt]
     paths = [str(Path(ampwatch.__file__).parents[1]), str(Path(__file__).parent)]
-    command = ["-m", "ampwatch", "run", "--run", "r", "--log-dir", drive.folder]
+    command = ["-m", "ampwatch", "run", "--name", "r", "-o", drive.folder]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     if drive.watched:
         done = children.run(*command, *words, env=children.forking(environment))

@@ -69,9 +69,10 @@ class Advice:
     signals: int | None = None
     # Code of the finding that explains the trouble: `because` repeats its summary.
     explained_by: str | None = dataclasses.field(default=None, metadata={"json": False})
-    # Steps for which reruns held `recommended`; None for an estimate (`recovery.proof`).
+    # Steps for which `recommended` held in a rerun, or a cure where the rate stays; None for an
+    # estimate (`recovery.proof`).
     proved_steps: int | None = dataclasses.field(default=None, metadata={"json": False})
-    # What those reruns changed besides the rate, in words: without it the rate did not hold.
+    # What those reruns changed besides the rate, in words: without it they did not hold.
     besides: str | None = dataclasses.field(default=None, metadata={"json": False})
 
     @property
@@ -96,14 +97,14 @@ def advise(state: RateState, judgement: Judgement | None = None) -> Advice:
     onset = trouble.onset
     if attribution.cause is Cause.UNDECIDED:
         return Advice(Action.UNKNOWN, _undecided(trouble, attribution), current=judged.base)
-    coming_down = "The loss is coming down again as the record ends"
+    coming_down = "The loss is coming down again as the log ends"
     if attribution.cause is Cause.OBJECTIVE:
         because = f"{_began(trouble)}, but {_in_band(attribution)}."
         return _keep(state, judged, f"{because} {coming_down}." if onset.descending else because)
     if attribution.cause is not Cause.RATE:
         return _not_the_cause(judged, trouble, attribution)
     if onset.descending and not onset.is_slow:
-        wait = f"{coming_down}: wait, and do not lower the rate yet."
+        wait = f"{coming_down}: wait, and do not lower the learning rate yet."
         return _keep(state, judged, f"{_trouble_text(trouble, attribution)} {wait}")
     if trouble.leap is not None:
         advice = _go_back(state, trouble.leap, trouble, _trouble_text(trouble, attribution))
@@ -130,12 +131,13 @@ def _calm(state: RateState, judgement: Judgement) -> Advice:
     ):
         return _raise(state, judgement, judgement.base)
     if not judgement.accepted:
-        return Advice(Action.UNKNOWN, "The record ends before any step was accepted.")
+        return Advice(Action.UNKNOWN, "The log ends before any step was accepted.")
     if not judgement.sees_course:
         return Advice(
-            Action.UNKNOWN, "Neither losses nor scales are recorded, so the rate cannot be judged."
+            Action.UNKNOWN,
+            "Neither losses nor scales are recorded, so the learning rate cannot be judged.",
         )
-    calm = "The record shows no problem with this learning rate"
+    calm = "The log shows no problem with this learning rate"
     doubt = _doubt(state, judgement.attribution)
     if doubt is None:
         return _keep(state, judgement, f"{calm}.")
@@ -148,7 +150,8 @@ def _calm(state: RateState, judgement: Judgement) -> Advice:
         size_text = (
             f"the update of step {update[1]} was {update[0]:.2g} times as large as its weights"
         )
-    return Advice(Action.UNKNOWN, f"{_capital(doubt)}, and {size_text}.", current=judgement.base)
+    because = f"{doubt[0].upper()}{doubt[1:]}, and {size_text}."
+    return Advice(Action.UNKNOWN, because, current=judgement.base)
 
 
 def _doubt(state: RateState, idle: Attribution | None) -> str | None:
@@ -189,8 +192,8 @@ def _raise(state: RateState, judgement: Judgement, base: float) -> Advice:
     because = (
         "The loss hardly falls, and after each update the gradient still points the same way "
         f"(alignment {judgement.alignment:.2f}, below {constants.RAISE_ALIGNMENT}, median of "
-        f"{constants.RAISE_STEPS} steps at the full rate): in every run tried, doubling the "
-        "rate was stable there."
+        f"{constants.RAISE_STEPS} steps at the full learning rate): in every run tried, doubling "
+        "the learning rate was stable there."
     )
     return Advice(
         Action.RAISE,
@@ -225,46 +228,49 @@ def _undecided(trouble: Trouble, attribution: Attribution) -> str:
     if trouble.state.setup.inner_updates:
         return (
             f"{_began(trouble)}. Each step makes several updates, and the size of each is "
-            "not recorded: a new run at a tenth of the rate would show whether it is the cause."
+            "not recorded: a new run at a tenth of the learning rate would show whether it is the "
+            "cause."
         )
     if trouble.onset.sign is OnsetSign.DOUBLED:
         return (
             f"{_began(trouble)}, and {count_text(trouble.state.rows, 'step')} do not show whether "
-            "the rate is too high: if the loss does not come down soon, lower the rate."
+            "the learning rate is too high: if the loss does not come down soon, lower the "
+            "learning rate."
         )
     if attribution.recorded:
         untold = "The updates compared with the weights, which would decide it, are not recorded."
         rest = "This is not enough to decide." if "updates" in attribution.recorded else untold
         return f"{_began(trouble)}. {attribution.told} {rest}"
     return (
-        f"{_began(trouble)}; whether the rate is the cause is not recorded: updates, gradient "
-        "norms and activations are missing. Attach ampwatch with the model."
+        f"{_began(trouble)}; whether the learning rate is the cause is not recorded: updates, "
+        "gradient norms and activations are missing. Attach ampwatch with the model."
     )
 
 
 def _not_the_cause(judgement: Judgement, trouble: Trouble, attribution: Attribution) -> Advice:
     proofs = attribution.fact or "; ".join(row.told for row in attribution.proofs)
-    told = f" ({proofs})" if proofs else ""
+    why = f" ({proofs})" if proofs else ""
     rest = {
-        Cause.STATIC: "no update had been made before it, so the rate cannot be the cause.",
+        Cause.STATIC: "no update had been made before it, so the learning rate cannot be the "
+        "cause.",
         Cause.DATA: "the updates before it were ordinary.",
         Cause.OPERATION: f"{_in_band(attribution)} until then.",
     }[attribution.cause]
-    because = f"At step {trouble.onset.step} the cause is {attribution.cause.value}{told}: {rest}"
+    because = f"At step {trouble.onset.step} the cause is {attribution.cause.value}{why}: {rest}"
     return Advice(Action.NOT_THE_CAUSE, because, current=judgement.base)
 
 
 def _in_band(attribution: Attribution) -> str:
     """Which recorded signals stayed in their band, and what that means, as part of the advice."""
     if not attribution.recorded:
-        return "no recorded signal points to the rate"
+        return "no recorded signal points to the learning rate"
     calm = "; ".join(row.told for row in attribution.calm[:2])
     *first, last = attribution.recorded
     words = f"{', '.join(first)} and {last}" if first else last
     objective = attribution.cause is Cause.OBJECTIVE
-    what = ": a change of the data or of the objective, not the rate" if objective else ""
+    what = ": a change of the data or of the objective, not the learning rate" if objective else ""
     against = f" ({calm})" if calm else ""
-    return f"{words} point to another cause than the rate{against}{what}"
+    return f"{words} point to another cause than the learning rate{against}{what}"
 
 
 def _trouble_text(trouble: Trouble, attribution: Attribution) -> str:
@@ -275,7 +281,7 @@ def _lower(state: RateState, judgement: Judgement, trouble: Trouble, trouble_tex
     """The advice to lower a rate that failed early: the estimate, below any rate that failed."""
     estimate, bounds, base = trouble.estimate, trouble.bounds, judgement.base
     if base is None or estimate is None or bounds is None:
-        because = f"{trouble_text} The rate itself is not recorded: divide it by 4."
+        because = f"{trouble_text} The learning rate itself is not recorded: divide it by 4."
         return Advice(Action.LOWER, because, factor=0.25, confidence=FEW_STEPS_CONFIDENCE)
     factor, warmup_steps, reasons = _division(estimate, bounds, trouble, base)
     low, high = estimate.limits(base, bounds)
@@ -300,19 +306,21 @@ def _division(
     """The advised factor for the rate, the steps of a longer warm-up, and the reasons for both."""
     factor = 2.0 ** -(estimate.octaves + MARGIN)
     divided = (
-        f"{estimate.arithmetic}. Divide by {2**estimate.octaves:.2g}, and by {2**MARGIN:.2g} more "
-        f"to be safe: by {1 / factor:.2g} in all."
+        f"{estimate.arithmetic}. Divide by {1 / factor:.2g}: by {2**estimate.octaves:.2g}, and by "
+        f"a safety factor of {2**MARGIN:.2g}."
     )
     reasons = [divided]
     warmup_steps = None
     below = bounds.failed * 2.0**-constants.LEAST_OCTAVES
     if trouble.warmup is not None:
         reasons.append(
-            f"The rate was still rising and had reached {trouble.warmup.rate:.3g}: the advised "
-            "peak is below that."
+            f"The learning rate was still rising and had reached {trouble.warmup.rate:.3g}: the "
+            "advised peak is below that."
         )
     elif below < factor * base:
-        reasons.append(f"At {bounds.failed:.3g} it failed: the advised rate is below that.")
+        reasons.append(
+            f"At {bounds.failed:.3g} it failed: the advised learning rate is below that."
+        )
     factor = min(factor, below / base)
     if trouble.warmup is not None:
         warmup_steps = _stretched(trouble.warmup, factor)
@@ -323,7 +331,8 @@ def _division(
     if bounds.worked is not None and bounds.worked > factor * base:
         factor = bounds.worked / base
         reasons.append(
-            f"A rate of {bounds.worked:.3g} had worked for long: the advice is not below it."
+            f"A learning rate of {bounds.worked:.3g} had worked for long: the advice is not below "
+            "it."
         )
     if estimate.octaves > BEYOND_ONE_SHOT:
         reasons.append(
@@ -338,8 +347,8 @@ def _go_back(state: RateState, leap: LeapBefore, trouble: Trouble, trouble_text:
     before, after = f"{leap.trained:.3g}", f"{leap.rate:.3g}"
     since = "" if leap.step is None else f" at step {leap.step:,}"
     because = (
-        f"{trouble_text} The rate had just gone from {before} to {after}{since}: go back to "
-        f"{before}. That is proven, no estimate: the steps before had trained at it."
+        f"{trouble_text} The learning rate had just gone from {before} to {after}{since}: go back "
+        f"to {before}. That is proven, no estimate: the steps before had trained at it."
     )
     return Advice(
         Action.LOWER,
@@ -365,20 +374,19 @@ def _stretched(warmup: Warmup, factor: float) -> int | None:
 
 def _late(state: RateState, judgement: Judgement, trouble: Trouble, trouble_text: str) -> Advice:
     """The advice for a rate that worked for long: other batches first, then a small cut."""
-    restart = (
-        f"{trouble_text} The rate had worked for {count_text(judgement.accepted, 'accepted step')}."
-    )
+    restart = f"{trouble_text} Until then the learning rate had worked."
     restarts = state.setup.restarts
     if trouble.onset.collapsed and not restarts:
         because = (
-            f"{restart} Restart before the drift at the same rate and skip the batches until "
-            f"after the spike; if it spikes again, multiply the rate by {LATE_FACTOR}."
+            f"{restart} Restart before the drift at the same learning rate and skip the batches "
+            "until after the spike; if it spikes again, multiply the learning rate by "
+            f"{LATE_FACTOR}."
         )
         return _keep(state, judgement, because)
-    again = "again, after a restart" if restarts else "and still rising at the end"
+    again = "It came again after a restart" if restarts else "It lasts to the end of the log"
     because = (
-        f"{restart} It went wrong {again}: restart before the drift, skip the batches until "
-        f"after it, and multiply the rate by {LATE_FACTOR} (large runs used {LATE_LOW} to "
+        f"{restart} {again}: restart before the drift, skip the batches until after it, and "
+        f"multiply the learning rate by {LATE_FACTOR} (large runs used {LATE_LOW} to "
         f"{LATE_HIGH}; a deeper cut needs proof)."
     )
     base = judgement.base
@@ -407,7 +415,8 @@ def _notes(trouble: Trouble) -> list[str]:
     if trouble.binding_clip is not None:
         notes.append(
             f"Clipping to {trouble.binding_clip:.3g} was active in nearly every step, so it sets "
-            "the update together with the rate: a lower limit has the same effect as a lower rate."
+            "the update together with the learning rate: a lower limit has the same effect as a "
+            "lower learning rate."
         )
     counts = [*micro_batches(trouble.state.head)[:1], *micro_batches(trouble.state.tail)[-1:]]
     if counts and counts[-1] > 1:
@@ -419,11 +428,7 @@ def _notes(trouble: Trouble) -> list[str]:
         )
     if len(setup.groups) > 1:
         notes.append(
-            "Multiply every group's rate by the factor; it was computed for group "
+            "Multiply every group's learning rate by the factor; it was computed for group "
             f"{setup.lead_group}."
         )
     return notes
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

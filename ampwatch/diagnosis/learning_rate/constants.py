@@ -17,6 +17,7 @@ EARLY_STEPS = 1000  # accepted steps; beyond, the rate has been shown to work
 SCRATCH_STEPS = 500  # the tests against the first loss hold this long
 NO_LEARNING, NO_LEARNING_STEPS = 0.9, 50  # of the first loss, after so many steps
 RECOVERED_SHARE = 0.25  # of what was lost may still be missing
+NOTHING = 1e-3  # a loss below it is practically zero, and its level says nothing
 NEAR_BEST = 0.1  # of the progress made: no more than this was lost
 ROBUST_DEVIATIONS = 6.0
 BAND_FACTOR = 2.0  # a drift doubles at least

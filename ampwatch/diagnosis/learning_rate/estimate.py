@@ -1,8 +1,8 @@
 """How far a rate that failed lies above the highest stable one: a fitted formula.
 
 It uses how far the first updates move the weights, at the base rate and in the optimizer's steady
-state; later updates are already part of the trouble. The lines are fitted by
-`benchmarks/learning_rate_fit.py` to 147 unstable runs of small trainings: treat them as a start.
+state; later updates are already part of the trouble. The lines were fitted to
+147 unstable runs of small trainings: treat them as a start.
 Within one training the octaves grow one to one with the update, over all of them by 0.5 to 0.8; the
 flatter lines left the highest rates too high.
 
@@ -193,11 +193,10 @@ def _arithmetic(update: float | None, family: Family, octaves: float, *, is_leas
         f"{share} per step"
     )
     if is_least:
-        least = f"the least that is assumed of a rate that failed is {times} too high"
+        least = f"the least that is assumed of a learning rate that failed is {times} too high"
         return f"{text}, which other trainings tolerate: {least}"
-    formula = f"2^({OFFSETS[family]:g} + {SLOPE:g} log2 u), u = {update:.3g}"
-    note = "; what kind of optimizer it is, is not known" if family is Family.UNKNOWN else ""
-    return f"{text}, so the peak is about {times} too high ({formula}{note})"
+    note = " (what kind of optimizer it is, is not known)" if family is Family.UNKNOWN else ""
+    return f"{text}, so the peak is about {times} too high{note}"
 
 
 def times_text(octaves: float) -> str:

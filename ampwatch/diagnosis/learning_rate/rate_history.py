@@ -19,15 +19,8 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Block
-from ampwatch.diagnosis.column_arrays import (
-    DoublingWindows,
-    Flags,
-    Floats,
-    Integers,
-    Mask,
-    known_of,
-    median,
-)
+from ampwatch.diagnosis.column_arrays import Flags, Floats, Integers, Mask, known_of, median
+from ampwatch.diagnosis.doubling_windows import DoublingWindows
 from ampwatch.diagnosis.learning_rate import constants
 
 # Absent is nan; flags are 0 and 1. `loss` is finite or nan, `loss_bad` marks a loss that was
@@ -157,9 +150,9 @@ class RateCells:
 
     def first(self, count: int) -> RateRows:
         """The first cells as rows: means of the medians within."""
-        known = self.known.values[:count]
+        counts = self.known.values[:count]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return RateRows(np.where(known > 0, self.sums.values[:count] / known, np.nan))
+            return RateRows(np.where(counts > 0, self.sums.values[:count] / counts, np.nan))
 
     def with_rows(self, values: Floats) -> RateCells:
         """The cells with more rows, whose number is a multiple of `CELL_ROWS`."""
@@ -250,12 +243,12 @@ class RateState:
         parts = (self.head, self.points.rows, self.tail)
         step = np.concatenate([rows.of("step") for rows in parts])
         loss = np.concatenate([rows.of("loss") for rows in parts])
-        known = np.isfinite(loss)
-        before, after = loss[known & (step < first_step)], loss[known & (step > end_step)]
+        has_loss = np.isfinite(loss)
+        before, after = loss[has_loss & (step < first_step)], loss[has_loss & (step > end_step)]
         if not len(before) or len(after) < thresholds.LOSS_LINES:
             return False
         fell = median(after[-thresholds.LOSS_LINES :]) < before.min()
-        high = loss[known & (step >= first_step)].max()
+        high = loss[has_loss & (step >= first_step)].max()
         return bool(fell and high < thresholds.DIVERGED_LOSS * before.max())
 
     def with_column(self, name: str, made: Callable[[RateRows], Floats]) -> RateState:
@@ -309,11 +302,11 @@ def _joined(first: RateRows, second: RateRows) -> RateRows:
 def _medians(parts: Floats) -> Floats:
     """For cells of the rate's history, the medians of each part of rows; flags become shares."""
     ordered = np.sort(parts, axis=1)  # nan comes last
-    known = (~np.isnan(ordered)).sum(axis=1)
-    ends = (np.maximum(known - 1, 0) // 2, np.minimum(known // 2, parts.shape[1] - 1))
+    counts = (~np.isnan(ordered)).sum(axis=1)
+    ends = (np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, parts.shape[1] - 1))
     part, column = np.arange(len(parts))[:, None], np.arange(parts.shape[2])
     low, high = (ordered[part, at, column] for at in ends)
-    result = np.where(known > 0, (low + high) / 2, np.nan)
+    result = np.where(counts > 0, (low + high) / 2, np.nan)
     for name in FLAGS:
         result[:, _AT[name]] = parts[:, :, _AT[name]].mean(axis=1)
     result[:, _AT["step"]] = parts[:, 0, _AT["step"]]
@@ -359,15 +352,15 @@ def comparable(state: RateState) -> RateState:
     """The state with losses that can be compared, whatever the number of micro-batches."""
     parts = (state.head, state.tail, state.points.rows)
     counts = np.concatenate([rows.of("micro_batches") for rows in parts])
-    known = counts[_known(counts)]
-    if not len(known) or known.min() == known.max():
+    credible = counts[_known(counts)]
+    if not len(credible) or credible.min() == credible.max():
         return state
     share = _share_found_again(state)
     if share is None or share < _DIVIDED:
         return state
     if share > _SUMS:
         return state.with_column("loss", _a_micro_batch)
-    values, times = np.unique(known, return_counts=True)
+    values, times = np.unique(credible, return_counts=True)
     usual = values[np.argmax(times)]  # if it is neither, only equal numbers are compared
     return state.with_column(
         "loss", lambda rows: np.where(rows.of("micro_batches") == usual, rows.of("loss"), np.nan)

@@ -171,9 +171,9 @@ class OnsetSign(str, enum.Enum):
     SKIPS = "three steps in a row were skipped"
     CLIMB = "the loss was 1.5 times its first value"
     DOUBLED = "the loss is twice its first value"
-    RELAPSE = "the loss gave back more than half of its progress"
+    RELAPSE = "the loss rose again by more than half of its fall"
     IDLE = "the loss hardly fell"
-    SHIFT = "the loss left the band of its recent past"
+    SHIFT = "the loss left its recent range"
     BEYOND = "an update was larger than the weights that it changed"
 
 
@@ -502,13 +502,16 @@ class Trouble:
         base, failed, state = self.state.base_rate, self.failed_rate, self.state
         if base is None or failed is None:
             return None
-        rates = known_of(self.accepted.of("lr") * state.lead_share)
-        rates = rates[rates > 0]
-        if self.onset.sign is OnsetSign.IDLE or not len(rates):
+        rates = self.accepted.of("lr") * state.lead_share
+        known = known_of(rates[rates > 0])
+        if self.onset.sign is OnsetSign.IDLE or not len(known):
             return EstimateBounds(failed)
         # After a decay it failed at less than it had begun with: what it failed at has not worked.
-        below = np.sort(rates[rates <= min(failed, rates[-1]) * 2.0**-constants.LEAST_OCTAVES])
-        enough = max(constants.WINDOW_STEPS, math.ceil(WORKED_SHARE * len(rates)))
+        most = min(failed, known[-1]) * 2.0**-constants.LEAST_OCTAVES
+        # Nor has any at which the loss was on its way up already, however late the numbers broke.
+        good = rates[: _best_end(self.accepted.of("loss")) + 1]
+        below = np.sort(good[(good > 0) & (good <= most)])
+        enough = max(constants.WINDOW_STEPS, math.ceil(WORKED_SHARE * len(known)))
         in_rows = self.onset.row < len(state.head) or self.onset.row >= state.rows - len(state.tail)
         worked = float(below[-enough]) if in_rows and len(below) >= enough else None
         return EstimateBounds(failed, worked)
@@ -639,6 +642,9 @@ def _calm_end(values: Floats) -> int:
 
 def lasting_trouble(state: RateState) -> Trouble | None:
     """The trouble that lasts to the end of the record; None if there is none."""
+    first = known_of(state.head.of("loss"))[: constants.MEDIAN_STEPS]
+    if len(first) and 0 <= median(first) < constants.NOTHING:
+        state = state.without("loss")  # as of a reward that is not met yet: it can only rise
     # Their losses are no single series, and one's outputs are another's inputs.
     if state.setup.several_optimizers:
         state = state.without("loss", "input_amax")

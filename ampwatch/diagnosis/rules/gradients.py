@@ -16,7 +16,7 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Integers, median_of_known
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
 from ampwatch.diagnosis.findings import Severity
-from ampwatch.diagnosis.learning_rate import RateRows
+from ampwatch.diagnosis.learning_rate import RateRows, constants
 from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.rules.scale import raise_scale_text
 from ampwatch.diagnosis.value_text import Evidence, count_text, scale_text
@@ -151,7 +151,7 @@ def _reason(case: Case) -> tuple[str, str]:
         )
         return cause + "is always met.", "Check whether a factor or a mask makes the loss zero."
     if run.highest_loss < run.lowest_loss:
-        cause = "The loss is not in the record."
+        cause = "The loss is not in the log."
     elif zeros.is_constant and run.times.count > 1:
         cause = f"The loss is {run.highest_loss:.4g} in every one of these steps, to the last bit: "
         cause += "it is clamped, or the output is saturated or does not depend on the input."
@@ -205,23 +205,36 @@ BEYOND_BEFORE = 2.0
 @rule("AMP304", "gradient-norm-drift", Severity.WARNING)
 def gradient_norm_drift(case: Case) -> Iterator[RuleHit]:
     """A gradient norm that keeps rising."""
-    endings = ENDINGS if case.rate.rows >= thresholds.DRIFT_ROWS else ()
+    few = case.rate.rows < thresholds.DRIFT_ROWS
+    endings = () if few or case.is_all_learnt else ENDINGS
     drift = next((rise for part in endings if (rise := _drift(case, part))), None)
     if drift is None:
         return
     began, first, last = drift
+    end = _norm_at_the_end(case)
+    last, step = end if end is not None else (last, case.scale.last_step)
     yield RuleHit(
         first_step=began,
         last_step=case.scale.last_step,
         summary=f"The gradient norm has grown {last / first:.0f}-fold.",
-        cause=f"From {first:.3g} at step {began} to {last:.3g}, rising in every part of the "
-        "record since.",
-        evidence=Evidence("grad_norm", case.scale.last_step, last, first, f"at step {began:,}"),
+        cause=f"It was about {first:.3g} until step {began}, and has risen since, to {last:.3g} "
+        f"at step {step}.",
+        evidence=Evidence("grad_norm", step, last, first, f"until step {began:,}, about"),
     )
 
 
+def _norm_at_the_end(case: Case) -> tuple[float, int] | None:
+    """The norm of the last rows' middle value, and the step where it stands."""
+    tail = case.rate.tail
+    end = tail.where(np.isfinite(tail.of("grad_norm"))).part(-constants.FINAL_STEPS)
+    if not len(end):
+        return None
+    at = int(np.argsort(end.of("grad_norm"))[len(end) // 2])
+    return float(end.of("grad_norm")[at]), int(end.of("step")[at])
+
+
 def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
-    """The step since which the norm rose in every part of the record's ending, and how far."""
+    """Until which step the norm stood at its level, which, and that of the record's last part."""
     rows, total = case.rate.points, case.rate.rows
     begin = (1.0 - part) * total
     is_early = begin * _steps_a_row(case) < thresholds.DRIFT_EARLY_STEPS
@@ -244,7 +257,8 @@ def _drift(case: Case, part: float) -> tuple[int, float, float] | None:
             return None
     elif not _is_beyond(case, part, last):
         return None
-    return int(rows.rows.of("step")[late][0]), first, last
+    norm, step = rows.rows.of("grad_norm")[late], rows.rows.of("step")[late]
+    return int(step[np.flatnonzero(norm <= first)[-1]]), first, last
 
 
 def _is_beyond(case: Case, part: float, last: float) -> bool:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats, known_of, median
-from ampwatch.diagnosis.findings import Severity, State
+from ampwatch.diagnosis.column_arrays import Floats, known_of, median, median_of_known
+from ampwatch.diagnosis.findings import FindingStatus, Severity, State
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, TELLING, LossRise, RiseKind, SpikeOctave
+from ampwatch.diagnosis.metric_outcome import first_metric, is_reached
 from ampwatch.diagnosis.outcome import APART, REMEDIES, outcome_of
 from ampwatch.diagnosis.record import Event
 from ampwatch.diagnosis.rule import Rule, RuleHit, rule
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.value_text import Evidence, count_text, share_text
+from ampwatch.metric_names import Metric
 from ampwatch.rows import EventKind
 
 # Jumps of one step: three are more than chance; two are, if the updates jumped with them.
@@ -24,6 +27,11 @@ LEAPS, GROWN_LEAPS = 3, 2
 # More rises than one in a hundred steps are normal for such data; in a short record, more than a
 # few.
 _FEW = 8
+_MIXED_AND_GROWN = 3  # times as many, if gradients rose with them: no fault is so common
+_MISSED = 8  # leaps that would have come before the first, had the data always been so
+_SAME_APART = 0.05  # of the distance
+_EQUALLY_APART = 3  # so many steps at one distance are no chance
+_LATEST = 4  # spikes that say how they go on
 # Repeated spikes: three in the last quarter of a record, or three that cost 0.8 % of all steps;
 # two, if gradients or updates rose with them; or one that cost as many steps as a scale takes to be
 # established. A short spike in a short record does not count, whatever its share.
@@ -31,7 +39,10 @@ LATE_SHARE, LATE_SPIKES = 1 / 4, 3
 # Spikes cost nothing if each was over within a twentieth of the steps before it, they do not grow
 # from one to the next, and the loss has since stood so many deviations below where it was.
 SOON, LEARNT_ON = 1 / 20, 1.0
+# ... or if none lost more than a twentieth of what had been learnt.
+LEFT, _FIRST_LOSSES = 1 / 20, 3
 LOST_SHARE, LOST_SPIKES, GROWN_SPIKES, LONG_STEPS = 0.008, 3, 2, thresholds.ESTABLISHED_STEPS
+ONE_SHARE = 0.03  # ... or, of a single one that falls back from its peak at once, 3 %
 # Rises that take a fifteenth of all steps each come from the order of the data; so do rises of a
 # tenth together, if gradients and updates stayed as they were, or if neither is recorded and there
 # are this many.
@@ -61,36 +72,75 @@ def bad_batch(case: Case) -> Iterator[RuleHit]:
             summary=f"{_batches(inputs.times.count)} stood out from those before{what}.",
             action=_LEFT_OUT
             if inputs.are_left_out
-            else f"Look in the batch of step {first.step} for outliers, a corrupt file or a "
-            "missing normalisation. Limit such inputs, or leave such samples out.",
+            else _look_in(first.step, inputs.times.count, _IN_INPUTS),
             cause=f"At step {first.step} the largest input was {first.value:,.4g}, "
-            f"{first.times:,.0f} times its recent median, after an ordinary update.",
+            f"{first.times:,.0f} times its recent median, after an ordinary update."
+            + _spacing_text(inputs.last_steps, inputs.times.count),
+            single_steps=inputs.last_steps,
             evidence=Evidence("input_amax", first.step, first.value, first.median, "median before"),
         )
+
+
+# What to look for, by what stood out.
+_IN_INPUTS = "outliers, a corrupt file or a missing normalisation"
+_BY_THE_LOSS = "outliers, a corrupt file or wrong labels"
+
+
+def _look_in(step: int, count: int, signs: str) -> str:
+    """What to look for in the batches that stood out, the first of them at this step."""
+    batches = f"batch of step {step}" if count == 1 else f"batches like that of step {step}"
+    return f"Look in the {batches} for {signs}. Limit such inputs, or leave such samples out."
 
 
 def _leaps(case: Case) -> RuleHit | None:
     """Single steps whose loss jumped and was back at the next one: bad batches."""
     leaps = case.rises.of(RiseKind.LEAP).apart
     grown, first = 2 * leaps.grown > leaps.count, leaps.first
-    if first is None or (leaps.count > _most(case) and not grown):
+    if first is None:
         return None
+    most = _most(case) * (_MIXED_AND_GROWN if grown else 1)
+    if leaps.count > most and not _began_late(case, leaps.count, first):
+        return None  # what the data are made of, such as another task
     # A batch that leaves gradients and updates as they were is hard, but does no harm.
     repeated = leaps.count >= (GROWN_LEAPS if grown else LEAPS)
     are_left_out = leaps.left_out == leaps.count
     repeated &= 2 * leaps.idle_steps <= leaps.count and not are_left_out
     also = ", and gradients or updates rose with it" if first.grew else ""
+    steps = tuple(rise.first_step for rise in leaps.last)
     return RuleHit(
         severity=Severity.WARNING if repeated else Severity.INFO,
         first_step=first.first_step,
         last_step=leaps.last[-1].last_step,
         summary=f"{_batches(leaps.count)} stood out from those before"
         + ("." if repeated or are_left_out else ", and the run recovered."),
-        action=_LEFT_OUT if are_left_out else None,
+        action=_LEFT_OUT if are_left_out else _look_in(first.first_step, leaps.count, _BY_THE_LOSS),
         cause=f"At step {first.first_step} the loss was {first.peak:,.4g}, after "
-        f"{first.level:,.4g}: {first.height:,.0f} deviations above its recent band{also}; at "
-        "the next step it was back.",
+        f"{first.level:,.4g}: {first.height:,.0f} deviations above its recent range{also}; at "
+        "the next step it was back." + _spacing_text(steps, leaps.count),
+        single_steps=steps,
         evidence=Evidence("loss", first.first_step, first.peak, first.level, "before"),
+    )
+
+
+def _began_late(case: Case, count: int, first: LossRise) -> bool:
+    """Whether so many leaps began after so long without one that the data were not always so.
+
+    The first is above each loss before it: no hard batch of data that are nearly learnt is.
+    """
+    head, began = case.rate.head, first.first_step - (case.scale.first_step or 0)
+    before = head.of("loss")[head.of("step") < first.first_step]
+    missed = count * began / max(1, case.scale.steps - began)
+    return missed >= _MISSED and first.peak > known_of(before).max(initial=0.0)
+
+
+def _spacing_text(steps: tuple[int, ...], count: int) -> str:
+    """The sentence on batches that are equally far apart; empty if they are not."""
+    apart = {after - before for before, after in pairwise(steps)}
+    if len(steps) < count or count < _EQUALLY_APART or len(apart) != 1:
+        return ""
+    return (
+        f" Each is {apart.pop():,} steps after the one before: look for what recurs so often, such "
+        "as the end of an epoch, an evaluation or a restart of the schedule."
     )
 
 
@@ -130,9 +180,10 @@ def _spikes(case: Case) -> RuleHit | None:
         return None
     last, steps, record = both.last[-1], both.steps, case.scale.steps
     which = "The last time it" if both.count > 1 else "It"
-    grown = f"; gradients or updates left their band in {both.grown:,} of {both.count:,}"
+    grown = f"; gradients or updates left their usual range in {both.grown:,} of {both.count:,}"
     return RuleHit(
         severity=Severity.WARNING if _is_habit(case, spikes) else Severity.INFO,
+        standing=FindingStatus.PAUSED,
         first_step=both.first.first_step,
         last_step=last.last_step,
         summary=f"The loss spiked {count_text(both.count, 'time')} and came back by itself.",
@@ -151,20 +202,33 @@ def _spikes(case: Case) -> RuleHit | None:
 def _is_habit(case: Case, spikes: SpikeOctave) -> bool:
     record = case.scale.steps
     begins = (case.scale.last_step or 0) - LATE_SHARE * record
+    rises = [spike for spike in (spikes.first, *spikes.last[-_LATEST:]) if spike]
+    first = median_of_known(known_of(case.rate.head.of("loss"))[:_FIRST_LOSSES])
+    has_goal = first_metric(case, Metric.GOAL, is_reached) is not None
+    if has_goal or all(0 < spike.peak <= LEFT * first for spike in rises):
+        return False  # nearly all that was learnt stayed
     if sum(spike.first_step >= begins for spike in spikes.last) >= LATE_SPIKES:
         return True
     idle = (spikes.idle_steps > 0 or spikes.count > _DATA_SPIKES) and not spikes.grown
-    if spikes.steps > record * (_DATA_SHARE if idle else _EACH_SHARE * spikes.count):
+    planned = _are_equally_apart(spikes)
+    if spikes.steps > record * (_DATA_SHARE if idle or planned else _EACH_SHARE * spikes.count):
         return False
     # If gradients and updates stayed as they were, only the data changed: nothing was lost.
     lost = spikes.steps - spikes.idle_steps
     enough = spikes.count >= LOST_SPIKES or spikes.grown >= GROWN_SPIKES
     # A loss that drifts may stay above its band for long while its gradients stay as they were.
-    rises = [spike for spike in (spikes.first, *spikes.last) if spike]
     # One line of a sparse log is one outlying batch, however many steps lie between two lines.
     enough |= lost >= LONG_STEPS and any(spike.out > 1 for spike in rises)
     enough &= any(spike.strength >= TELLING or spike.entries >= LONG_STEPS for spike in rises)
-    return enough and lost > LOST_SHARE * record and not _cost_nothing(case, rises)
+    stood = spikes.count > 1 or any(spike.high >= LONG_STEPS for spike in rises)
+    share = LOST_SHARE if stood else ONE_SHARE
+    return enough and lost > share * record and not _cost_nothing(case, rises)
+
+
+def _are_equally_apart(spikes: SpikeOctave) -> bool:
+    """Whether spikes come at one distance, as a plan has it: of tasks, stages or lengths."""
+    apart = np.diff([spike.first_step for spike in spikes.last])
+    return len(apart) + 1 >= _EQUALLY_APART and bool(np.ptp(apart) <= _SAME_APART * apart.mean())
 
 
 def _cost_nothing(case: Case, spikes: list[LossRise]) -> bool:
@@ -181,7 +245,7 @@ def _burst(case: Case) -> RuleHit:
     """Bursts of skips from which the run recovered, reported like a spike of the loss."""
     scale, bursts = case.scale, case.scale.spikes
     octaves = bursts.deepest_octaves
-    depth = f", by {octaves:.0f} octaves at most," if octaves else ""
+    depth = f", by a factor of {2**octaves:,.0f} at most," if octaves else ""
     return RuleHit(
         severity=Severity.INFO,
         first_step=bursts.first_step,
@@ -216,14 +280,22 @@ def _diverged(case: Case) -> RuleHit | None:
     losses, last = head[np.isfinite(head)], _median(tail, thresholds.ESTABLISHED_STEPS)
     if not len(losses) or not last >= thresholds.DIVERGED_LOSS * losses[0] > 0:
         return None
-    first = float(losses[0])
+    first, known = float(losses[0]), np.flatnonzero(np.isfinite(tail))
+    of = min(len(known), thresholds.ESTABLISHED_STEPS)
     return RuleHit(
         first_step=onset.step,
         last_step=case.scale.last_step,
-        summary=f"The loss diverges without an overflow: {first:.4g} at first, {last:.4g} now.",
+        summary=f"The loss diverges without an overflow: {first:.4g} at first, {last:.4g} in the "
+        f"median of the last {of} entries.",
         cause=f"From step {onset.step} {onset.sign.value}, and the updates were out of their "
-        "band before.",
-        evidence=Evidence("loss", case.scale.last_step, last, first, "at first"),
+        "usual range before.",
+        evidence=Evidence(
+            "loss",
+            int(case.rate.tail.of("step")[known[-1]]),
+            float(tail[known[-1]]),
+            first,
+            "at first",
+        ),
     )
 
 
@@ -238,7 +310,7 @@ def rise_that_stands(case: Case) -> LossRise | None:
 
 
 def _not_back(case: Case) -> RuleHit | None:
-    """A loss that rose out of its recent band and has not come back by the end."""
+    """A loss that rose out of its recent range and has not come back by the end."""
     rise = rise_that_stands(case)
     if rise is None:
         return None
@@ -248,11 +320,11 @@ def _not_back(case: Case) -> RuleHit | None:
         severity=Severity.ERROR if grew else Severity.WARNING,
         first_step=step,
         last_step=case.scale.last_step,
-        summary="The loss rose out of its band and has not come back: "
+        summary="The loss rose above its recent range and has not come back: "
         f"{rise.level:.4g} before, up to {rise.peak:.4g} since.",
         cause=f"From step {step} it has been above every earlier value"
         + (
-            ", and gradients or updates left their band with it."
+            ", and gradients or updates left their usual range with it."
             if grew
             else "; no gradient norms show whether a change of the data is behind it."
         ),
@@ -273,10 +345,10 @@ def _median(values: Floats, last: int) -> float:
 # --- outcomes, in their own words -----------------------------------------------------------------
 
 
-_UNKNOWN = "This record does not show why."
+UNKNOWN = "This log does not show why."
 
 
-def _tells(code: str, name: str, usual: Severity, *states: State, cause: str = _UNKNOWN) -> Rule:
+def _tells(code: str, name: str, usual: Severity, *states: State, cause: str = UNKNOWN) -> Rule:
     """Make the rule that tells of these outcomes."""
 
     def check(case: Case) -> Iterator[RuleHit]:
@@ -286,7 +358,7 @@ def _tells(code: str, name: str, usual: Severity, *states: State, cause: str = _
     return Rule(code, name, usual, check)
 
 
-def outcome_hit(case: Case, cause: str = _UNKNOWN) -> RuleHit:
+def outcome_hit(case: Case, cause: str = UNKNOWN) -> RuleHit:
     """The outcome of a case in its own words, as a rule would tell of it."""
     outcome = outcome_of(case)
     # A slow fall has no first step: whatever explains it may come later.
@@ -332,10 +404,12 @@ def jump_at_event(case: Case) -> Iterator[RuleHit]:
     if (lost := harmful_restart(case)) is not None:
         yield lost
         return
+    if outcome_of(case).is_good:  # whatever it was, it has passed
+        return
     if onset is not None:
         began, sign = onset.step, onset.sign.value
     elif rise is not None:
-        began, sign = rise.first_step, "the loss was above its recent band"
+        began, sign = rise.first_step, "the loss was above its recent range"
     else:
         return
     start = case.scale.first_step or 0
@@ -370,7 +444,7 @@ def _changes(case: Case) -> Iterator[tuple[int, str]]:
         if event.kind != EventKind.LR_CHANGED.value or not leaps.is_climb(event.step):
             yield event.step, _said(event)
     for leap in filter(leaps.is_settled, leaps.leaps):  # of records without events
-        yield leap.step, f"the rate went from {leap.before:.3g} to {leap.after:.3g}"
+        yield leap.step, f"the learning rate went from {leap.before:.3g} to {leap.after:.3g}"
 
 
 def _said(event: Event) -> str:
@@ -383,7 +457,9 @@ def _said(event: Event) -> str:
         "optimizer-replaced": "the optimizer was replaced",
         "scaler-replaced": "the scaler was replaced",
         "batch-size-changed": f"the batch size {way}",
-        "lr-changed": f"the rate of group {group} {way}" if group else f"the rate {way}",
+        "lr-changed": f"the learning rate of group {group} {way}"
+        if group
+        else f"the learning rate {way}",
     }[event.kind]
 
 
@@ -406,14 +482,18 @@ def harmful_restart(case: Case) -> RuleHit | None:
     cause = f"It stayed there for tens of steps{norm}: the run did not continue as it "
     cause += "was. Usually the optimizer's state was not loaded."
     action = "Save optimizer.state_dict() with each checkpoint and load it on resume. If that is "
-    action += "not possible, warm the rate up."
+    action += "not possible, warm the learning rate up."
     if last.rates is not None:
         summary = f"Since the restart {where} the loss went from {before:.3g} to {after:.3g}."
-        cause = f"The rate rose from {last.rates[0]:.3g} to {last.rates[1]:.3g} there, and at the "
-        cause += f"record's end the loss has not come back{norm}: the schedule started over."
+        cause = (
+            f"The learning rate rose from {last.rates[0]:.3g} to {last.rates[1]:.3g} there, "
+            "and at the "
+        )
+        cause += f"log's end the loss has not come back{norm}: the schedule started over."
         action = "Load the scheduler's state with that checkpoint."
     return RuleHit(
         severity=Severity.WARNING,
+        standing=FindingStatus.PAUSED if last.rates is None else FindingStatus.STANDS,
         first_step=first.step,
         last_step=last.step,
         summary=summary,

@@ -30,6 +30,7 @@ def loss_not_finite(case: Case) -> Iterator[RuleHit]:
     yield RuleHit(
         standing=standing,
         at=times,
+        comes_and_goes=case.comes_and_goes(times),
         summary=_loss_summary(case, times, value, standing),
         cause=f"In {count_text(times.count, 'step')} the loss was not finite{_layers_seen(case)}."
         + left_out_ending(case, times, "the loss"),
@@ -63,6 +64,8 @@ def _loss_summary(case: Case, times: Times, value: str, standing: FindingStatus)
     """The summary of a non-finite loss: when, or that no step can be accepted."""
     if times.first_step == case.scale.first_step and case.is_searching and startup_has_failed(case):
         return f"{no_scale_helps(case)}: the loss is {value} from the first step on."
+    if case.comes_and_goes(times):
+        return f"The loss was {value} {case.times_text(times)}."
     when = steps_text(times.first_step, times.last_step)
     return f"The loss is {value} {when}{standing.ending}."
 
@@ -85,7 +88,7 @@ def _layers_seen(case: Case) -> str:
     """What is known about the layers when the loss was not finite, as part of a sentence."""
     count = case.numbers.bad_loss_finite_forward.count
     if not case.numbers.sees_forward:
-        return "; the layers were not recorded"
+        return "; this log shows no layers"
     if not count:
         return "; none of these steps was sampled, so a layer may have been the first"
     return ", while every layer's output was finite in the sampled steps"
@@ -156,25 +159,27 @@ def non_finite_input(case: Case) -> Iterator[RuleHit]:
     norms = sorted(case.precision.batch_norms)
     spoilt = _spoilt_weights(case)
     standing = FindingStatus.HEALS if spoilt else case.standing(times)
+    goes_on = bool(norms) or case.returns(times)
     are_all = _bad_inputs_since(case, times)
     cure = (
-        "Check the preprocessing, not single batches: a normalisation that divides by zero, "
-        "missing values. Look at one batch after each of its stages."
+        "Take one batch, any one, and look at it after each stage of the preprocessing: a "
+        "normalisation that divides by zero, missing values."
         if are_all is not None
-        else f"Check the batch of step {times.first_step}: missing values, or a division by zero."
+        else f"{_which_batches(times)}: missing values, or a division by zero."
     )
     if spoilt:
         cure += " The weights are not finite any more."
     elif norms:
         cure += " Call reset_running_stats(), or load them from a checkpoint."
     yield RuleHit(
-        standing=standing,
-        severity=Severity.WARNING if norms and not standing.weighs else None,
+        standing=FindingStatus.STANDS if case.evaluation_is_spoilt else standing,
+        severity=Severity.WARNING
+        if goes_on and not (case.evaluation_is_spoilt or standing.weighs)
+        else None,
         at=times,
+        comes_and_goes=are_all is None,
         ranks=None if case.lone_rank is None else (case.lone_rank,),
-        summary=(f"Every batch{are_all} is bad: the" if are_all is not None else "The")
-        + f" model's input is not finite in {count_text(times.count, 'step')}"
-        f"{alone_text(case.lone_rank)}{standing.ending}.",
+        summary=_input_summary(case, times, are_all),
         cause="An input of the model contained inf or nan."
         + (f" {_KEPT.format(list_text(norms))}" if norms else "")
         + left_out_ending(case, times),
@@ -182,6 +187,21 @@ def non_finite_input(case: Case) -> Iterator[RuleHit]:
         if_healed=cure,  # the same batch comes again in the next epoch
         evidence=Evidence("input_finite", times.first_step, "false"),
     )
+
+
+def _input_summary(case: Case, times: Times, are_all: str | None) -> str:
+    alone = alone_text(case.lone_rank)
+    if are_all is None:
+        where = f"{alone}, " if alone else " "
+        return f"The model's input was not finite{where}{case.times_text(times)}."
+    steps = count_text(times.count, "step")
+    return f"Every batch{are_all} is bad: the model's input is not finite in {steps}{alone}."
+
+
+def _which_batches(times: Times) -> str:
+    if times.count == 1:
+        return f"Check the batch of step {times.first_step}"
+    return f"Check the bad batches, the first one at step {times.first_step}"
 
 
 def _bad_inputs_since(case: Case, times: Times) -> str | None:
@@ -224,7 +244,7 @@ def gradients_not_finite(case: Case) -> Iterator[RuleHit]:
     is_nan = times.first_step == course.nans.first_step
     value = "not finite" if most else "nan" if is_nan else "inf"
     stands, spoils = case.stands(times), weights.count > 0
-    ending = ", none of them recent." * (not stands)
+    ending = f"{case.latest_text(times)}." if stands else ", none of them recent."
     if spoils:
         ending = ", and the weights are not finite any more."
     elif most:
@@ -232,10 +252,11 @@ def gradients_not_finite(case: Case) -> Iterator[RuleHit]:
     where = f"It began in the backward pass of {course.layer}, which received finite ones. "
     yield RuleHit(
         severity=Severity.ERROR if stands or spoils else Severity.WARNING,
+        standing=FindingStatus.STANDS if stands or spoils or most else FindingStatus.HEALS,
         at=times,
         layer=course.layer,
         summary=f"The gradient norm is not finite in {count_text(times.count, 'step')} without a "
-        f"recorded skip{ending or '.'}",
+        f"recorded skip{ending}",
         cause=where * bool(course.layer)
         + f"At step {times.first_step} the gradient norm was {value}"
         + _aftermath(case, times),
@@ -266,8 +287,11 @@ def _most_left_out(case: Case) -> bool:
 def _unskipped(case: Case) -> Times:
     """Steps with non-finite gradients that no unrecorded scaler may have skipped."""
     course, scale = case.unskipped, case.scale
-    if case.observed.loop or scale.has_scaler or not course.found_good:
+    if case.observed.loop or scale.has_scaler:
         return course.bad
+    if not course.found_good:  # in a log's first lines a scaler that is not printed may search
+        is_search = scale.entries <= thresholds.LOSS_LINES and "loss" in case.numbers.told
+        return Times() if is_search else course.bad
     if course.late_infs > _SKIPPED_SHARE * scale.entries:
         return course.bad
     nans = course.nans if course.nans.count > course.early_nans else Times()

@@ -13,7 +13,7 @@ from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import median, median_of_known
 from ampwatch.diagnosis.event_history import CulpritOverflows
-from ampwatch.diagnosis.findings import Severity
+from ampwatch.diagnosis.findings import FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import (
     LOW_HEADROOM_OCTAVES,
     ROOT,
@@ -57,7 +57,7 @@ def gradient_underflow(case: Case) -> Iterator[RuleHit]:
     layers = case.layers
     lost = layers.losing_layers()
     # A run that collapsed before its scale was established loses gradients because of that.
-    if case.scale.level is None and case.standing_fall is not None:
+    if case.is_all_learnt or (case.scale.level is None and case.standing_fall is not None):
         return
     if not len(lost):
         yield from _flushed_norms(case)
@@ -94,7 +94,7 @@ def _flushed_norms(case: Case) -> Iterator[RuleHit]:
     if not median_of_known(np.abs(zeros.of("loss"))) > LEFT_TO_LEARN * abs(first):
         return
     begin, end = (int(step) for step in zeros.of("step")[[0, -1]])
-    scaled = "nothing in this record scales the loss"
+    scaled = "nothing in this log scales the loss"
     if final is not None:
         scaled = f"the loss scale is {scale_text(final)}"
     yield RuleHit(
@@ -115,9 +115,19 @@ def _keep_gradients(case: Case) -> str | None:
     final = case.final_scale
     if case.standing_fall is not None:
         return "Fix the cause of the scale drop first."
-    if final is None or final >= DEFAULT_SCALE:
+    if final is None:
         return None
+    if final >= DEFAULT_SCALE:
+        return (
+            f"The loss scale is {scale_text(final)}, which is high already. Use bf16, whose range "
+            "is wide enough, or run the layers that lose most in float32."
+        )
     return f"The loss scale is {scale_text(final)}. {raise_scale_text(case)}"
+
+
+# A gradient that overflows fp16 at this loss scale is above 10^12; more often it is inf or nan.
+_TOO_LOW_TO_OVERFLOW = 2.0**-24
+_AT_ANY_SCALE = ", and no loss scale helps: an operation makes it inf or nan"
 
 
 @rule("AMP202", "backward-overflow", Severity.WARNING)
@@ -134,6 +144,9 @@ def backward_overflow(case: Case) -> Iterator[RuleHit]:
     since = (times.last_step or 0) - (case.scale.first_accepted_step or 0)
     if total <= case.scale.scaler.skips_by_growth(since):
         return  # heavy-tailed gradients overflow anywhere below the scale that growth tries
+    scale = case.final_scale
+    stands = standing is FindingStatus.STANDS  # what lowers the scale now may be another trouble
+    is_of_operation = stands and scale is not None and scale < _TOO_LOW_TO_OVERFLOW
     yield RuleHit(
         standing=standing,
         at=times,
@@ -141,10 +154,14 @@ def backward_overflow(case: Case) -> Iterator[RuleHit]:
         ranks=tuple(sorted(most.ranks)),
         summary=f"Layer {most.layer} {_is_first(most)} to overflow in the backward pass, "
         f"{times.count} times{standing.ending}.",
-        cause="The loss is finite; the gradient is not finite after it has passed this layer.",
+        cause="The loss is finite; the gradient is not finite after it has passed this layer"
+        f"{_AT_ANY_SCALE if is_of_operation else ''}.",
         action="Check the loss first: the gradient of sqrt, log, norm or a division is not finite "
         "at 0 (add an eps inside, compute it in float32). Then check this layer's gradient."
         if most.is_at_loss
+        else "Look in this layer for sqrt, log, norm, a power or a division: their gradient is not "
+        "finite at 0. Add an eps inside."
+        if is_of_operation
         else "Check this layer's gradient; run the layer in float32, or normalise its input.",
         evidence=counted("overflows", times, total, "of all layers"),
     )
@@ -161,16 +178,18 @@ def forward_overflow(case: Case) -> Iterator[RuleHit]:
     first = min(named, key=lambda layer: layer.times.first_step or 0)
     times = functools.reduce(Times.joined, (layer.times for layer in named)).joined(unnamed)
     standing = case.standing(times)
-    is_nan = 2 * first.nans > first.times.count
+    is_nan, some = 2 * first.nans > first.times.count, case.comes_and_goes(times)
+    ending = f", {case.times_text(times)}" if some else standing.ending
     what, why = _OUTPUTS["nan" if is_nan else "inf"]
     yield RuleHit(
         standing=standing,
+        comes_and_goes=some,
         first_step=_began(case, times),
         last_step=times.last_step,
         layer=first.layer,
         ranks=tuple(sorted(frozenset().union(*(layer.ranks for layer in named)))),
         summary=f"{_who(first)} {_is_first(first)} whose output {what}"
-        f"{alone_text(case.lone_rank)}{standing.ending}.",
+        f"{alone_text(case.lone_rank)}{ending}.",
         cause=f"Its inputs and weights are finite, its output is not: {why}, and the loss scale "
         f"cannot help in the forward pass.{left_out_ending(case, times)}",
         action=_forward_action(case, first),
@@ -203,8 +222,8 @@ def _somewhere(case: Case, times: Times) -> RuleHit:
         at=times,
         summary="The model's output is not finite"
         f" {steps_text(times.first_step, times.last_step)}{standing.ending}.",
-        cause="The record does not show in which layer it began." + left_out_ending(case, times),
-        action="Attach with layer_every=1 and run to that step again: the record then names the "
+        cause="The log does not show in which layer it began." + left_out_ending(case, times),
+        action="Attach with layer_every=1 and run to that step again: the log then names the "
         "layer.",
         if_healed=_healed(case),
         evidence=Evidence("act_finite", times.first_step, "false"),
@@ -224,7 +243,7 @@ def _forward_action(case: Case, first: CulpritOverflows) -> str:
     if start is None or (first.times.first_step or 0) <= start:
         return f"Run layer {layer} in float32: {call} Or train in bf16 instead."
     return (
-        f"The run had worked until then: check {_grown(case)} first. If nothing made the "
+        f"The run had worked until then: first check {_grown(case)}. If nothing made the "
         f"activations grow, run layer {layer} in float32: {call} If the rerun then names another "
         "layer, do the same for that one."
     )
@@ -265,12 +284,12 @@ def _grown(case: Case) -> str:
         return f"rank {case.lone_rank}'s batches (the other ranks' outputs are finite)"
     if case.batches.first is not None:
         return "the data (an input was many times as large as usual)"
-    return "the learning rate, and what was loaded or changed before,"
+    return "what was loaded or changed before"
 
 
 def _is_first(named: CulpritOverflows) -> str:
     """How a finding says that a layer is the first to overflow: surely, or as far as recorded."""
-    return "is, as far as the record shows, the first" if named.is_bound else "is the first"
+    return "is, as far as the log shows, the first" if named.is_bound else "is the first"
 
 
 # --- headroom below the limit of a format ---------------------------------------------------------
@@ -302,8 +321,8 @@ def low_headroom(case: Case) -> Iterator[RuleHit]:
         first_step=int(np.nanmin(layers.trend_steps[at])),
         last_step=step,
         layer=name,
-        summary=f"Layer {name} has {octaves:.1f} octaves left below the limit of half precision"
-        f"{summary}",
+        summary=f"The largest value of layer {name} is a factor of {2**octaves:.3g} below the "
+        f"limit of half precision{summary}",
         cause=cause,
         evidence=Evidence("log2_headroom", step, octaves, LOW_HEADROOM_OCTAVES, "threshold"),
     )
@@ -359,8 +378,8 @@ def attention_logit_growth(case: Case) -> Iterator[RuleHit]:
         layer=name,
         summary=f"Attention scores at {name} have grown since step {first} and will exceed half "
         f"precision in about {drift.steps_left:,.0f} steps.",
-        cause=f"{what} {name} have risen by {drift.octaves:.1f} octaves without a break; "
-        f"{max(drift.left, 0.0):.1f} octaves remain below 65504.",
+        cause=f"{what} {name} have risen {2**drift.octaves:.3g} times without a break; a "
+        f"factor of {2 ** max(drift.left, 0.0):.3g} remains below 65504.",
         action="Normalise queries and keys, or compute their product and its softmax in float32: "
         "multiply q.float() by k.float() within torch.autocast(device_type, enabled=False).",
         evidence=Evidence(
@@ -385,10 +404,10 @@ def _due_to_exceed(course: AttentionScoreHistory) -> _Drift | None:
     if not course.scores:
         return None
     levels = course.levels()
-    known = np.flatnonzero(~np.isnan(levels).all(axis=0))
-    if len(known) < SCORE_WINDOWS:
+    entries = np.flatnonzero(~np.isnan(levels).all(axis=0))
+    if len(entries) < SCORE_WINDOWS:
         return None
-    until = levels[:, : known[-1] + 1].tolist()
+    until = levels[:, : entries[-1] + 1].tolist()
     pairs = zip(course.scores, until, strict=True)
     drifts = [_drift(score, left, course.width) for score, left in pairs]
     due = [drift for drift in drifts if drift is not None]

@@ -160,8 +160,8 @@ def updates_rounded_away(case: Case) -> Iterator[RuleHit]:
         last_step=last.step,
         summary=f"A step leaves {100 * unmoved:.3g} % of the half-precision weights unmoved.",
         cause=f"Over {count_text(len(later), 'sampled step')} the weights moved "
-        f"{max(0.0, 100 * updates.share):.2g} % of what the rate and the optimizer's state ask "
-        "for: the rest is too small for their format and is rounded away.",
+        f"{max(0.0, 100 * updates.share):.2g} % of what the learning rate and the optimizer's "
+        "state ask for: the rest is too small for their format and is rounded away.",
         evidence=(
             Evidence("unmoved_share", last.step, unmoved, _UNMOVED_SHARE, "threshold"),
             Evidence("update_kept_share", last.step, updates.share, _KEPT_SHARE, "threshold"),
@@ -536,8 +536,8 @@ def _lost_at_resume(case: Case) -> Iterator[RuleHit]:
         first_step=first.step,
         last_step=first.step,
         layer=layer,
-        summary=f"The delayed scales of {count_text(len(renewed), 'layer')} of {of_all} began anew "
-        f"when the run was resumed at step {first.step}.",
+        summary=f"The delayed scales of {count_text(len(renewed), 'layer')} of {of_all} started "
+        f"again when the run was resumed at step {first.step}.",
         cause=f"There every scale of {list_text(list(renewed))} is {FIRST_SCALE:.0f}, as before "
         "the first maximum: the checkpoint's scales and maxima were not loaded. Small values, "
         "mostly gradients, became zero in that step, and large ones were cut off.",

@@ -11,9 +11,8 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats, median_of_known
 from ampwatch.diagnosis.findings import Severity
 from ampwatch.diagnosis.finiteness_history import DEAD_RATE
-from ampwatch.diagnosis.learning_rate import Judgement, constants
+from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.learning_rate.advice import Action, Advice
-from ampwatch.diagnosis.learning_rate.trouble import Onset
 from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.value_text import Evidence, count_text, go_back_text
 
@@ -21,23 +20,16 @@ from ampwatch.diagnosis.value_text import Evidence, count_text, go_back_text
 @rule("AMP301", "learning-rate-too-high", Severity.ERROR)
 def learning_rate_too_high(case: Case) -> Iterator[RuleHit]:
     """A learning rate that causes lasting trouble and was no longer rising."""
-    judgement, onset = case.judgement, case.judgement.onset
-    advice = case.rate_advice
-    if advice.action is Action.LOWER and judgement.warmup is None and onset is not None:
-        severity = Severity.WARNING if onset.is_slow else Severity.ERROR
-        yield _seen(judgement, onset, advice, severity, "The learning rate is too high.")
+    if case.judgement.warmup is None:
+        yield from _too_high(case, "The learning rate is too high.")
 
 
-@rule("AMP302", "warmup-too-steep", Severity.WARNING)
+@rule("AMP302", "warmup-too-steep", Severity.ERROR)
 def warmup_too_steep(case: Case) -> Iterator[RuleHit]:
     """A learning rate that caused lasting trouble while it was still rising."""
-    judgement, onset = case.judgement, case.judgement.onset
-    advice = case.rate_advice
-    if advice.action is Action.LOWER and judgement.warmup is not None and onset is not None:
-        severity = Severity.ERROR if onset.collapsed else Severity.WARNING
-        rate = f"{judgement.warmup.rate:.3g}"
-        summary = f"The learning rate became too high in the warm-up, when it had reached {rate}."
-        yield _seen(judgement, onset, advice, severity, summary)
+    if (warmup := case.judgement.warmup) is not None:
+        reached = f"when it had reached {warmup.rate:.3g}"
+        yield from _too_high(case, f"The learning rate became too high in the warm-up, {reached}.")
 
 
 @rule("AMP305", "learning-rate-could-rise", Severity.INFO)
@@ -63,22 +55,25 @@ def learning_rate_could_rise(case: Case) -> Iterator[RuleHit]:
     )
 
 
-def _seen(
-    judgement: Judgement, onset: Onset, advice: Advice, severity: Severity, summary: str
-) -> RuleHit:
-    assert judgement.attribution is not None
-    sign, proofs = onset.sign.value, judgement.attribution.proofs
+def _too_high(case: Case, summary: str) -> Iterator[RuleHit]:
+    """The trouble of a learning rate that is to be lowered; a warning if the run still learns."""
+    onset, advice = case.judgement.onset, case.rate_advice
+    if advice.action is not Action.LOWER or onset is None:
+        return
+    attribution = case.judgement.attribution
+    assert attribution is not None
+    sign, proofs = onset.sign.value, attribution.proofs
     signs = "; ".join(row.told for row in proofs[:2])
-    return RuleHit(
-        severity=severity,
+    yield RuleHit(
+        severity=Severity.WARNING if onset.is_slow else Severity.ERROR,
         first_step=onset.step,
-        last_step=judgement.last_step,
+        last_step=case.judgement.last_step,
         summary=summary,
         # The advice has the arithmetic.
-        cause=f"{sign[0].upper()}{sign[1:]}, with {signs}. {judgement.attribution.told}",
+        cause=f"{sign[0].upper()}{sign[1:]}, with {signs}. {attribution.told}",
         action=how_to_change_rate(advice),
         evidence=tuple(
-            Evidence(row.entry.signal, row.reading.step, *row.entry.compared(row.reading))
+            Evidence(row.entry.name, row.reading.step, *row.entry.compared(row.reading))
             for row in proofs
         ),
     )
@@ -129,13 +124,14 @@ FIRST_SHARE = 0.01
 # ImageNet's).
 STUCK_STEPS, STUCK_RUNNING = 300, 10_000
 
+ZERO_STEPS = 50  # at a learning rate of exactly 0: no schedule waits so long for the end
 # No schedule means to end below a hundredth of its highest rate for half of a training.
 VANISHED, VANISHED_SHARE, _VANISHED_ENTRIES, _FELL = 0.009, 0.5, 20, 0.05
 
 
-@rule("AMP308", "rate-never-rose", Severity.WARNING)
-def rate_never_rose(case: Case) -> Iterator[RuleHit]:
-    """A learning rate that is zero throughout, or stays where its warm-up began."""
+@rule("AMP308", "learning-rate-next-to-zero", Severity.WARNING)
+def learning_rate_next_to_zero(case: Case) -> Iterator[RuleHit]:
+    """A learning rate that is zero throughout, never left its start, or fell to nothing."""
     if rate_is_stuck(case):
         yield _stuck(case)
         return
@@ -182,20 +178,23 @@ def _vanished(case: Case) -> RuleHit | None:
     top = float(rate.max())
     alive = np.flatnonzero(rate > VANISHED * top)
     since = int(alive[-1]) + 1 if len(alive) else 0
-    if not since or since > (1 - VANISHED_SHARE) * len(rate):
+    # Exactly zero is no rounding where the loop was watched.
+    is_over = case.observed.loop and len(rate) > ZERO_STEPS and not rate[-ZERO_STEPS:].any()
+    if not since or not (is_over or since <= (1 - VANISHED_SHARE) * len(rate)):
         return None
     if _falls_on(rows.of("loss")[entries][since:]):
         return None
-    first = int(step[since])
+    first, low, now = int(step[since]), float(rate[since]), float(rate[-1])
+    since_then = "has stayed there" if now == low else f"is {now:.3g} at step {int(step[-1]):,}"
     return RuleHit(
         first_step=first,
         last_step=case.scale.last_step,
-        summary=f"The learning rate fell to next to nothing: from {top:.3g} to "
-        f"{rate[since]:.3g} at step {first:,}, and stayed there.",
-        cause="The schedule ended long before the training: its lengths may be meant for "
+        summary=f"The learning rate fell to next to nothing: from {top:.3g} to {low:.3g} at step "
+        f"{first:,}, and {since_then}.",
+        cause="The schedule is over, and the training goes on: its lengths may be meant for "
         "epochs, and scheduler.step() is called in each step.",
         action="Call scheduler.step() once an epoch, or give the schedule its lengths in steps.",
-        evidence=Evidence("lr", first, float(rate[since]), top, "highest"),
+        evidence=Evidence("lr", int(step[-1]), now, top, "highest"),
     )
 
 
@@ -207,14 +206,14 @@ def _falls_on(loss: Floats) -> bool:
 
 def _stuck(case: Case) -> RuleHit:
     first = case.setup.first_rate
-    assert first.rate is not None, "a constant rate is known"
+    assert first.rate is not None, "a constant learning rate is known"
     return RuleHit(
         at=case.scale,
         summary=f"The learning rate never rose: it was {first.rate:.3g} in all "
-        f"{count_text(first.steps, 'step')}, {100 * first.share:.2g} % of its base rate.",
+        f"{count_text(first.steps, 'step')}, {100 * first.share:.2g} % of its base learning rate.",
         cause="The schedule starts there and nothing calls scheduler.step(), so next to nothing "
         "is learnt.",
         action="Call scheduler.step() after each optimizer.step(), or once an epoch if its "
         "lengths are in epochs.",
-        evidence=Evidence("lr", case.scale.last_step, first.rate, first.base, "base rate"),
+        evidence=Evidence("lr", case.scale.last_step, first.rate, first.base, "base learning rate"),
     )

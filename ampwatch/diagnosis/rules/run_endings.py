@@ -29,7 +29,7 @@ def incomplete_data(case: Case) -> Iterator[RuleHit]:
 
 def _blind_spots(case: Case) -> Iterator[str]:
     if not case.numbers.steps:
-        yield "The record holds no steps."
+        yield "The log holds no steps."
         return
     if _lacks_layers(case) and case.observed.loop:
         yield "No layer's activations were recorded, so no layer can be named."
@@ -65,7 +65,7 @@ def _bounded_layers(case: Case) -> list[str]:
 _NAMES = {"loss": "loss", "lr": "learning rate", "grad_norm": "gradient norm"}
 _READINGS = {
     ("time_ns", "assumed"): "Its times have no time zone and are read as UTC.",
-    ("step", "placed"): "Unnumbered steps keep the log's order.",
+    ("step", "placed"): "Some lines have no step number: their step is their place in the log.",
     ("skipped", "implied"): "Some skipped steps are known only from a counter or a lower scale.",
     ("scale", "implied"): "The scale rose between overflows without a line that says so.",
     ("scale", "rounded"): "Small scales are printed as 0 and are treated as absent.",
@@ -99,9 +99,9 @@ def _foreign_spots(case: Case) -> Iterator[str]:
 def _not_in_such_a_log(case: Case) -> str:
     """The sentence on what is missing from the record of any other program's log."""
     if case.casts.operands or case.casts.staleness:
-        return "Of layers it has only what their casts do; updates and memory are not in it."
-    unnamed = ", so no layer can be named" * _lacks_layers(case)
-    return f"Layers, updates and memory are not in such a log{unnamed}."
+        return "Of layers this log shows only their casts; it shows no updates and no memory."
+    unnamed = " Attach ampwatch to see which layer fails." * _lacks_layers(case)
+    return f"This log shows no layers, no updates and no memory.{unnamed}"
 
 
 def _or(names: Sequence[str]) -> str:
@@ -118,7 +118,7 @@ def run_ended_uncleanly(case: Case) -> Iterator[RuleHit]:
         yield RuleHit(
             first_step=last,
             last_step=last,
-            summary="The record has no end mark.",
+            summary="The log has no end mark.",
             cause="The process is still running, or it was killed before it could record its end.",
             action="Every row up to here is readable; the last quarter of a second may be missing.",
         )
@@ -138,7 +138,7 @@ def _ended_by(event: Event, *, after_steps: bool) -> RuleHit:
         layer=event.layer,
         summary=summary,
         cause=text if any(map(str.isalpha, text)) else f"{event.exception}, without a message.",
-        action="Fix the error; the record up to there is complete."
+        action="Fix the error; the log up to there is complete."
         if after_steps
         else "Fix the error. The program ended before its first recorded step.",
     )
@@ -153,7 +153,7 @@ def telemetry_gap(case: Case) -> Iterator[RuleHit]:
         yield RuleHit(
             at=gaps,
             ranks=tuple(sorted(events.gap_ranks)),
-            summary=f"{count_text(gaps.count, 'gap')} in the record.",
+            summary=f"{count_text(gaps.count, 'gap')} in the log.",
             cause=reasons or "Rows were lost between the probe and the log.",
             evidence=counted("gaps", gaps),
         )

@@ -16,7 +16,7 @@ from ampwatch.diagnosis.column_arrays import median
 from ampwatch.diagnosis.event_history import AT_FLOOR
 from ampwatch.diagnosis.findings import FindingStatus, Severity
 from ampwatch.diagnosis.rule import RuleHit, counted, rule
-from ampwatch.diagnosis.scale_history import ScaleFall, SkipEpisode
+from ampwatch.diagnosis.scale_history import ScaleFall, SkipEpisode, SkipSpan
 from ampwatch.diagnosis.scale_segments import RecordEnding, SlowFall
 from ampwatch.diagnosis.value_text import Evidence, count_text, scale_text, share_text
 from ampwatch.rows import EventKind
@@ -41,6 +41,8 @@ def startup_search(case: Case) -> Iterator[RuleHit]:
     scale, search = case.scale, case.scale.search
     if not search.skips or (case.is_searching and startup_has_failed(case)):
         return
+    if not case.observed.loop and (scale.first_step or 0) > thresholds.STORM_WINDOW_STEPS:
+        return  # a part of a log, whose training began long before
     slow = case.is_searching and search.skips >= STARTUP_WARNING_SKIPS
     yield RuleHit(
         severity=Severity.WARNING if slow else Severity.INFO,
@@ -51,7 +53,7 @@ def startup_search(case: Case) -> Iterator[RuleHit]:
         cause=f"The scale began at {scale_text(scale.first_scale)}, which is too high for these "
         f"gradients, and was {scale_text(search.scale_after)} after the last skip."
         if scale.has_scaler
-        else "The record contains neither the scale nor the accepted steps between the skips.",
+        else "The log contains neither the scale nor the accepted steps between the skips.",
         action="Watch the next steps: the search should have ended by now." if slow else None,
         evidence=Evidence("skipped", search.last_step, float(search.skips)),
     )
@@ -89,6 +91,7 @@ def scale_reset(case: Case) -> Iterator[RuleHit]:
         return
     times = "once" if resets.count == 1 else f"{resets.count} times"
     yield RuleHit(
+        standing=case.recurrence(resets),
         at=resets,
         summary=f"The loss scale was reset to its initial {scale_text(reset.scale_to)} during "
         f"the run, {times}.",
@@ -96,7 +99,7 @@ def scale_reset(case: Case) -> Iterator[RuleHit]:
         + (
             "update(new_scale) set it back, and the very next step overflowed."
             if reset.by_hand
-            else "nothing in the record explains the jump: the scaler's state was lost."
+            else "nothing in the log explains the jump: the scaler's state was lost."
         ),
         action="Call scaler.update() without new_scale: the scaler finds the right level by itself."
         if reset.by_hand
@@ -117,9 +120,10 @@ def scaler_recreated(case: Case) -> Iterator[RuleHit]:
     new_scalers = case.events.of(EventKind.SCALER_REPLACED)
     scale = case.scale
     if new_scalers.count >= REPLACED_SCALERS:
-        yield _made_anew(new_scalers, case.loop.searched)
+        yield _made_anew(case, new_scalers)
     elif scale.resets.count >= RECREATED_RESETS and scale.reset is not None:
         yield RuleHit(
+            standing=case.recurrence(scale.resets),
             at=scale.resets,
             summary=f"The loss scale started over {scale.resets.count} times.",
             cause=f"Each time it jumped back to its initial {scale_text(scale.reset.scale_to)} "
@@ -128,16 +132,18 @@ def scaler_recreated(case: Case) -> Iterator[RuleHit]:
         )
 
 
-def _made_anew(new_scalers: Times, searched: int) -> RuleHit:
+def _made_anew(case: Case, new_scalers: Times) -> RuleHit:
     """Scales that started over in new scalers; two that cost no steps may be phases of training."""
+    searched = case.loop.searched
     harmless = new_scalers.count < RECREATED_RESETS and not searched
     cost = (
-        f"their searches skipped {count_text(searched, 'step')} that are not in the record."
+        f"their searches skipped {count_text(searched, 'step')} that are not in the log."
         if searched
         else "each starts at its initial scale, and never grows beyond it."
     )
     return RuleHit(
         severity=Severity.INFO if harmless else Severity.ERROR,
+        standing=case.recurrence(new_scalers),
         at=new_scalers,
         summary=f"The optimizer stepped through {count_text(new_scalers.count, 'new GradScaler')}.",
         cause="The loop creates them during training, and the scale that was found is lost: "
@@ -156,8 +162,9 @@ def start_scale_text(scale: float) -> str:
     exponent = int(math.log2(scale))
     own = ", which is PyTorch's own default" if scale == DEFAULT_SCALE else ""
     return (
-        f"Start at 2^{exponent}{own}: GradScaler(init_scale=2.0**{exponent}). Too high a start "
-        "costs one skipped step for each octave, too low a one growth_interval accepted steps."
+        f"Start at 2^{exponent}{own}: GradScaler(init_scale=2.0**{exponent}). A start that "
+        "is twice too high costs one skipped step. One that is half of what is right costs "
+        "growth_interval (2,000) accepted steps of lost gradients."
     )
 
 
@@ -216,7 +223,7 @@ def scale_never_grows(case: Case) -> Iterator[RuleHit]:
     if not scale.has_scaler or scale.growths or scale.first_accepted is None:
         return
     # A scale that has overflowed is as high as it can be.
-    lost = case.layers.losing_layers() if not scale.skips else ()
+    lost = () if scale.skips or case.is_all_learnt else case.layers.losing_layers()
     if len(lost) == 0 and scale.resets.count < LOST_GROWTH_RESETS:
         return
     steps = count_text(case.numbers.steps, "step")
@@ -228,7 +235,7 @@ def scale_never_grows(case: Case) -> Iterator[RuleHit]:
         cause="Its state is lost again and again, so it never doubles."
         if scale.resets.count
         else f"It doubles after {scale.scaler.growth_interval:,} accepted steps in a row, which "
-        "the record never has.",
+        "the log never has.",
         action=_start_higher(case),
         evidence=Evidence(
             "growths", scale.last_step, 0.0, float(scale.scaler.growth_interval), "growth interval"
@@ -264,7 +271,7 @@ def growth_sawtooth(case: Case) -> Iterator[RuleHit]:
         severity=Severity.WARNING if costly else Severity.INFO,
         first_step=teeth.first_step,
         last_step=teeth.last_step,
-        summary=f"{count_text(teeth.episodes, 'overflow')} just after the scale grew"
+        summary=f"{_tooth_skips(teeth)} just after the scale grew"
         + (f"{cost}." if costly else ", as expected."),
         cause=f"The scale doubled, to {scale_text(teeth.highest_scale)} at most; the gradients "
         "overflowed there, and it was halved again.",
@@ -274,6 +281,12 @@ def growth_sawtooth(case: Case) -> Iterator[RuleHit]:
         else None,
         evidence=Evidence("scale", teeth.last_step, teeth.last_scale),
     )
+
+
+def _tooth_skips(teeth: SkipSpan) -> str:
+    """How many steps growth cost, and in how many overflows where one took several halvings."""
+    several = f" in {teeth.episodes:,} overflows" if teeth.skips > teeth.episodes > 0 else ""
+    return f"{count_text(teeth.skips, 'step')} skipped{several}"
 
 
 # --- falls ----------------------------------------------------------------------------------------
@@ -308,7 +321,7 @@ def _failed_search(case: Case) -> RuleHit:
     scale, final = case.scale, case.final_scale
     sees_forward, watched = case.numbers.sees_forward, case.observed.loop
     blind = "" if sees_forward else " Whether the forward pass was finite is not recorded."
-    accepted = no_scale_helps(case) if watched else "The record shows no accepted step"
+    accepted = no_scale_helps(case) if watched else "The log shows no accepted step"
     return RuleHit(
         first_step=scale.first_step,
         last_step=scale.last_step,
@@ -349,8 +362,7 @@ def _fall(case: Case, fall: ScaleFall, *, healed: bool) -> RuleHit:
         first_step=fall.first_step,
         last_step=last,
         summary=f"The loss scale fell from {scale_text(fall.level)}, its established level, to "
-        f"{scale_text(fall.lowest)} "
-        f"{ending}.",
+        f"{scale_text(fall.lowest)} {ending}.",
         cause=f"Since then {count_text(skips, 'step was', 'steps were')} "
         "skipped: the gradients overflowed again at every lower scale." + unknown_cause_text(case),
         action=action,
@@ -421,7 +433,7 @@ def _ends_falling(case: Case, ending: SkipEpisode) -> RuleHit:
         severity=Severity.WARNING,
         first_step=None if last is None else last - ending.streak + 1,
         last_step=last,
-        summary=f"The record ends while the loss scale falls: {count_text(ending.streak, 'step')} "
+        summary=f"The log ends while the loss scale falls: {count_text(ending.streak, 'step')} "
         f"in a row were skipped, from {scale_text(ending.streak_scale)} to "
         f"{scale_text(ending.scale_after)}.",
         cause="A spike that recovers and a collapse look alike for so few steps, "
@@ -434,8 +446,8 @@ def _ends_falling(case: Case, ending: SkipEpisode) -> RuleHit:
 # --- a low scale ----------------------------------------------------------------------------------
 
 
-@rule("AMP104", "scale-at-floor", Severity.ERROR)
-def scale_at_floor(case: Case) -> Iterator[RuleHit]:
+@rule("AMP104", "scale-too-low", Severity.ERROR)
+def scale_too_low(case: Case) -> Iterator[RuleHit]:
     """A loss scale at the lowest value possible, or too low for any step to work."""
     scale, final, times = case.scale, case.final_scale, case.scale.floored
     if not times.count:
@@ -446,15 +458,24 @@ def scale_at_floor(case: Case) -> Iterator[RuleHit]:
     yield RuleHit(
         standing=standing,
         at=times,
-        summary=f"The loss scale reached its floor, {scale_text(scale.lowest)}"
-        + (f"{standing.ending}." if healed else ": no step can succeed."),
-        cause="It is so small that its inverse is not a finite number."
+        summary=_low_scale_summary(case) + (f"{standing.ending}." if healed else "."),
+        cause="Gradients are unscaled by the inverse of the loss scale, which is not a finite "
+        "number where the loss scale is 2^-128 or less."
         if scale.tiny.count
         else "It fell to the lowest scale that the framework allows, and steps still overflow.",
         evidence=Evidence(
-            "scale", times.first_step, scale.lowest, thresholds.FLOOR_SCALE, "smallest that works"
+            "scale", times.last_step, scale.lowest, thresholds.FLOOR_SCALE, "smallest that works"
         ),
     )
+
+
+def _low_scale_summary(case: Case) -> str:
+    """That the scale stands at its minimum, or how low it is while it may fall further."""
+    scale, final = case.scale, case.final_scale
+    low = scale.lowest if final is None else min(scale.lowest, final)
+    if low <= (scale.floor or 0.0):
+        return f"The loss scale reached its minimum, {scale_text(low)}: no step can succeed"
+    return f"The loss scale fell to {scale_text(low)}, too low for any step to succeed"
 
 
 def _gave_up(case: Case) -> Iterator[RuleHit]:
@@ -611,6 +632,8 @@ CONFLICT_SAMPLES = 5
 def no_scale_fits(case: Case) -> Iterator[RuleHit]:
     """Layers whose loss scales conflict: one scale that suits them all does not exist."""
     layers = case.layers
+    if case.is_all_learnt:
+        return
     first, last = layers.first_conflict, layers.last_conflict
     often = 2 * layers.conflicts > layers.window_steps >= CONFLICT_SAMPLES
     if first is None or last is None or not often:
@@ -628,9 +651,8 @@ def no_scale_fits(case: Case) -> Iterator[RuleHit]:
             else ": its gradients span too wide a range."
         ),
         cause=f"Layer {last.needs_layer} needs {_power(last.needs)} or more, "
-        f"{f'layer {last.tolerates_layer}' if pair else 'and'} tolerates "
-        f"{_power(last.tolerates)} at most, in {layers.conflicts} of "
-        f"{count_text(layers.window_steps, 'sample')}.",
+        f"{f'layer {last.tolerates_layer}' if pair else 'and'} tolerates {_power(last.tolerates)} "
+        f"at most, in {layers.conflicts} of {count_text(layers.window_steps, 'sample')}.",
         action=f"Run layer {last.tolerates_layer} in float32, or use bf16.",
         evidence=Evidence("scale_low", last.step, last.needs, last.tolerates, "largest usable"),
     )

@@ -17,7 +17,7 @@ from ampwatch.diagnosis.findings import Severity
 from ampwatch.diagnosis.gradient_history import STARVED
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.record import Event
-from ampwatch.diagnosis.rule import RuleHit, counted, rule
+from ampwatch.diagnosis.rule import Rule, RuleHit, counted, rule
 from ampwatch.diagnosis.rules.gradients import is_without_gradients
 from ampwatch.diagnosis.rules.run_endings import is_about_dtypes
 from ampwatch.diagnosis.value_text import Evidence, count_text, list_text, scale_text, share_text
@@ -32,16 +32,25 @@ def _misuse(case: Case, code: str, summary: str, cause: str, **more: Any) -> Ite
         yield RuleHit(summary, cause, first_step=event.step, ranks=(event.rank,), **more)
 
 
-@rule("AMP401", "clip-before-unscale", Severity.ERROR)
-def clip_before_unscale(case: Case) -> Iterator[RuleHit]:
-    """Gradients that are clipped or changed before they are unscaled."""
-    return _misuse(
-        case,
-        "AMP401",
-        "Gradients were clipped or changed before they were unscaled.",
-        "The gradients changed between backward() and unscale_(), where they are still "
-        "multiplied by the loss scale. A limit for clipping is far too small there.",
-    )
+def _always_worded(code: str, name: str, summary: str, cause: str) -> Rule:
+    """The rule of a mistake whose event has no numbers: its words are always the same."""
+    return Rule(code, name, Severity.ERROR, lambda case: _misuse(case, code, summary, cause))
+
+
+CLIP_BEFORE_UNSCALE = _always_worded(
+    "AMP401",
+    "clip-before-unscale",
+    "Gradients were clipped or changed before they were unscaled.",
+    "The gradients changed between backward() and unscale_(), where they are still "
+    "multiplied by the loss scale. A limit for clipping is far too small there.",
+)
+STEP_BYPASSES_SCALER = _always_worded(
+    "AMP404",
+    "step-bypasses-scaler",
+    "optimizer.step() was called directly, not through the scaler.",
+    "The loss is scaled, so an overflow is not skipped but gets into the weights; without "
+    "scaler.unscale_(optimizer) the update used gradients multiplied by the scale, too.",
+)
 
 
 @rule("AMP403", "update-inside-accumulation", Severity.ERROR)
@@ -74,18 +83,6 @@ def _mixed_scales(event: Event | None) -> tuple[str, tuple[Evidence, ...]]:
         text += " unscale_ ran each time, so the first gradients were divided more than once."
     last, first = (scales[-1], scales[0]) if scales else (None, None)
     return text, (Evidence("scale", event.step, last, first, "in the first backward pass"),)
-
-
-@rule("AMP404", "step-bypasses-scaler", Severity.ERROR)
-def step_bypasses_scaler(case: Case) -> Iterator[RuleHit]:
-    """Optimizer steps that do not go through the scaler."""
-    return _misuse(
-        case,
-        "AMP404",
-        "optimizer.step() was called directly, not through the scaler.",
-        "The loss is scaled, so this update used gradients multiplied by the scale, and an "
-        "overflow would not have been skipped.",
-    )
 
 
 @rule("AMP409", "backward-under-autocast", Severity.WARNING)
@@ -138,6 +135,7 @@ def update_missing(case: Case) -> Iterator[RuleHit]:
         return
     unscaled = times.count == numbers.second_unscales.count
     yield RuleHit(
+        standing=case.recurrence(times),
         at=times,
         summary="scaler.update() is missing.",
         cause="unscale_() ran again after another backward pass, with no update in between."
@@ -157,7 +155,7 @@ def fp16_without_scaler(case: Case) -> Iterator[RuleHit]:
     yield RuleHit(
         at=scale,
         summary="The model runs in fp16 and nothing scales the loss.",
-        cause="Autocast is on with float16, and no step of the record has a loss scale.",
+        cause="Autocast is on with float16, and no step of the log has a loss scale.",
         evidence=Evidence("autocast_dtype", scale.first_step, "float16"),
     )
 
@@ -197,6 +195,7 @@ def loop_skips_steps(case: Case) -> Iterator[RuleHit]:
     often = times.count > max(_ALONE, _OFTEN_SHARE * steps)
     yield RuleHit(
         severity=Severity.WARNING if often else Severity.INFO,
+        standing=case.recurrence(times),
         at=times,
         summary=_summary(case, times),
         cause=f"In {count_text(times.count, 'step')} ({share_text(times.count, steps)}) "
@@ -233,7 +232,7 @@ def _how(case: Case, left_out: Times, unmoved: Times, marked: Times) -> list[str
             "the weights"
         )
     if marked.count:
-        how.append("the record marks the step as skipped and has no loss scale")
+        how.append("the log marks the step as skipped and has no loss scale")
     return how
 
 
@@ -275,6 +274,7 @@ def guard_acts(case: Case) -> Iterator[RuleHit]:
     steps = case.numbers.steps
     yield RuleHit(
         severity=_guard_severity(guard, steps),
+        standing=case.recurrence(times),
         at=times,
         summary=_guard_summary(guard),
         cause=_guard_cause(guard, steps),
@@ -312,13 +312,13 @@ def _guard_cause(guard: GuardHistory, steps: int) -> str:
         share = share_text(guard.left_out.count, steps)
         sentences.append(
             f"In {count_text(guard.left_out.count, 'step')} ({share}) gradients were not finite, "
-            "or gradients, loss, inputs or rate far above what is usual here; no weight moved in "
-            "them."
+            "or gradients, loss, inputs or learning rate far above what is usual here; no weight "
+            "moved in them."
         )
     if guard.would.count:
         sentences.append(
-            "Gradients were not finite, or gradients, loss, inputs or rate far above what is usual "
-            "here; the steps were taken."
+            "Gradients were not finite, or gradients, loss, inputs or learning rate far above "
+            "what is usual here; the steps were taken."
         )
     if guard.standing:
         sentences.append(
@@ -333,7 +333,7 @@ def _guard_cause(guard: GuardHistory, steps: int) -> str:
     if guard.lowered.count:
         when = f"at step {guard.lowered.last_step:,}"
         sentences.append(
-            f"A second one followed soon, and the rate was lowered for a while {when}."
+            f"A second one followed soon, and the learning rate was lowered for a while {when}."
         )
     if guard.out_of_work:
         sentences.append(guard.out_of_work)
@@ -367,8 +367,9 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[RuleHit]:
     yield RuleHit(
         at=moved,
         summary=f"The scheduler advanced on {count_text(moved.count, 'skipped step')}.",
-        cause=f"Of {count_text(loop.skips, 'skip')} whose rate is recorded, {moved.count:,} "
-        "were followed by a different rate; the schedule is that far ahead of the updates.",
+        cause=f"Of {count_text(loop.skips, 'skip')} whose learning rate is recorded, "
+        f"{moved.count:,} were followed by a different learning rate; the schedule is that far "
+        "ahead of the updates.",
         evidence=counted("lr_moved", moved, loop.skips, "skips"),
     )
 
@@ -393,9 +394,18 @@ def shared_scaler(case: Case) -> Iterator[RuleHit]:
     )
 
 
+_KEEP_IN_FLOAT32 = (
+    "Keep the weights in float32, and compute in 16 bits under autocast: an update that is small "
+    "beside a 16-bit weight is rounded away."
+)
+
+
 @rule("AMP417", "silent-skip", Severity.ERROR)
 def silent_skip(case: Case) -> Iterator[RuleHit]:
-    """Accepted steps whose updates do not move the weights."""
+    """Accepted steps whose updates do not move the weights, or steps skipped in silence."""
+    if _is_skipped_in_silence(case):
+        yield _skipped_in_silence(case)
+        return
     if _stands_still(case):
         yield _without_a_rate(case)
         return
@@ -415,8 +425,31 @@ def silent_skip(case: Case) -> Iterator[RuleHit]:
         at=still,
         summary="Steps are taken and the weights do not move.",
         cause=f"In {share_text(still.count, case.loop.pushed)} of the accepted steps with a "
-        "gradient and a rate above zero the update was exactly zero.",
+        "gradient and a learning rate above zero the update was exactly zero.",
+        action=None if case.rounding.last_step is None else _KEEP_IN_FLOAT32,
         evidence=Evidence("update_norm", still.last_step, 0.0),
+    )
+
+
+def _is_skipped_in_silence(case: Case) -> bool:
+    """Whether the optimizer skips most steps, up to the end, and no loss scale shows it."""
+    times = case.unskipped.skipped
+    least = max(SILENT_STEPS, SILENT_SHARE * case.numbers.steps)
+    silent = case.observed.loop and not case.scale.has_scaler
+    return silent and times.count >= least and case.stands(times)
+
+
+def _skipped_in_silence(case: Case) -> RuleHit:
+    times, steps = case.unskipped.skipped, case.numbers.steps
+    return RuleHit(
+        at=times,
+        summary="The optimizer skips the steps, and the weights do not move.",
+        cause=f"In {count_text(times.count, 'step')} ({share_text(times.count, steps)}) the "
+        "gradients were not finite, and the optimizer left the step out. There is no loss scale "
+        "that falls; the loss, the learning rate and the step count go on.",
+        action="Find the layer whose gradients are not finite, and change it. A smaller learning "
+        "rate does not help: no step is taken.",
+        evidence=counted("skipped", times, steps, "steps in all"),
     )
 
 
@@ -506,8 +539,9 @@ def _without_a_rate(case: Case) -> RuleHit:
         severity=Severity.WARNING if long else Severity.INFO,
         at=scale,
         summary="The learning rate is zero in every step, and the weights do not move.",
-        cause=f"In {count_text(case.numbers.rates, 'step')} neither the rate nor any update was "
-        "above zero.",
-        action="Check which rate the scheduler sets, and whether scheduler.step() is ever called.",
+        cause=f"In {count_text(case.numbers.rates, 'step')} neither the learning rate nor any "
+        "update was above zero.",
+        action="Check which learning rate the scheduler sets, and whether scheduler.step() is "
+        "ever called.",
         evidence=Evidence("lr", scale.last_step, 0.0),
     )

@@ -16,15 +16,16 @@ from ampwatch.errors import LogError
 from ampwatch.importers.format import Format
 from ampwatch.importers.formats import frameworks_by_code as code
 from ampwatch.importers.formats import giving_up, low_precision, plain
-from ampwatch.importers.formats.frameworks import FRAMEWORKS
-from ampwatch.importers.line_splitter import plain_lines, shape_of
+from ampwatch.importers.formats.frameworks import DEEPSPEED, FRAMEWORKS
+from ampwatch.importers.line_splitter import plain_lines
+from ampwatch.importers.line_templates import shape_of
 from ampwatch.importers.statements import Stats
 
 _MOST_LEARNED_LINES, _MOST_ALIKE = 4000, 20
 
 FORMATS: tuple[Format, ...] = (
     low_precision.NVIDIA_INSPECTOR,  # the only one with a line for each figure: most lines by far
-    code.DEEPSPEED,
+    DEEPSPEED,
     code.NEOX,
     code.MEGATRON,
     code.FAIRSEQ,
@@ -45,12 +46,10 @@ def formats_for(source: str | None) -> Sequence[Format]:
     """All text formats, or the one with this name; raises LogError if there is none."""
     if source is None:
         return (*_added_formats(), *FORMATS)
-    by_source = _by_source()
-    if source not in by_source:
-        raise LogError(
-            f"There is no format {source!r}. Known formats: {', '.join(sorted(by_source))}."
-        )
-    return (by_source[source],)
+    forms = _by_source()
+    if source not in forms:
+        raise LogError(f"There is no format {source!r}. Known formats: {', '.join(sorted(forms))}.")
+    return (forms[source],)
 
 
 def source_names() -> Sequence[str]:
@@ -59,30 +58,26 @@ def source_names() -> Sequence[str]:
 
 
 def _by_source() -> Mapping[str, Format]:
-    known = (*FORMATS, *_added_formats())
-    return {form.source: form for form in known if not form.is_shared}
+    return {form.source: form for form in (*FORMATS, *_added_formats()) if not form.is_shared}
 
 
 @functools.cache
 def _added_formats() -> tuple[Format, ...]:
     """The text formats of other packages; raises LogError, with its name, for one that is none."""
-    found = []
+    added = []
     for entry in entry_points(group=_GROUP):
+        cannot = f"The text format {entry.value} ({_GROUP}) cannot be loaded"
         try:
             form = entry.load()
         except Exception as problem:
-            raise LogError(f"{_why_not(entry.value)}: {problem!r}. {_REMEDY}") from problem
+            raise LogError(f"{cannot}: {problem!r}. {_REMEDY}") from problem
         if not isinstance(form, Format):
-            raise LogError(f"{_why_not(entry.value)}: it is a {type(form).__name__}. {_REMEDY}")
-        found.append(form)
-    return tuple(found)
+            raise LogError(f"{cannot}: it is a {type(form).__name__}. {_REMEDY}")
+        added.append(form)
+    return tuple(added)
 
 
-_REMEDY = "Mend it, or uninstall its package."
-
-
-def _why_not(value: str) -> str:
-    return f"The text format {value} ({_GROUP}) cannot be loaded"
+_REMEDY = "Repair it, or uninstall its package."
 
 
 def formats_learned(
@@ -93,10 +88,14 @@ def formats_learned(
     if last is None:
         return formats
     lines = _telling_lines(data)
-    known = [form for form in formats if not form.is_shared]
+    formats = [
+        dataclasses.replace(form, read=form.learn(lines)) if form.learn else form
+        for form in formats
+    ]
+    specific = [form for form in formats if not form.is_shared]
     if columns:
         formats = [form for form in formats if form.is_shared]
-    elif any(_tells_loss(known, line) for line in lines):
+    elif any(_tells_loss(specific, line) for line in lines):
         return formats
     learned = plain.learned(lines, name, columns)
     guesses = plain.guesses(learned, lines)
@@ -113,11 +112,11 @@ def _telling_lines(data: bytes) -> list[str]:
     """The first lines of a text, and of those that look like none of them the first as well."""
     lines = plain_lines(data)
     first, rest = lines[:_MOST_LEARNED_LINES], lines[_MOST_LEARNED_LINES:]
-    seen = collections.Counter(map(shape_of, first)) if rest else collections.Counter[str]()
+    shapes = collections.Counter(map(shape_of, first)) if rest else collections.Counter[str]()
     for line in rest[:-1]:
         shape = shape_of(line)
-        seen[shape] += 1
-        if seen[shape] <= _MOST_ALIKE and len(first) < 2 * _MOST_LEARNED_LINES:
+        shapes[shape] += 1
+        if shapes[shape] <= _MOST_ALIKE and len(first) < 2 * _MOST_LEARNED_LINES:
             first.append(line)
     return [*first, *rest[-1:]]  # the last one may be cut
 

@@ -16,19 +16,7 @@ from ampwatch.rows import Mark
 _THOUSAND_STEPS = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1000.0}
 _AVERAGED, _ROUNDED = (Mark.AVERAGED.value,), (Mark.ROUNDED.value,)
 _DLL = r"DLL \S+ \S+ - "
-_METERS = {
-    name: rf"(?<![\w.]){text}:? +<>"
-    for name, text in (
-        ("loss", "[Ll]oss"), ("lr", "(?:lr|LR)"), ("scale_after", "loss_scale"),
-        ("grad_norm", "grad_norm"),
-    )
-}  # fmt: skip
 _METRIC_LOGGER = r"Epoch: \[<epoch>\] +\[ *<step>/<batches>\]"
-
-
-def _is_scale(printed: float) -> bool:
-    """Whether a scale was not rounded to 0."""
-    return printed != 0
 
 
 def _with_milliseconds(told: Told) -> Told:
@@ -41,15 +29,16 @@ def _with_product(told: Told) -> Told:
     return {**told, "scale_after": told["scale_after"] * told["backoff_factor"]}
 
 
+def _with_hysteresis(told: Told) -> Told:
+    """DeepSpeed's first overflows may leave the scale as it was."""
+    stays = {"scale_after": told.get("scale")} if told.pop("hysteresis", None) else {}
+    return {**told, **stays}
+
+
 def _with_power_of_two(told: Told) -> Told:
     """MindFormers' scale is rounded to a few digits, or to 0."""
-    scale = snapped(told.pop("scale", 0.0))
+    scale = snapped(told.pop("scale_after", 0.0))
     return {**told, "scale": scale} if scale else told
-
-
-def _keyed(text: str) -> str:
-    """A number after its key: `key: 1`, `key=1` or `'key': '1'`."""
-    return rf"(?<![\w.-]){text}['\"]?\s*[:=]?\s*['\"\[]?<>"
 
 
 def _meters(source: str, anchor: str, place: str, **more: Any) -> Format:
@@ -58,8 +47,8 @@ def _meters(source: str, anchor: str, place: str, **more: Any) -> Format:
     Without a loss by that name the last resort reads the line.
     """
     marks = {"loss": _AVERAGED, "grad_norm": _AVERAGED} if more else {}
-    line = worded("stats", place, _METERS, wants=("loss",), first_epoch=0, **more)
-    return _form(source, (anchor,), TORCH_SCALER, line, marks=marks, is_scale=_is_scale)
+    line = worded("named", place, wants=("loss",), first_epoch=0, **more)
+    return _form(source, (anchor,), TORCH_SCALER, line, marks=marks, is_scale=bool)
 
 
 def _form(
@@ -72,6 +61,42 @@ def _form(
     return Format(source, anchors, reader(wordings), scaler, **more)
 
 
+# DeepSpeed: its loss scaler in all its wordings, of several ranks on one line; the fused optimizer.
+# It never prints a growth. Since March 2023 it prints scales through int(): one below 1 reads
+# 0, and is absent here; a float's 0.0 is a zero.
+DEEPSPEED = _form(
+    "deepspeed",
+    (
+        "Attempted loss scale",
+        "Grad overflow on iteration",
+        "Reducing dynamic loss scale",
+        "Increasing dynamic loss scale",
+        "Using static loss scale of",
+        ", skipped=",
+        "Current loss scale already at minimum",
+    ),
+    {**_THOUSAND_STEPS, "init_scale": 65536.0, "min_scale": 1.0, "hysteresis": 2.0},
+    worded(
+        "skip",
+        r"(?:Rank <rank>[ \]]+)?(?:Overflow detected\. )?Skipping step\. Attempted loss "
+        r"scale: (?:0|<scale>), (?:reducing to (?:0(?![\d.])|<scale_after>)|but "
+        r"hysteresis is (?P<hysteresis>\d+))",
+        needs=("[deep", "Overflow detected", "loss_scaler.py"),
+        mended=_with_hysteresis,
+    ),
+    worded("stats", r"\[Rank \d+\] step=<step>, skipped=<total_skips>, lr=\[(?:<lr>)?"),
+    worded("skip", "Grad +overflow +on +iteration +<step>"),
+    worded("amend", "Reducing +dynamic +loss +scale +from +<scale> +to +<scale_after>"),
+    worded("scale", "Increasing +dynamic +loss +scale +from +<> +to +<scale_after>"),
+    worded("setup", "Using +static +loss +scale +of: +<static_loss_scale>"),
+    worded(
+        "fatal",
+        "Current loss scale already at minimum",
+        exception="Exception",
+        unless=("Attempted loss scale",),
+    ),
+    marks={"scale": _ROUNDED},
+)
 FRAMEWORKS: tuple[Format, ...] = (
     # Apex prints on every rank, never prints a growth, and has no lowest scale.
     _form(
@@ -129,9 +154,7 @@ FRAMEWORKS: tuple[Format, ...] = (
         ("Skipping updating the model", "epoch:train:"),
         TORCH_SCALER,
         worded("skip", r"grad norm is <grad_norm>\. Skipping updating the model"),
-        worded("stats", r"(?<!\d)<epoch>epoch:train:\d{1,12}-<step>batch: ",
-               {"loss": "[ ,]loss=<>", "grad_norm": "[ ,]grad_norm=<>",
-                "scale_after": "[ ,]loss_scale=<>", "lr": "[ ,]optim0_lr0=<>"}),
+        worded("named", r"(?<!\d)<epoch>epoch:train:\d{1,12}-<step>batch: "),
         marks=dict.fromkeys(("loss", "grad_norm", "scale_after"), _AVERAGED),
     ),
     # icefall raises a low scale by itself, and warns.
@@ -142,9 +165,7 @@ FRAMEWORKS: tuple[Format, ...] = (
         worded("scale", "Grad scale is small: <scale_after>"),
         worded("scale", "grad_scale is too small, exiting: <scale_after>"),
         worded("fatal", "grad_scale is too small, exiting: ", exception="RuntimeError"),
-        worded("stats", r"Epoch <epoch>, batch <step>,",
-               {"loss": r"[, ]loss\[(?:\w{1,40}=[^,\]]{1,40}, ){0,8}loss=<>", "lr": ", lr: <>",
-                "scale_after": ", grad_scale: <>"}, unless=("validation",)),
+        worded("named", r"Epoch <epoch>, batch <step>,", unless=("validation",)),
         marks={"step": (Mark.PLACED.value,)},
     ),
     _form(
@@ -153,6 +174,25 @@ FRAMEWORKS: tuple[Format, ...] = (
         TORCH_SCALER,
         worded("skip", "Overflow: setting loss scale to +<scale_after>"),
     ),
+    # MindYOLO, and the networks for MindSpore that share its lines.
+    _form(
+        "mindyolo",
+        ("loss scale adjust to",),
+        _THOUSAND_STEPS,
+        worded("skip", "overflow, (?:drop step, )?loss scale adjust to +<scale_after>"),
+        worded("scale", "overflow, still update, loss scale adjust to +<scale_after>"),
+    ),
+    # NeMo 2, its `ProgressPrinter` (NVIDIA/NeMo, commit 8cfedd7, nemo/lightning/pytorch/callbacks/
+    # progress_printer.py): means over an interval with four digits, except the global step.
+    _form(
+        "nemo",
+        ("Training epoch ",),
+        {**_THOUSAND_STEPS, "hysteresis": 2.0},
+        worded("named", r"Training epoch \d+, iteration <step>/\d+ \|",
+               {"step": r"\| global_step: <>", "seconds": r"\| train_step_timing in s: <>"},
+               mended=_with_milliseconds),
+        marks={"loss": _AVERAGED, "grad_norm": _AVERAGED},
+    ),
     # PaddlePaddle's scaler; PaddleClas, PaddleSeg (which counts through all epochs), PaddleNLP.
     _form(
         "paddle",
@@ -160,13 +200,9 @@ FRAMEWORKS: tuple[Format, ...] = (
         {**TORCH_SCALER, "init_scale": 32768.0},
         worded("skip", "Found inf or nan, current scale is: <scale>, decrease to: <scale_after>"
                        r"\*<backoff_factor>", mended=_with_product),
-        worded("stats", r"\[Train\]\[Epoch <epoch>/\d+\]\[Iter: <step>/\d+\]",
-               {"loss": ", loss: <>", "lr": r"\]lr(?:\(\w{1,40}\))?: <>"}),
-        worded("stats", r"global[_ ]step:? <step>",
-               {"loss": _keyed("loss"), "lr": _keyed("(?:learning_rate|lr)"),
-                "scale_after": _keyed("loss_scale"),
-                "grad_norm": _keyed("(?:global_norm|grad_norm)")},
-               needs=("loss",), unless=("eval",), wants=("loss",)),
+        worded("named", r"\[Train\]\[Epoch <epoch>/\d+\]\[Iter: <step>/\d+\]",
+               {"lr": r"\]lr(?:\(\w{1,40}\))?: <>"}),
+        worded("named", r"global[_ ]step:? <step>", unless=("eval",), wants=("loss",)),
     ),
     # ColossalAI: a skipped step without a scale (its copy of DeepSpeed's scaler prints as that).
     _form(
@@ -182,10 +218,7 @@ FRAMEWORKS: tuple[Format, ...] = (
         ("overflow cond:",),
         _THOUSAND_STEPS,
         *(
-            worded("stats", place,
-                   {"loss": _keyed("loss"), "lr": _keyed("lr"), "scale": _keyed("loss_scale"),
-                    "grad_norm": r"global_norm: *\[?<>",
-                    "skipped": r"overflow cond: +(?P<found>True|False)"},
+            worded("named", place, {"skipped": r"overflow cond: +(?P<found>True|False)"},
                    wants=("skipped",), first_epoch=1, mended=_with_power_of_two)
             for place in (
                 r"Epoch:\[ *<epoch>/ *\d+\], step:\[ *<step>/ *<batches>\]",
@@ -199,10 +232,8 @@ FRAMEWORKS: tuple[Format, ...] = (
         "insightface",
         ("Global Step:",),
         TORCH_SCALER,
-        worded("stats", "Global Step: *<step>",
-               {"loss": r"\bLoss:? +<>", "lr": "LearningRate:? +<>",
-                "scale_after": "Fp16 Grad Scale: *<>"}, needs=("Speed",)),
-        is_scale=_is_scale,
+        worded("named", "Global Step: *<step>", needs=("Speed",)),
+        is_scale=bool,
         marks={"scale_after": _ROUNDED, "loss": _AVERAGED},
     ),
     # NVIDIA's DLLogger: parameters, and the loss and learning rate of an iteration.
@@ -212,9 +243,7 @@ FRAMEWORKS: tuple[Format, ...] = (
         TORCH_SCALER,
         worded("scale", _DLL + "PARAMETER (?:.{0,200} )?loss_scale : <scale_after>"),
         worded("setup", _DLL + r"PARAMETER (?P<key>\w+) : (?P<value>\S+) *$"),
-        worded("stats", _DLL + r"(?:.{0,200}?Iteration: |\(\d+, )?<step>[,)]? ",
-               {"loss": r"(?:step_loss|train[._]loss|train_loss|\bloss) : <>",
-                "lr": r"(?:learning_rate|train[._]lr|\blr) : <>"},
+        worded("named", _DLL + r"(?:.{0,200}?Iteration: |\(\d+, )?<step>[,)]? ",
                unless=("alid",), wants=("loss", "lr")),
     ),
     # nanoGPT does not print the scaler.
@@ -224,19 +253,6 @@ FRAMEWORKS: tuple[Format, ...] = (
         {},
         worded("stats", r"(?:^|[^\w.])iter <step>: loss <loss>, time <step_time_ms>ms"),
         worded("stats", r"(?:^|[^\w.])step <step>: train loss <>, val loss <val_loss>"),
-    ),
-    # NeMo 2, its `ProgressPrinter` (NVIDIA/NeMo, commit 8cfedd7, nemo/lightning/pytorch/callbacks/
-    # progress_printer.py): means over an interval with four digits, except the global step.
-    _form(
-        "nemo",
-        ("Training epoch ",),
-        {**_THOUSAND_STEPS, "hysteresis": 2.0},
-        worded("stats", r"Training epoch \d+, iteration <step>/\d+ \|",
-               {"step": r"\| global_step: <>", "loss": r"\| reduced_train_loss: <>",
-                "lr": r"\| lr: <>", "grad_norm": r"\| grad_norm: <>",
-                "scale_after": r"\| loss_scale: <>",
-                "seconds": r"\| train_step_timing in s: <>"}, mended=_with_milliseconds),
-        marks={"loss": _AVERAGED, "grad_norm": _AVERAGED},
     ),
     _meters("swin", "Train: [", r"Train: \[<epoch>/\d+\]\[<step>/<batches>\]"),
     _meters("timm", "Train: ", r"Train: <epoch> \[ *<step>/<batches> +\("),

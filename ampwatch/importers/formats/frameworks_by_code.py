@@ -1,18 +1,21 @@
 """The frameworks whose lines take code, each with the function that reads them.
 
-DeepSpeed, Megatron-LM and GPT-NeoX, fairseq, Hugging Face's Trainer, torchtitan, Stable-Baselines,
+Megatron-LM and GPT-NeoX, fairseq, Hugging Face's Trainer, torchtitan, Stable-Baselines,
 Ultralytics.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, fields, keyed, number, pattern
+from ampwatch.importers.format import NUMBER, TORCH_SCALER, Format, number
+from ampwatch.importers.formats.plain import begins_evaluation
+from ampwatch.importers.named_numbers import numbers_in, values_of, whole
 from ampwatch.importers.statements import (
     Amend,
     Fatal,
@@ -28,76 +31,6 @@ from ampwatch.importers.tables.column_names import column_in_text, losses_among
 from ampwatch.metric_names import is_metric
 from ampwatch.rows import Mark
 
-# --- DeepSpeed ------------------------------------------------------------------------------------
-
-# DeepSpeed: its loss scaler in all its wordings, the fused optimizer, and the step counter.
-#
-# The loss scaler never prints a growth. Since March 2023 it prints scales through int(), so a scale
-# below 1 reads 0 and is absent here.
-
-_ATTEMPTED = re.compile(
-    r"(?:Rank (\d+)[ \]]+)?(?:Overflow detected\. )?Skipping step\. Attempted loss scale: "
-    rf"({NUMBER}), (?:reducing to ({NUMBER})|but hysteresis is (\d+))"
-)
-_FUSED = pattern("Grad overflow on iteration {}")
-_REDUCING = pattern("Reducing dynamic loss scale from {} to {}")
-_INCREASING = pattern("Increasing dynamic loss scale from {} to {}")
-_STATIC = pattern("Using static loss scale of: {}")
-_DEEPSPEED_STEP = re.compile(rf"\[Rank \d+\] step=(\d+), skipped=(\d+), lr=\[({NUMBER})?")
-_AT_MINIMUM = "Current loss scale already at minimum"
-
-
-def read_deepspeed(line: str) -> Iterator[Statement]:
-    """Yield what a line of DeepSpeed states."""
-    if "Attempted loss scale" in line:
-        if "[deep" in line or "Overflow detected" in line or "loss_scaler.py" in line:
-            yield from attempted(line)
-    elif step := _DEEPSPEED_STEP.search(line):
-        lr = {} if step[3] is None else {"lr": number(step[3])}
-        yield Stats(step=int(step[1]), values=lr, total_skips=int(step[2]))
-    elif fused := _FUSED.search(line):
-        yield Skip(step=_whole(fused[1]))
-    elif reducing := _REDUCING.search(line):
-        yield Amend(scale=number(reducing[1]), scale_after=number(reducing[2]))
-    elif increasing := _INCREASING.search(line):
-        yield Scale(scale_after=number(increasing[2]))
-    elif static := _STATIC.search(line):
-        yield Setup(config={"static_loss_scale": number(static[1])})
-    elif _AT_MINIMUM in line:
-        yield Fatal("Exception", line[line.index(_AT_MINIMUM) :].strip())
-
-
-def attempted(line: str) -> Iterator[Skip]:
-    """Each `Attempted loss scale` in a line of DeepSpeed: two ranks may share one line."""
-    for match in _ATTEMPTED.finditer(line):
-        before = number(match[2])
-        after = before if match[4] is not None else number(match[3])
-        rounded = match[2] == "0" or match[3] == "0"  # through int(); a float's 0.0 is a zero
-        yield Skip(
-            scale=before or (None if rounded else before),
-            scale_after=after or (None if rounded else after),
-            rank=None if match[1] is None else int(match[1]),
-        )
-
-
-def _whole(text: str) -> int | None:
-    value = number(text)
-    return int(value) if abs(value) < 2.0**53 else None
-
-
-DEEPSPEED = Format(
-    source="deepspeed",
-    anchors=(
-        "Attempted loss scale", "Grad overflow on iteration", "Reducing dynamic loss scale",
-        "Increasing dynamic loss scale", "Using static loss scale of", ", skipped=", _AT_MINIMUM,
-    ),
-    read=read_deepspeed,
-    scaler={"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1000.0,
-            "init_scale": 65536.0, "min_scale": 1.0, "hysteresis": 2.0},
-    marks={"scale": (Mark.ROUNDED.value,)},
-)  # fmt: skip
-
-
 # --- Megatron -------------------------------------------------------------------------------------
 
 # Megatron-LM from 2019 on, Megatron-DeepSpeed, GPT-NeoX: one line of statistics every few steps.
@@ -107,15 +40,9 @@ DEEPSPEED = Format(
 
 _ITERATION = re.compile(r"iteration +(\d+)/ *\d+ \|")
 _NEOX = re.compile(r"samples/sec: .{0,40}?\| +iteration +(\d+)/ *\d+ \|")
-_LOSS = re.compile(rf"(?:lm|lm-loss|total|lm_loss)[ _-]?loss:? ({NUMBER})|\bloss: ({NUMBER})")
-_SKIPPED = keyed("number of skipped iterations")
-_NAN = keyed("number of nan iterations")
-_OTHER = re.compile(rf"(?<=\| )([a-z][\w/ ]{{0,40}}): +({NUMBER})(?= \|)")
+_COUNTED = re.compile(r"number of (skipped|nan) iterations: +(\d+)")
 _MEGATRON_FIELDS = {
-    "lr": keyed("learning rate"),
-    "scale_after": keyed("loss scale"),
-    "grad_norm": keyed("grad norm"),
-    "param_norm": keyed("params norm"),
+    "param_norm": re.compile(rf"params norm: +({NUMBER})"),
     "step_time_ms": re.compile(rf"(?:elapsed time per iteration|time) \(ms\):? +({NUMBER})"),
 }
 
@@ -137,22 +64,14 @@ def read_neox(line: str) -> Iterator[Statement]:
 
 def _megatron_statistics(line: str, step: int) -> Stats:
     """The values between the bars of Megatron's line of statistics, in either wording."""
-    values = fields(line, _MEGATRON_FIELDS)
-    for name, value in _OTHER.findall(line):
-        if is_metric(name) and column_in_text(name) is None and name != "params norm":
-            values.setdefault(name, number(value))
-    loss = _LOSS.search(line)
-    if loss:
-        values["loss"] = number(loss[1] or loss[2])
-    skipped, nan = _SKIPPED.search(line), _NAN.search(line)
-    if nan and int(float(nan[1])) and "loss" not in values:
-        values["loss"] = float("nan")
-    return Stats(
-        step=step,
-        values=values,
-        window_skips=None if skipped is None else int(float(skipped[1])),
-        lost_loss=loss is None,
-    )
+    more = ((name, wanted.search(line)) for name, wanted in _MEGATRON_FIELDS.items())
+    values = values_of(numbers_in(line))
+    values.update((name, number(match[1])) for name, match in more if match)
+    counted = {what: int(count) for what, count in _COUNTED.findall(line)}
+    is_lost = "loss" not in values
+    if is_lost and counted.get("nan"):
+        values["loss"] = math.nan
+    return Stats(step, values, window_skips=counted.get("skipped"), lost_loss=is_lost)
 
 
 def meant_by_megatron(printed: float) -> float:
@@ -164,24 +83,20 @@ _MEGATRON_SCALER = {
     "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 1000.0, "init_scale": 2.0**32,
     "min_scale": 1.0, "hysteresis": 2.0,
 }  # fmt: skip
-_MEGATRON_MARKS = {"loss": (Mark.AVERAGED.value,)}
-MEGATRON = Format(
-    "megatron",
-    (" iteration ", "] iteration "),
-    read_megatron,
-    _MEGATRON_SCALER,
-    _MEGATRON_MARKS,
-    meant=meant_by_megatron,
-    leads=True,
-)
-NEOX = Format(
-    "gpt-neox",
-    ("samples/sec: ",),
-    read_neox,
-    _MEGATRON_SCALER,
-    _MEGATRON_MARKS,
-    meant=meant_by_megatron,
-    leads=True,
+MEGATRON, NEOX = (
+    Format(
+        source,
+        anchors,
+        read,
+        _MEGATRON_SCALER,
+        {"loss": (Mark.AVERAGED.value,)},
+        meant=meant_by_megatron,
+        leads=True,
+    )
+    for source, anchors, read in (
+        ("megatron", (" iteration ", "] iteration "), read_megatron),
+        ("gpt-neox", ("samples/sec: ",), read_neox),
+    )
 )
 
 
@@ -196,15 +111,10 @@ _FAIRSEQ_OVERFLOW = re.compile(
 )
 _PARAMETER = re.compile(r"overflow in param (\S+)")
 _FAIRSEQ_BATCH = re.compile(r"epoch (\d+):? +(?:\d+%\|[^|]{0,200}\| *)?(\d+) */ *(\d+) ")
-_PAIR = re.compile(rf"(?<![a-z_])([a-z_]{{1,40}})[= ]({NUMBER})(?=[, |(]|$)")
 _SCALE_ALONE = re.compile(rf"loss_scale=({NUMBER})")
 _FLOOR = re.compile(rf"Minimum loss scale reached \(({NUMBER})\)")
 # 0.004 is 2^-8 rounded to three digits, 0.03 octaves off.
 _ROUNDING_OCTAVES = 0.04
-_FAIRSEQ_FIELDS = {
-    "loss": "loss", "lr": "lr", "gnorm": "grad_norm", "loss_scale": "scale_after",
-    "num_updates": "step",
-}  # fmt: skip
 
 
 def read_fairseq(line: str) -> Iterator[Statement]:
@@ -226,49 +136,23 @@ def read_fairseq(line: str) -> Iterator[Statement]:
         yield from (Scale(scale) for scale in (number(told[1]),) if _is_scale(scale))
 
 
-def _fairseq_statistics(line: str) -> Iterator[Statement]:
-    start = line.find("{")
-    if start >= 0:
-        yield from _fairseq_stats(_json(line[start:]), is_summary='"train_loss"' in line)
+def _fairseq_statistics(line: str) -> Iterator[Stats]:
+    numbers = numbers_in(line.replace('"train_', '"'))
+    told = next((number.text for number in numbers if number.words[-1:] == ("num_updates",)), None)
+    if (step := whole(told)) is None:
         return
-    pairs = dict(_PAIR.findall(line))
-    batch = _FAIRSEQ_BATCH.search(line)
+    batch, is_record = _FAIRSEQ_BATCH.search(line), "{" in line
     skips = None
-    if batch and int(batch[1]) == 1 and "num_updates" in pairs:
-        skips = max(0, int(batch[2]) - int(number(pairs["num_updates"])))
-    yield from _fairseq_stats(pairs, is_summary=batch is None, skips=skips)
+    if batch and int(batch[1]) == 1 and not is_record:
+        skips = max(0, int(batch[2]) - step)
+    is_summary = '"train_loss"' in line if is_record else batch is None
+    yield Stats(step, values_of(numbers), total_skips=skips, is_summary=is_summary)
 
 
 def _is_scale(printed: float) -> bool:
     """Whether fairseq printed an exact scale: 0 is rounded, and no power of two is an average."""
-    if not (printed > 0 and math.isfinite(printed)):
-        return False
-    off = abs(math.log2(printed) - round(math.log2(printed)))
-    return off < _ROUNDING_OCTAVES
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text[: text.rfind("}") + 1])
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {str(key).removeprefix("train_"): value for key, value in found.items()}
-
-
-def _fairseq_stats(
-    pairs: Mapping[str, Any], *, is_summary: bool, skips: int | None = None
-) -> Iterator[Stats]:
-    values = {
-        column: number(str(pairs[name]))
-        for name, column in _FAIRSEQ_FIELDS.items()
-        if name in pairs
-    }
-    step = values.pop("step", None)
-    if step is None or not abs(step) < 2.0**53:
-        return
-    yield Stats(step=int(step), values=values, total_skips=skips, is_summary=is_summary)
+    octaves = math.log2(printed) if 0 < printed < math.inf else math.inf
+    return octaves < math.inf and abs(octaves - round(octaves)) < _ROUNDING_OCTAVES
 
 
 FAIRSEQ = Format(
@@ -296,33 +180,19 @@ _DICT = re.compile(
     r"\{'loss': [^{}]{0,8000}(?:\}|$)|^[^{}]{0,8000}'learning_rate': [^{}]{0,8000}\}"
 )
 _BAR = re.compile(r"\| *(\d+)/(\d+) \[[^\]]{3,60}(?:it/s|s/it)")
-# What a trainer adds, as a reward.
-_KEYED = re.compile(rf"'([A-Za-z][\w/@.-]{{0,60}})': '?({NUMBER})")
-_HF_FIELDS = {
-    "loss": keyed("'loss"),
-    "grad_norm": keyed("'grad_norm"),
-    "lr": keyed("'learning_rate"),
-    "step": keyed("'(?:global_)?step"),
-}
+_HF_STEP = re.compile(r"'(?:global_)?step(?:/max_steps)?'?: *'?(\d+)")
 
 
 def read_hf_trainer(line: str) -> Iterator[Statement]:
     """Yield what a line of the Trainer states."""
-    told = _DICT.search(line)
-    bars = list(_BAR.finditer(line, 0, told.start() if told else len(line)))
-    if bars:
+    match = _DICT.search(line)
+    bars = list(_BAR.finditer(line, 0, match.start() if match else len(line)))
+    # The Trainer's bar counts the whole training; a loop's begins anew in each epoch.
+    if bars and "poch" not in line[: bars[-1].start()] and not begins_evaluation(line):
         yield Progress(int(bars[-1][1]), int(bars[-1][2]))
-    if told and ("'epoch'" in told[0] or "'learning_rate'" in told[0]):
-        yield _hf_stats(told[0])
-
-
-def _hf_stats(text: str) -> Stats:
-    values = fields(text, _HF_FIELDS)
-    step = values.pop("step", None)
-    for name, value in _KEYED.findall(text):
-        if column_in_text(name) is None and is_metric(name):
-            values.setdefault(name, number(value))
-    return Stats(step=None if step is None else int(step), values=values)
+    if match and ("'epoch'" in match[0] or "'learning_rate'" in match[0]):
+        step = _HF_STEP.search(match[0])
+        yield Stats(int(step[1]) if step else None, values_of(numbers_in(match[0])))
 
 
 HF_TRAINER = Format(
@@ -343,9 +213,8 @@ HF_TRAINER = Format(
 # and what was given to `log_trace_scalar`; the trainer itself writes no loss there.
 
 _TORCHTITAN_STEP = re.compile(
-    rf"step: +(\d+) +loss: +({NUMBER}) +(?:grad_norm: +{NUMBER} +)?memory: +[\d.]+GiB"
+    rf"step: +(\d+) +loss: +{NUMBER} +(?:grad_norm: +{NUMBER} +)?memory: +[\d.]+GiB"
 )
-_TORCHTITAN_FIELDS = {"grad_norm": re.compile(rf"grad_norm: +({NUMBER})")}
 _RECIPE = re.compile(r"Float8 training active with recipe (\w+)")
 _CONVERTED = re.compile(r"Converted Linear layers to (\w+)Linear")
 # How its check ends a step whose loss or norm is nan; a loss that is not finite has no such norm.
@@ -358,8 +227,7 @@ def read_torchtitan(line: str) -> Iterator[Statement]:
         yield Setup()  # the line is torchtitan's, whatever words its message holds
         yield from _event(json.loads(line))
     elif step := _TORCHTITAN_STEP.search(line):
-        values = {"loss": number(step[2]), **fields(line, _TORCHTITAN_FIELDS)}
-        yield Stats(step=int(step[1]), values=values)
+        yield Stats(int(step[1]), values_of(numbers_in(step[0])))
     elif recipe := _RECIPE.search(line):
         yield Setup(config={"float8": recipe[1]})
     elif converted := _CONVERTED.search(line):
@@ -393,8 +261,8 @@ def _values(event: Mapping[str, Any], kind: str) -> Iterator[tuple[str, float]]:
         return
     if kind == "metric_value":
         name = str(event.get("event_name"))
-        known = column_in_text(name.replace(".", "/"))
-        yield known[0] if known and known[0] != "step" else name, float(value)
+        column = column_in_text(name.replace(".", "/"))
+        yield column[0] if column and column[0] != "step" else name, float(value)
     elif kind == "step_end":
         yield "step_time_ms", float(value)
         if isinstance(at_us := event.get("time_us"), int):
@@ -416,6 +284,7 @@ TORCHTITAN = Format(
     anchors=('"log_type_name"', "GiB(", "Float8 training active", "Converted Linear layers"),
     read=read_torchtitan,
     scaler=TORCH_SCALER,
+    has_figures=False,
 )
 
 
@@ -459,9 +328,9 @@ STABLE_BASELINES = Format(
 # The line of all classes holds precision, recall and the two mean average precisions.
 
 _EPOCH_ROW = re.compile(
-    rf" *(\d{{1,6}})/\d{{1,6}} +[\d.]+[GM]B? +({NUMBER}) +({NUMBER}) +({NUMBER})(?: +{NUMBER})* +"
-    r"\d+ +\d+(:.*)?$"
+    rf" *(\d{{1,6}})/\d{{1,6}} +[\d.]+[GM]B?((?: +{NUMBER}){{3,9}}) +\d+ +\d+(:.*)?$"
 )
+_EPOCH_HEAD = re.compile(r" *Epoch +(?:gpu|GPU)_mem +(\w.*\w) +\w+ +\w+ *$")
 # A row of YOLOv5's `results.txt`: three losses and their sum.
 _RESULTS_ROW = re.compile(
     rf" *(\d{{1,6}})/\d{{1,6}} +[\d.]+[GM]B? +{NUMBER} +{NUMBER} +{NUMBER} +({NUMBER}) +\d+ +\d+"
@@ -471,12 +340,19 @@ _ALL_CLASSES = re.compile(rf" *all +\d+ +\d+ +({NUMBER}) +({NUMBER}) +({NUMBER})
 _FULL = "100%"
 
 
-def read_ultralytics(line: str) -> Iterator[Statement]:
+def learn_ultralytics(lines: Sequence[str]) -> Callable[[str], Iterator[Statement]]:
+    """The function that reads a log's rows, with the losses named as in the header above them."""
+    head = next(filter(None, map(_EPOCH_HEAD.match, lines)), None)
+    return functools.partial(read_ultralytics, names=head[1].split() if head else ())
+
+
+def read_ultralytics(line: str, names: Sequence[str] = ()) -> Iterator[Statement]:
     """Yield what a row of an epoch, or of its evaluation, states."""
     if row := _EPOCH_ROW.match(line):
-        if not row[5] or _FULL in row[5]:
-            parts = [number(row[at]) for at in (2, 3, 4)]
-            yield Stats(step=int(row[1]), values={"loss": sum(parts)})
+        if not row[3] or _FULL in row[3]:
+            parts = dict(zip(names or ("", " ", "  "), map(number, row[2].split()), strict=False))
+            loss = parts.pop("total", sum(parts.values()))
+            yield Stats(step=int(row[1]), values={**(parts if names else {}), "loss": loss})
     elif row := _RESULTS_ROW.match(line):
         values = {"mAP50": number(row[3]), "mAP50-95": number(row[4])}
         yield Stats(step=int(row[1]), values={"loss": number(row[2]), **values})
@@ -488,5 +364,7 @@ ULTRALYTICS = Format(
     source="ultralytics",
     anchors=("G   ", "M   ", " all "),
     read=read_ultralytics,
+    learn=learn_ultralytics,
+    marks={"step": (Mark.EPOCHS.value,)},
     counts_epochs=True,
 )

@@ -15,7 +15,6 @@ from ampwatch.importers.statements import GaveUp, Statement
 
 _BAD = r"(?:nan|inf|-inf|infinite|non-?finite|not finite|not a number)"
 _END = r"(?:stopping|stopped|terminating|terminated|aborting|aborted|exiting|giving up|quitting)"
-_VALUE = r"(?:loss(?:es)?|grad(?:ient)?s?(?:[ _]norm)?)"
 _LOWEST = r"(?:minimum|too (?:small|low))"
 _SCALE = r"(?:loss|grad(?:ient)?)[ _]scal(?:e|er|ing)"
 
@@ -131,9 +130,8 @@ _PARTS_OF_ONE = (
 
 def is_of_training_program(text: bytes) -> bool:
     """Whether a text is of a program that trains, by the names of its files and calls."""
-    may_be = any(
-        part in text for part in _PARTS_OF_ONE
-    )  # the pattern alone takes a second for 8 MB
+    # The pattern alone takes a second for 8 MB.
+    may_be = any(part in text for part in _PARTS_OF_ONE)
     return may_be and _TRAINING_PROGRAM.search(text) is not None
 
 
@@ -167,13 +165,5 @@ def _gave_up(statement: _Saying, told: re.Match[str], line: str) -> GaveUp:
     )  # fmt: skip
 
 
-FORMAT = Format(
-    source="giving-up",
-    anchors=tuple(
-        dict.fromkeys(
-            [*(one.anchor for one in _SAYINGS), *(words for words, _ in _DEATHS), "Killed"]
-        )
-    ),
-    read=read,
-    is_shared=True,
-)
+_ANCHORS = [*(saying.anchor for saying in _SAYINGS), *(words for words, _ in _DEATHS), "Killed"]
+FORMAT = Format("giving-up", tuple(dict.fromkeys(_ANCHORS)), read, is_shared=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ampwatch.importers.format import NUMBER, Format, number
 from ampwatch.importers.statements import LayerStats, Setup, Statement
@@ -39,55 +39,44 @@ _FORMATS = {"input": "float8_e4m3fn", "weight": "float8_e4m3fn", "grad": "float8
 _RECIPES = {
     None: "", "fp8_delayed_scaling": "/tensorwise/delayed", "nvfp4": "nvfp4/block16",
 }  # fmt: skip
+_SHARES = {"underflows%": "flushed", "overflows%": "saturated"}
+_SCALE = "scale_inv_max"  # of a whole tensor; that of a part is not used
 
 
 def read_inspector(line: str) -> Iterator[Statement]:
     """Yield what a line of the inspector states."""
-    told = _LINE.search(line)
-    name = _NAME.fullmatch(told[1]) if told else None
-    if told is None or name is None:
+    match = _LINE.search(line)
+    name = _NAME.fullmatch(match[1]) if match else None
+    if match is None or name is None:
         return
     yield Setup()  # the line is the inspector's, whatever figure it holds
     if name["columnwise"]:
         return
-    value, layer, step = number(told[3]), name["layer"], int(told[2])
+    value, layer, step = number(match[3]), name["layer"], int(match[2])
     if name["stat"] in ("cur_amax", "l2_norm"):
         columns = _MAXIMA if name["stat"] == "cur_amax" else _NORMS
         column = columns.get(name["tensor"])
         # Four digits after the point are printed: a 0 may be any small number.
         yield LayerStats(layer, step, {column: value} if column and value != 0.0 else {})
     elif name["tensor"] in _ROLES and name["recipe"] in _RECIPES and name["stat"] in _OF_CASTS:
-        yield _OF_CASTS[name["stat"]](layer, step, name, value)
+        yield _cast(layer, step, name, value)
 
 
-def _formats(role: str, recipe: str | None) -> dict[str, str]:
-    known = _RECIPES[recipe]
-    return {f"{role}_format": known if recipe == "nvfp4" else _FORMATS[role] + known}
-
-
-def _flushed(layer: str, step: int, name: re.Match[str], value: float) -> LayerStats:
-    role = _ROLES[name["tensor"]]
-    values = {f"{role}_flushed_share": value / 100}
-    return LayerStats(layer, step, values, formats=_formats(role, name["recipe"]))
-
-
-def _saturated(layer: str, step: int, name: re.Match[str], value: float) -> LayerStats:
-    """The inspector's share of saturated values; only delayed scaling has this statistic."""
-    role = _ROLES[name["tensor"]]
-    values = {f"{role}_saturated_share": value / 100}
-    return LayerStats(layer, step, values, formats=_formats(role, "fp8_delayed_scaling"))
-
-
-def _scaled(layer: str, step: int, name: re.Match[str], value: float) -> LayerStats:
-    """The scale of a whole tensor, from the inspector's inverse; that of a part is not used."""
-    role = _ROLES[name["tensor"]]
+def _cast(layer: str, step: int, name: re.Match[str], value: float) -> LayerStats:
+    """What the inspector tells of a cast: a share of the values, or the inverse of its scale."""
+    role, stat, recipe = _ROLES[name["tensor"]], name["stat"], name["recipe"]
+    if stat == "overflows%":
+        recipe = "fp8_delayed_scaling"  # the only one that has this statistic
+    row = _RECIPES[recipe]
+    formats = {f"{role}_format": row if recipe == "nvfp4" else _FORMATS[role] + row}
+    if stat in _SHARES:
+        shares = {f"{role}_{_SHARES[stat]}_share": value / 100}
+        return LayerStats(layer, step, shares, formats=formats)
     scales = {role: 1 / value} if value > 0 and math.isfinite(value) else {}
-    return LayerStats(layer, step, scales=scales, formats=_formats(role, name["recipe"]))
+    return LayerStats(layer, step, scales=scales, formats=formats)
 
 
-_OF_CASTS: dict[str, Callable[[str, int, re.Match[str], float], LayerStats]] = {
-    "underflows%": _flushed, "overflows%": _saturated, "scale_inv_max": _scaled,
-}  # fmt: skip
+_OF_CASTS = (*_SHARES, _SCALE)
 
 _NOTE = (
     "The inspector counts shares of all values, zeros included: of the non-zero values they may be "
@@ -118,9 +107,9 @@ _YAML = re.compile(rf"^\s*({_OPTIONS}): ([^\s#]{{1,100}})\s*(?:#.{{0,200}})?$")
 
 def read_options(line: str) -> Iterator[Statement]:
     """Yield the low-precision option (fp8, fp4) that a line states."""
-    told = _DOTTED.search(line) or _YAML.search(line)
-    if told is not None:
-        yield Setup(config={told[1]: told[2]})
+    match = _DOTTED.search(line) or _YAML.search(line)
+    if match is not None:
+        yield Setup(config={match[1]: match[2]})
 
 
 LOW_PRECISION_OPTIONS = Format(

@@ -28,9 +28,9 @@ from ampwatch.importers.line_roles import (
 from ampwatch.importers.named_numbers import (
     NamedNumber,
     column_named,
+    figures_among,
     has_decimal_commas,
     in_plain_words,
-    loss_by_words,
     metrics_of,
     named_losses,
     numbers_in,
@@ -47,10 +47,9 @@ from ampwatch.metric_names import Metric, is_metric, metric_of
 
 _BAR = re.compile(r"\d{1,3}%\|[^|]{0,400}\| *(\d{1,12})/(\d{1,12}) \[[^\],]{0,60}")
 _COUNTED = re.compile(r"\bProgress on:\S{1,40} +(\d+(?:\.\d+)?)(k?)it/")  # a bar in a log
-_LEADING = re.compile(r"\s*(\d{1,12})(?:/(\d{1,12}))?[ |]")
+_LEADING = re.compile(r"\s*(\d{1,12})(?:/(\d{1,12}))?(?:[ |]|(?<=\d):(?= ))")
 _EPOCH_AND_BATCH = re.compile(r"\[ *(\d{1,9})/\d{1,9}\] *\[ *(\d{1,9})/(\d{1,9})\]")
 _BRACKETED = re.compile(r"(?:^|[\s\]])\[ *(\d{1,12})(?:/(\d{1,12}))?\](?= *[A-Za-z])")
-_GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 _PLACE_ALONE = re.compile(
     r"(?i)\b(?:epoch|step|iteration|batch)\W{0,4}\d{1,12}(?:/\d{1,12})?\W{0,8}$"
 )
@@ -64,7 +63,8 @@ _AROUND = re.compile(
     r"\((?:train|training)\)|"
     r"\b(?:(?:np|numpy|torch)\.)?(?:tensor|[aA]rray|b?float\d{0,3}|int\d{0,2})\("
 )
-_BRACKETED_NAME = re.compile(r"\[([A-Za-z]\w{0,30})\](?= *[:=])")  # `[train]: 0.5`
+# `[train]: 0.5`, or `[loss] 0.5 |`
+_BRACKETED_NAME = re.compile(rf"\[([A-Za-z]\w{{0,30}})\](?= *[:=]| +{NUMBER} *(?:\||$))")
 _DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
 _CLOCK = re.compile(
     rf"{TIMESTAMP}|(?:\b\d\d?/\d\d?/\d{{4}} )?(?<![\d:])\d+:\d\d:\d\d(?:[.,]\d+)?(?: [AP]M\b)?"
@@ -78,7 +78,7 @@ _EPOCHS = frozenset({"epoch", "epochs", "ep", "train"})
 # A word for a skip that no number follows: `skipped steps: 3` counts.
 _SKIPPED = re.compile(
     r"(?i)\b(?:skipping|(?:overflow|skipped)\b(?!(?: \w+){1,2} *[:=]))\b"
-    r"(?! *[:=]? *(?:\d|false|no))"
+    r"(?! *(?:[:=] *)?(?:\d|false|no))"
 )
 _NOT_FINITE = re.compile(r"(?i)\b(?:nan|inf|non-?finite|not finite|overflow)\b")
 _OF_STEP = re.compile(
@@ -108,6 +108,8 @@ class PlainLines:
     tables: Sequence[TextTable] = ()
     mapped: Mapping[str, str] = field(default_factory=dict)  # what the user calls ours: our column
     roles: Mapping[Kind, Role] = field(default_factory=dict)
+    figures: Collection[str] = ()  # names of fractions that change, beside those that say it
+    parts: Collection[str] = ()  # losses on lines of their own, after the loss of the same place
     has_decimal_commas: bool = False
     names_steps: bool = False  # by words: a number at a line's beginning is then no step
     has_loss: bool = False  # by that name: other losses are then its parts
@@ -128,11 +130,14 @@ class PlainLines:
         place = None
         if role.duty not in _WITHOUT_PLACE:
             place = _place(line, role.step, by_words=self.names_steps)
+        if place is not None and role.duty is Duty.EPOCH:
+            place = Place(epoch=place.epoch)
         values = values_of(line.numbers)
         if "loss" not in values and not self.has_loss and (place or role.duty in _WITHOUT_PLACE):
-            losses = loss_by_words(line.numbers)
-            is_sure = line.bar is not None or not _is_by_marks(line) or "loss" in line.text.lower()
-            values = {**(losses if is_sure else {}), **values}
+            losses = self._losses(line)
+            is_sure = line.bar is not None or role.step is not None or not _is_by_marks(line)
+            is_sure |= "loss" in line.text.lower()
+            values = {**dict(zip(("loss",) * is_sure, losses.values(), strict=False)), **values}
         if place is None:
             yield from self._read_without_place(line, values, role)
         else:
@@ -151,9 +156,15 @@ class PlainLines:
         if self.has_decimal_commas:
             without = _DECIMAL_COMMA.sub(".", without)
         numbers = numbers_in(without)
-        if not values_of(numbers) and _TURNED.search(without):  # `9.98 loss, 0.001 LR`
+        is_named = values_of(numbers) or _counters_by_words(numbers) != (None, None)
+        if not is_named and _TURNED.search(without):  # `9.98 loss, 0.001 LR`
             numbers = numbers_in(_TURNED.sub(r"\2 \1", without))
         return _Line(text, bar, renamed(numbers, self.mapped) if self.mapped else numbers)
+
+    def _losses(self, line: _Line) -> dict[str, float]:
+        """A line's losses by their words, except the parts of the one on another line."""
+        losses = named_losses(line.numbers, self.figures)
+        return {name: value for name, value in losses.items() if name not in self.parts}
 
     def _read_at(
         self, place: Place, line: _Line, values: dict[str, float], role: Role
@@ -168,7 +179,8 @@ class PlainLines:
             if is_step and _SKIPPED.search(line.text):
                 yield Amend(is_skip=True)
         elif not values and _is_place(line, role):
-            yield place
+            if not begins_evaluation(line.text):
+                yield place
         elif told and (values or self.names_steps):
             if place.step is None:
                 yield place
@@ -182,7 +194,7 @@ class PlainLines:
         """Yield what a plain line states whose step is on another line, or nowhere."""
         if _is_skip(line.text) and not any(map(math.isfinite, values.values())):
             yield Skip()
-        elif not values:
+        elif not values and role.duty is not Duty.MORE:
             return
         elif role.duty is Duty.UNNUMBERED:
             yield Stats(values=self._with_metrics(line, values))
@@ -192,27 +204,11 @@ class PlainLines:
     def _with_metrics(
         self, line: _Line, values: Mapping[str, float], *, is_more: bool = False
     ) -> dict[str, float]:
-        """A plain line's values and metrics; a loss by its words is no metric once more.
-
-        Where no loss has that name, as in adversarial training, all of a line's figures count.
-        """
-        more = metrics_of(line.numbers)
-        if "loss" not in values_of(line.numbers) and "loss" in values:
-            if not self.has_loss:
-                more = {**_figures_of(line.numbers), **more}
-            if not is_more:
-                more.pop(next(iter(named_losses(line.numbers))), None)
+        """A plain line's values and figures; a loss by its words is no figure once more."""
+        more = metrics_of(line.numbers, self.figures)
+        if "loss" not in values_of(line.numbers) and "loss" in values and not is_more:
+            more.pop(next(iter(self._losses(line))), None)
         return {**{name: value for name, value in more.items() if name not in values}, **values}
-
-
-def _figures_of(numbers: Sequence[NamedNumber]) -> dict[str, float]:
-    """A plain line's fractions under their own names, but for times, sizes and settings."""
-    return {
-        "_".join(number.words): float(number.text)
-        for number in numbers
-        if number.words and "." in number.text and "," not in number.text
-        and column_named(number.words) is None and not _is_no_counter(number)
-    }  # fmt: skip
 
 
 def learned(
@@ -234,8 +230,10 @@ def learned(
     has_loss = len(of_loss) > 1 or any(_place(line) is not None for line in of_loss)
     has_loss &= not _sums_up(of_loss, lines)
 
+    figures = figures_among(line.numbers for line in lines)
+
     def words_of(line: _Line) -> Words:
-        return _words_of(line, has_loss=has_loss)
+        return _words_of(line, figures, has_loss=has_loss)
 
     said = [words_of(line) for line in lines]
     placed = [words for words in said if words.has_loss and words.place]
@@ -244,6 +242,8 @@ def learned(
     return dataclasses.replace(
         plain,
         roles={**roles, **_of_first_line(lines, roles)},
+        figures=figures,
+        parts=_parts(lines, figures),
         names_steps=sum(words.counts for words in placed) > len(placed) / 2,
         has_loss=has_loss,
         is_training=bool(mapped or "loss" in name.lower() or _is_training(texts, lines)),
@@ -252,16 +252,25 @@ def learned(
     )
 
 
+def _parts(lines: Sequence[_Line], figures: Collection[str]) -> frozenset[str]:
+    """The losses that always stand on a line after another loss of the same step."""
+    leaders: dict[Place, str] = {}
+    found: set[str] = set()
+    for line in lines:
+        place, name = _place(line), next(iter(named_losses(line.numbers, figures)), None)
+        if place is not None and name is not None:
+            found.add(name)
+            leaders.setdefault(place, name)
+    return frozenset(found - {*leaders.values()})
+
+
 def _is_training(texts: Sequence[str], lines: Sequence[_Line]) -> bool:
     """Whether a log has words of a training, or says nothing at all beside its losses."""
     if speaks_of_training(texts) or speaks_of_training(line.text for line in lines):
         return True
-    names = {"_".join(n.words) for line in lines if _tells(line) for n in line.numbers}
+    tells = (line for line in lines if named_losses(line.numbers) or values_of(line.numbers))
+    names = {"_".join(n.words) for line in tells for n in line.numbers}
     return all(map(says_nothing, names))
-
-
-def _tells(line: _Line) -> bool:
-    return bool(loss_by_words(line.numbers) or values_of(line.numbers))
 
 
 def anchors_of(plain: PlainLines, texts: Sequence[str]) -> Collection[str]:
@@ -314,19 +323,19 @@ def _cut_line(lines: Sequence[_Line], texts: Sequence[str]) -> str:
 
 def guesses(plain: PlainLines, texts: Sequence[str]) -> str | None:
     """A sentence on what was taken for the step and the loss where the log does not say so."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for line in map(plain.line, texts):
         role = plain.roles.get(kind_of(line.numbers), Role())
-        losses = [] if plain.has_loss else list(named_losses(line.numbers))
+        losses = [] if plain.has_loss else list(named_losses(line.numbers, plain.figures))
         if role.step is not None and not role.step.of and (losses or plain.has_loss):
-            found.setdefault("step", "_".join(line.numbers[role.step.at].words))
+            names.setdefault("step", "_".join(line.numbers[role.step.at].words))
         if losses and (role.duty is not None or _place(line) is not None):
-            found.setdefault("loss", losses[0])
-    told = [f"{column} = `{name}`" for column, name in found.items() if name not in ("", column)]
-    if not told:
+            names.setdefault("loss", losses[0])
+    pairs = [f"{column} = `{name}`" for column, name in names.items() if name not in ("", column)]
+    if not pairs:
         return None
-    mapping = " ".join(f"--map {column}=NAME" for column in found)
-    return f"Read as {', '.join(told)}. If another number is meant, name it: {mapping}."
+    mapping = " ".join(f"--map {column}=NAME" for column in names)
+    return f"Read as {', '.join(pairs)}. If another number is meant, name it: {mapping}."
 
 
 _WITHOUT_PLACE = frozenset({Duty.MORE, Duty.UNNUMBERED})
@@ -378,25 +387,21 @@ def _place_by_marks(line: _Line, epoch: int | None) -> Place | None:
     if counted := _COUNTED.search(line.text):
         return Place(int(float(counted[1]) * (1000 if counted[2] else 1)), epoch)
     place = line.bar or _LEADING.match(line.text) or _BRACKETED.search(line.text)
-    if place is not None:
-        return Place(int(place[1]), epoch, whole(place[2]))
-    return None
+    return None if place is None else Place(int(place[1]), epoch, whole(place[2]))
 
 
 def _counters_by_words(numbers: Sequence[NamedNumber]) -> tuple[int | None, int | None]:
     """Which of a plain line's numbers are the epoch and the step, by the words before them."""
-    epoch_at: int | None = None
-    step_at: int | None = None
-    surest: float = math.inf
+    epoch_at, step_at, surest = None, None, math.inf
     for at, number in enumerate(numbers):
-        told = step_named(number.words)
+        column = step_named(number.words)
         if epoch_at is None and _names_epoch(number):
             epoch_at = at
             following = numbers[at + 1] if at + 1 < len(numbers) else number
             if step_at is None and following.of is not None and not following.words:
                 step_at = at + 1  # `Epoch: [0][ 10/100]`
-        elif told and told[1] < surest and whole(number.text) is not None:
-            step_at, surest = at, told[1]
+        elif column and column[1] < surest and whole(number.text) is not None:
+            step_at, surest = at, column[1]
     return epoch_at, step_at
 
 
@@ -405,28 +410,30 @@ def _names_epoch(number: NamedNumber) -> bool:
     return bool(words) and words[-1] in _EPOCHS and not {"max", "total", "num"} & {*words}
 
 
-def _words_of(line: _Line, *, has_loss: bool) -> Words:
+def _words_of(line: _Line, figures: Collection[str], *, has_loss: bool) -> Words:
     """What a line's words say of it; if the log has a loss by that name, others are its parts."""
     numbers = line.numbers
     epoch_at, step_at = _counters_by_words(numbers)
     values = values_of(numbers)
-    has_loss = "loss" in values or (not has_loss and bool(loss_by_words(numbers)))
+    has_loss = "loss" in values or (not has_loss and bool(named_losses(numbers, figures)))
+    is_list = _VALUES_ALONE.fullmatch(line.text) is not None
     return Words(
         counts=epoch_at is not None or step_at is not None,
+        names_epoch=epoch_at is not None,
         place=_place(line),
         step_at=step_at,
         has_loss=has_loss,
         names_loss="loss" in values,
         has_values=has_loss or bool(values),
-        has_metrics=bool(metrics_of(numbers)),
+        has_metrics=bool(metrics_of(numbers, figures if is_list else ())),
     )
 
 
 def _is_no_counter(number: NamedNumber) -> bool:
     """Whether the words before a number say that it counts no steps: a column, a time, a size."""
     name = "_".join(number.words).lower()
-    known = column_named(number.words)
-    is_column = known is not None and known[0] != "step"
+    column = column_named(number.words)
+    is_column = column is not None and column[0] != "step"
     return is_column or is_metric(name) or bool(_NO_COUNTER.search(name))
 
 
@@ -455,7 +462,8 @@ read = FORMAT.read
 # After a time, a level, a place: a word that says what the line is about.
 _BEGINS_EVALUATION = re.compile(
     r"(?i)^(?:[\W\d_]|\b(?:info|debug|epoch|ep|step|iter|iteration|rank)\b){0,120}"
-    r"(?:val|valid|validation|eval|evaluation|test|testing|dev)(?:[ :,_|>\])=-]|$)"
+    r"(?:val|validat(?:ion|ed|ing)|valid|eval|evaluat(?:ion|ed|ing)|test|test(?:ed|ing)|dev)"
+    r"(?:[ :,_|>\])=-]|$)"
 )
 _EPOCH_OF_EVALUATION = re.compile(r"(?i)\bepoch\W{0,4}(\d{1,9})")
 # A heading alone, such as `Eval epoch: 5`: its values are on the lines after it.
@@ -467,6 +475,11 @@ _ANCHORS_OF_EVALUATIONS = (
 )  # fmt: skip
 
 
+def begins_evaluation(line: str) -> bool:
+    """Whether the first words of a line say that it is about an evaluation."""
+    return _BEGINS_EVALUATION.match(line[:400]) is not None
+
+
 def read_evaluation(line: str) -> Iterator[Statement]:
     """Yield the metrics of an evaluation's line."""
     line = in_plain_words(line[:4096])
@@ -474,10 +487,10 @@ def read_evaluation(line: str) -> Iterator[Statement]:
     if begin is None:
         return
     numbers = numbers_in(line, of_other_lines=True)
-    found = metrics_of(numbers, of_validation=True)
-    if found:
+    metrics = metrics_of(numbers, of_validation=True)
+    if metrics:
         epoch = _EPOCH_OF_EVALUATION.search(begin[0])
-        yield Metrics(found, None if epoch is None else int(epoch[1]))
+        yield Metrics(metrics, None if epoch is None else int(epoch[1]))
     elif heading := _HEADING_OF_EVALUATION.fullmatch(line):
         yield Place(epoch=int(heading[1]), is_evaluation=True)
 

@@ -74,9 +74,9 @@ def as_number(value: Any) -> float | None:
 
 def of_values(values: Sequence[Any]) -> Cells:
     """Cells made of a list of Python values."""
-    found = list(map(as_number, values))
-    told = np.array([value is not None for value in found], np.bool_)
-    return Cells(np.array([np.nan if value is None else value for value in found]), told)
+    numbers = list(map(as_number, values))
+    present = np.array([value is not None for value in numbers], np.bool_)
+    return Cells(np.array([np.nan if value is None else value for value in numbers]), present)
 
 
 def of_arrow(column: pa.Array | pa.ChunkedArray) -> Cells:
@@ -96,11 +96,11 @@ def of_arrow(column: pa.Array | pa.ChunkedArray) -> Cells:
 
 
 def _of_numbers(numbers: pa.DoubleArray) -> Cells:
-    told = np.ones(len(numbers), np.bool_)
+    present = np.ones(len(numbers), np.bool_)
     if numbers.null_count:
-        told = pc.is_valid(numbers).to_numpy(zero_copy_only=False)
+        present = pc.is_valid(numbers).to_numpy(zero_copy_only=False)
         numbers = pc.fill_null(numbers, math.nan)
-    return Cells(numbers.to_numpy(zero_copy_only=False).copy(), told)
+    return Cells(numbers.to_numpy(zero_copy_only=False).copy(), present)
 
 
 def _of_texts(texts: pa.StringArray) -> Cells:
@@ -111,13 +111,13 @@ def _of_texts(texts: pa.StringArray) -> Cells:
     except pa.ArrowInvalid:
         pass
     plain = pc.fill_null(pc.match_substring_regex(texts, _PLAIN), True)  # noqa: FBT003
-    found = _of_numbers(pc.cast(pc.if_else(plain, texts, None), pa.float64()))
+    cells = _of_numbers(pc.cast(pc.if_else(plain, texts, None), pa.float64()))
     odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
     encoded = texts.take(column(odd, pa.int64())).dictionary_encode()
     meant = of_values(encoded.dictionary.to_pylist())
     where = integers(encoded.indices)
-    found.values[odd], found.present[odd] = meant.values[where], meant.present[where]
-    return found
+    cells.values[odd], cells.present[odd] = meant.values[where], meant.present[where]
+    return cells
 
 
 def joined(cells: Sequence[Cells]) -> Cells:

@@ -25,13 +25,13 @@ USUAL: Mapping[str, tuple[str, ...]] = {
         "current_loss", "global_avg_loss", "avg_loss", "average_loss", "avr_loss", "mean_loss",
         "running_loss", "train_loss_epoch", "epoch_loss", "cross_entropy_loss",
         "train_crossentropyloss", "train_cross_entropy", "xent", "loss_total", "loss_all",
-        "loss_sum", "avr_total_loss",
+        "loss_sum", "avr_total_loss", "mini_batch_loss", "minibatch_loss",
     ),
     "lr": (
         "lr", "learning_rate", "train_learning_rate", "train_lr", "lr_0", "lr_group_0",
         "batch_learning_rate", "epoch_learning_rate", "optim_lr", "learningrate", "current_lr",
-        "lr_group0", "learning_rate_group0", "optim_learning_rate_group0", "optim0_lr0",
-        "actor_lr", "act_lr", "lr_pg_0",
+        "cur_lr", "lr_group0", "learning_rate_group0", "optim_learning_rate_group0", "optim0_lr0",
+        "actor_lr", "act_lr", "lr_pg_0", "current_lr_0", "base_learning_rate", "base_lr",
     ),
     "grad_norm": (
         "grad_norm", "train_grad_norm", "gradient_norm", "gnorm", "global_norm",
@@ -46,8 +46,8 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     ),
     "scale_after": (
         "loss_scale", "train_loss_scale", "grad_scale", "train_grad_scale", "scaler_scale",
-        "amp_scale", "amp_loss_scale", "train_scale", "scaler", "batch_loss_scale",
-        "epoch_loss_scale",
+        "amp_scale", "amp_scaler", "amp_loss_scale", "train_scale", "scaler", "batch_loss_scale",
+        "epoch_loss_scale", "fp16_grad_scale",
     ),
 }  # fmt: skip
 EPOCHS = ("epoch", "epochs", "trainer_epoch", "train_epoch")
@@ -61,9 +61,10 @@ _OF_OTHERS = re.compile(
     r"(?i)(?:^|[/_. -])(?:val|valid|validation|eval|evaluation|test|dev|critic)(?:[/_. -]|$)"
 )
 _SECOND_AXIS = " vs samples"  # Megatron writes each value again, with the samples as its step
+_SPREAD = ("__MIN", "__MAX")  # W&B exports it beside each value
 SKIP_FLAGS = ("skipped", "found_inf")
 SKIP_COUNT = "(skips)"  # not a column of the steps table: rows are made from it
-_MOST_METRICS = 96
+_MOST_METRICS, _MOST_OTHERS = 96, 24
 _MIRRORED = "ampwatch/"  # our own run as `mirrors` logged it; its skips are a counter, not a flag
 
 
@@ -83,10 +84,10 @@ def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> di
         if name not in there:
             shown = ", ".join(there[:20])
             raise LogError(f"--map {column}={name}: {path} has no {name!r}; it has {shown}.")
-    found = {**_named_by_us(there), **mapped}
+    mapping = {**_named_by_us(there), **mapped}
     plain = {_plain(name): name for name in reversed(there)}
     for column, usual in USUAL.items():
-        if column in found or (column == "scale_after" and "scale" in found):
+        if column in mapping or (column == "scale_after" and "scale" in mapping):
             continue
         first = next((plain[one] for one in usual if one in plain), None)
         if first is None and column == "lr":
@@ -94,9 +95,9 @@ def recognised(names: Iterable[str], mapped: Mapping[str, str], path: str) -> di
         if first is None and column != "step":
             first = _by_its_end(there, usual)
         if first is not None:
-            found[column] = first
-    found = {**_by_their_words(there, plain, found), **found}
-    return {**_metrics(there, found), **found}
+            mapping[column] = first
+    mapping = {**_by_their_words(there, plain, mapping), **mapping}
+    return {**_metrics(there, mapping), **mapping}
 
 
 def _by_their_words(
@@ -115,14 +116,36 @@ def losses_among(names: Sequence[str]) -> Iterator[str]:
     """The names that are losses of a training by their words; a critic's loss comes last."""
     for kinds in ({Metric.LOSS, Metric.PER_UNIT}, {Metric.VALUE_LOSS}):
         yield from (name for name in names if metric_of(name) in kinds)
+    if any(map(_ADVERSARY.fullmatch, names)):
+        yield from (name for name in names if name.lower() == "g")
+
+
+_ADVERSARY = re.compile(r"(?i)d(?:_?(?:r|f|real|fake))?")  # `D` or `DR`, beside `G`
+
+
+# What is no figure of a training, whatever else its name says: times, amounts of work, settings.
+_NOISE = re.compile(
+    r"(?i)(?<![a-z0-9])(?:[a-z]*time|eta|elapsed|remain\w*|sec\w*|s|ms|hrs?|hours?|min(?:ute)s?|fps|"
+    r"mem\w*|data|speed|seed|version|v_num|epochs?|rank|size|[gc]pu\w*|[kmg]i?b|it|iter\w*|"
+    r"tok\w*|samples?|bsz|wp[bs]|ups|ips|oom|throughput|thrpt|t?flop\w*|mfu|util\w*|reader|over|"
+    r"progress|percent\w*|pct|date|clock|number|duration|lr|steps?|mom|momentum|betas?|wd|decay)"
+    r"(?![a-z0-9])|/s(?![a-z0-9])"
+)
+
+
+def is_noise(name: str) -> bool:
+    """Whether a name is that of a time, an amount of work or a setting."""
+    return _NOISE.search(name) is not None
 
 
 def _metrics(names: Iterable[str], found: Mapping[str, str]) -> dict[str, str]:
-    """The other columns whose names say what they measure, a few."""
+    """The other columns, those whose names say what they measure before a few others."""
     others = [n for n in names if n not in found.values() and n not in STEP_COLUMNS]
-    told = [n for n in others if is_metric(n) and not n.endswith(_SECOND_AXIS)]
-    told.sort(key=lambda name: metric_of(name) is None)  # those that rules read come first
-    return {name: name for name in told[:_MOST_METRICS]}
+    others = [n for n in others if not n.endswith(_SECOND_AXIS)]
+    metrics = sorted(filter(is_metric, others), key=lambda name: metric_of(name) is None)
+    rest = [n for n in others if n not in metrics and not n.endswith(_SPREAD)]
+    more = [name for name in rest if not is_noise(name)]
+    return {name: name for name in (*metrics[:_MOST_METRICS], *more[:_MOST_OTHERS])}
 
 
 def _by_its_end(names: Iterable[str], usual: Iterable[str]) -> str | None:
@@ -137,13 +160,13 @@ def _by_its_end(names: Iterable[str], usual: Iterable[str]) -> str | None:
 
 def _named_by_us(names: Iterable[str]) -> dict[str, str]:
     """The names that are our own column names; those that a mirror wrote come first."""
-    found = {}
+    columns = {}
     for name in sorted(names, key=lambda name: name.startswith(_MIRRORED)):
         column = name.removeprefix(_MIRRORED)
         is_count = column != name and column in SKIP_FLAGS
         if not is_count and (column in STEP_COLUMNS or (column != name and column == "step")):
-            found[column] = name
-    return found
+            columns[column] = name
+    return columns
 
 
 def tells_training(names: Mapping[str, str]) -> bool:
@@ -155,8 +178,8 @@ def tells_training(names: Mapping[str, str]) -> bool:
 _OF_TRAINING = re.compile(
     r"(?i)(?<![a-z])(?:train|step|iter|epoch|ep(?![a-z])|batch|episode|learning|lr(?![a-z])|"
     r"grad(?![eu])|gnorm|optimi[sz]er|entropy|xent|nll|bce|r?mse|mae|elbo|ppl|perplex|psnr|reward|acc(?![eo])|"
-    r"val(?![au])|cuda|gpu|it/s|checkpoint|loss_?[dg](?![a-z])|[dg]loss|score at)|"
-    r"[a-z0-9][_-]loss(?![a-z])|updates?(?![a-z])"
+    r"val(?![au])|cuda|gpu|it/s|s/it|checkpoint|gan(?![a-z])|loss_?[dg](?![a-z])|[dg]loss|"
+    r"score at)|[a-z0-9][_-]loss(?![a-z])|updates?(?![a-z])"
 )
 _QUIET = frozenset({"", "index", "idx", "time", "timestamp", "date", "wall_time", "elapsed"})
 
@@ -180,22 +203,13 @@ def _plain(name: str) -> str:
 # Shorter names in lines of text.
 _IN_TEXT: Mapping[str, tuple[str, ...]] = {
     "step": (
-        "it",
-        "itr",
-        "update",
-        "batch",
-        "batch_idx",
-        "steps",
-        "minibatch",
-        "batches",
-        "episode",
-        "episodes",
-        "rollout",
+        "it", "itr", "update", "batch", "batch_idx", "steps", "minibatch", "batches", "episode",
+        "episodes", "rollout",
     ),
     "grad_norm": ("norm", "grad"),
     "lr": ("l_r_",),
     "scale_after": ("scale",),
-}
+}  # fmt: skip
 
 
 @cache
@@ -206,9 +220,9 @@ def column_in_text(name: str) -> tuple[str, int] | None:
     whole = name.removesuffix("/mean")
     for plain in dict.fromkeys((_plain(whole), _plain(whole.rpartition("/")[2]))):
         for column, usual in USUAL.items():
-            known = (*usual, *_IN_TEXT.get(column, ()))
-            if plain in known:
-                return column, known.index(plain)
+            words = (*usual, *_IN_TEXT.get(column, ()))
+            if plain in words:
+                return column, words.index(plain)
         if _RATE_OF.fullmatch(plain):
             return "lr", len(USUAL["lr"])
     return None

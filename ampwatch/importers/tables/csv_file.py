@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ampwatch.importers.log_file import CHUNK_BYTES
+from ampwatch.importers.row_writer import STEP_COLUMNS
 from ampwatch.importers.tables.cells import Block, joined, of_values
 from ampwatch.importers.tables.column_names import (
     recognised,
@@ -23,6 +24,7 @@ from ampwatch.importers.tables.column_names import (
     speaks_of_training,
     tells_training,
 )
+from ampwatch.metric_names import is_metric
 
 _DECIMAL_COMMA = re.compile(r"\s*[-+]?(?:0|[1-9]\d*),(?!\d{3}\s*$)\d+(?:[eE][-+]?\d+)?\s*")
 _COUNTS = ("nan", "inf")  # as a column's name: how many there were
@@ -36,7 +38,8 @@ def looks_delimited(first: str) -> bool:
     if len(header) < 2 or any(_is_number(cell) and cell.lower() not in _COUNTS for cell in header):
         return False
     names = recognised(header, {}, "")
-    is_sure = names.keys() - {"loss"} or speaks_of_training(header)
+    known = {name for name in names if name in STEP_COLUMNS or is_metric(name)}
+    is_sure = known - {"loss"} or speaks_of_training(header)
     return tells_training(names) and bool(is_sure or all(map(says_nothing, header)))
 
 
@@ -72,13 +75,13 @@ def mark_of(line: str) -> str:
 
 def runs_of(header: Sequence[str]) -> dict[str, list[str]]:
     """The columns of each run in a W&B export of several as CSV; empty for any other file."""
-    found: dict[str, list[str]] = {}
+    runs: dict[str, list[str]] = {}
     if any(name.endswith("__MIN") for name in header):
         for name in header:
             run, mark, column = name.partition(" - ")
             if mark and not column.endswith(("__MIN", "__MAX")):
-                found.setdefault(run, []).append(name)
-    return found
+                runs.setdefault(run, []).append(name)
+    return runs
 
 
 def source_of(header: Sequence[str], names: Mapping[str, str], path: str) -> str:

@@ -27,10 +27,10 @@ def object_of(line: str) -> dict[str, Any] | None:
     if not text.startswith("{"):
         return None
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return flat(found) if isinstance(found, dict) else None
+    return flat(value) if isinstance(value, dict) else None
 
 
 def flat(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,22 +46,8 @@ def _flat(value: Mapping[str, Any], before: str, depth: int) -> Iterator[tuple[s
             yield f"{before}{name}", item
 
 
-def history_of(text: str) -> list[dict[str, Any]] | None:
-    """The log history in a `trainer_state.json`; None for any other JSON."""
-    if '"log_history"' not in text:
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = {"log_history": list(_objects_of(text[text.index('"log_history"') :])) or None}
-    history = found.get("log_history") if isinstance(found, dict) else None
-    if not isinstance(history, list):
-        return None
-    return [entry for entry in history if isinstance(entry, dict) and "loss" in entry]
-
-
 def _objects_of(text: str) -> Iterator[dict[str, Any]]:
-    """The whole objects of a history that was cut off or damaged."""
+    """The whole objects of a list that was cut off or damaged."""
     decoder = json.JSONDecoder()
     at = text.find("{")
     while at >= 0:
@@ -79,15 +65,17 @@ def looks_listed(text: str) -> bool:
     return re.match(r'\s*\[\s*\{\s*"', text) is not None
 
 
-def listed(text: str) -> Block | None:
-    """The rows of a file that is one JSON list of objects; None for any other file."""
+def listed(text: str, name: str = "") -> list[dict[str, Any]] | None:
+    """The rows of a JSON list of objects, by itself or under a name, or of its beginning."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
+        if name:
+            value = value.get(name) if isinstance(value, dict) else None
     except (ValueError, RecursionError):
+        value = list(_objects_of(text[text.find(f'"{name}"') if name else 0 :])) or None
+    if not isinstance(value, list):
         return None
-    if not isinstance(found, list):
-        return None
-    return block_of([flat(row) for row in found if isinstance(row, dict)])
+    return [flat(row) for row in value if isinstance(row, dict)]
 
 
 # --- by columns ----------------------------------------------------------------------------------
@@ -102,8 +90,8 @@ def blocks(chunks: Iterable[bytes]) -> Iterator[Block]:
 def block(part: bytes) -> Block:
     """Whole lines of JSON objects as a block, read by columns if Arrow can."""
     valid = part if part.isascii() else part.decode("utf-8", "replace").encode()
-    found = _by_columns(valid)
-    return by_lines(valid) if found is None else found
+    rows = _by_columns(valid)
+    return by_lines(valid) if rows is None else rows
 
 
 def by_lines(part: bytes) -> Block:

@@ -76,8 +76,8 @@ def scalars(
 def _told_checksums(data: bytes, places: Integers) -> Registers:
     """The checksums that the event file holds at these places."""
     windows = sliding_window_view(np.frombuffer(data.ljust(_TAIL, b"\0"), np.uint8), _TAIL)
-    told: Registers = windows[places].view("<u4")[:, 0]
-    return told
+    sums: Registers = windows[places].view("<u4")[:, 0]
+    return sums
 
 
 def _whole_records(data: bytes) -> tuple[Integers, int, bool]:
@@ -122,7 +122,7 @@ class _Layout:
 
 def _scalars_in(data: bytes, starts: Integers, lengths: Integers) -> Iterator[Scalars]:
     """The scalars of events: those of one layout at once."""
-    found: dict[str, list[tuple[npt.NDArray[Any], ...]]] = {}  # tag: (record, step, value)
+    series: dict[str, list[tuple[npt.NDArray[Any], ...]]] = {}  # tag: (record, step, value)
     content = np.frombuffer(data, np.uint8)
     for length in np.unique(lengths[lengths > 0]).tolist():
         windows = sliding_window_view(content, length)
@@ -138,9 +138,9 @@ def _scalars_in(data: bytes, starts: Integers, lengths: Integers) -> Iterator[Sc
             for tag, kind, place in layout.scalars:
                 values = np.ascontiguousarray(rows[:, slice(*place)]).view(kind)[:, 0]
                 piece = alike[fits], layout.steps(rows), values.astype(np.float64)
-                found.setdefault(tag, []).append(piece)
+                series.setdefault(tag, []).append(piece)
             rest = np.concatenate((alike[~fits], rest[len(alike) :]))
-    for tag, pieces in found.items():
+    for tag, pieces in series.items():
         records, steps, values = (np.concatenate(column) for column in zip(*pieces, strict=True))
         order = np.argsort(records, kind="stable")
         yield Scalars(tag, steps[order], values[order])
@@ -171,15 +171,15 @@ def _layout_of(event: bytes) -> _Layout:
 
 def _place_of_scalar(event: bytes, begin: int, end: int) -> tuple[str, str, Place] | None:
     """A value's tag, and the type and place of its one number; None for an image or the like."""
-    tag, found = "", None
+    tag, place = "", None
     for number, value, start, stop in spans(event, begin, end):
         if number == _TAG:
             tag = text(value)
         elif number == _SIMPLE and isinstance(value, bytes) and stop - start == 4:
-            found = "<f4", (start, stop)
+            place = "<f4", (start, stop)
         elif number == _TENSOR and isinstance(value, bytes):
-            found = _place_in_tensor(event, start, stop)
-    return (tag, *found) if tag and found is not None else None
+            place = _place_in_tensor(event, start, stop)
+    return (tag, *place) if tag and place is not None else None
 
 
 def _place_in_tensor(event: bytes, begin: int, end: int) -> tuple[str, Place] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,23 +104,23 @@ def _of_weight(weight: Any) -> RoleFormats | None:
 
 def with_inner(weight: Any) -> list[Any]:
     """A weight, and the tensors that its library has nested inside it."""
-    found: list[Any] = []
-    while weight is not None and len(found) <= len(INNER_TENSORS):
-        found.append(weight)
+    modules: list[Any] = []
+    while weight is not None and len(modules) <= len(INNER_TENSORS):
+        modules.append(weight)
         # A DTensor keeps its part in a slot.
         inside = (getattr(weight, name, None) for name in INNER_TENSORS)
         weight = next((one for one in inside if hasattr(one, "dtype")), None)
-    return found
+    return modules
 
 
 def _float8(config: Any) -> RoleFormats | None:
     """What a Float8LinearConfig says; it is frozen, and one serves many layers at every sample."""
-    known = _READ.get(id(config))
-    if known is None:
+    entry = _READ.get(id(config))
+    if entry is None:
         if len(_READ) >= _MOST_CONFIGS:
             _READ.clear()
-        known = _READ[id(config)] = config, _of_config(config)
-    return known[1]
+        entry = _READ[id(config)] = config, _of_config(config)
+    return entry[1]
 
 
 _MOST_CONFIGS = 64
@@ -128,11 +128,11 @@ _READ: dict[int, tuple[Any, RoleFormats | None]] = {}  # by id; kept alive, for 
 
 
 def _of_config(config: Any) -> RoleFormats | None:
-    made = {role: _cast(getattr(config, name, None)) for role, name in CAST_OF_ROLE.items()}
+    casts = {role: _cast(getattr(config, name, None)) for role, name in CAST_OF_ROLE.items()}
     rounded = "down" if getattr(config, POWERS_OF_TWO, False) else ""
     wide = _cast(getattr(config, GRADIENT_FOR_WEIGHT, None)) is None
     formats = {}
-    for role, cast in made.items():
+    for role, cast in casts.items():
         if cast is not None:
             note = WIDE_WEIGHT_GRADIENT if role == "grad" and wide else ""
             formats[role] = NumberFormat(*cast, note=note, rounded_scales=rounded)
@@ -159,8 +159,8 @@ def _mx(scales: Any, *, wide: Any) -> RoleFormats:
 
 def _mx_element(dtype: Any) -> str:
     name = dtype_name(dtype)
-    known = {"float8_e4m3fn": "mxfp8_e4m3", "float8_e5m2": "mxfp8_e5m2"}
-    return known.get(name, "mxfp4" if "float4" in name else f"mx_{name}")
+    names = {"float8_e4m3fn": "mxfp8_e4m3", "float8_e5m2": "mxfp8_e5m2"}
+    return names.get(name, "mxfp4" if "float4" in name else f"mx_{name}")
 
 
 def _blockwise(size: Any) -> RoleFormats:
@@ -190,7 +190,12 @@ LINE_WEIGHTS = "disable_2d_quantization"  # of NVFP4: blocks of 16 and not of 16
 SQUARE_WEIGHTS = "enable_2d_quantization"  # of MXFP8: blocks of 32 x 32 and not of 32
 ROUNDED = "use_power_2_scales"
 EXACT_SCALES = "use_f32_scales"  # of blocks of 128; else powers of two
-BLOCK_SIDES = ("x_block_scaling_dim", "w_block_scaling_dim", "grad_block_scaling_dim")
+# Of blocks of 128, and what it is otherwise: 2 for 128 x 128.
+BLOCK_SIDES = (
+    ("x_block_scaling_dim", 1),
+    ("w_block_scaling_dim", 2),
+    ("grad_block_scaling_dim", 1),
+)
 
 
 def of_transformer_engine(module: Any, _weight: Any) -> RoleFormats | None:
@@ -202,9 +207,9 @@ def of_transformer_engine(module: Any, _weight: Any) -> RoleFormats | None:
     recipe = meta.get(RECIPE)
     if not held[RUNS_IN_FP8] or recipe is None:
         return NONE  # outside of fp8_autocast: nothing is quantised
-    made = _of_recipe(recipe)
+    formats = _of_recipe(recipe)
     backward = getattr(recipe, BACKWARD, None)
-    return made if backward is None else RoleFormats(made.input, made.weight)
+    return formats if backward is None else RoleFormats(formats.input, formats.weight)
 
 
 class DelayedRoom:
@@ -235,45 +240,31 @@ class DelayedRoom:
 def _of_recipe(recipe: Any) -> RoleFormats:
     kinds = class_names(recipe)
     forward, backward = _elements(recipe)
+    sides: Sequence[str] = ("tensorwise",) * 3
+    scaling, rounded = "dynamic", ""
     if "DelayedScaling" in kinds:
-        return _of_tensors(forward, backward, "delayed", "")
-    if "Float8CurrentScaling" in kinds:
+        scaling = "delayed"
+    elif "Float8CurrentScaling" in kinds:
         rounded = "down" if getattr(recipe, ROUNDED, False) else ""
-        return _of_tensors(forward, backward, "dynamic", rounded)
-    if "MXFP8BlockScaling" in kinds:
-        first = NumberFormat(f"mxfp8_{forward[7:11]}", "block32", rounded_scales="up")
-        last = NumberFormat(f"mxfp8_{backward[7:11]}", "block32", rounded_scales="up")
-        if getattr(recipe, SQUARE_WEIGHTS, False):
-            return RoleFormats(first, replace(first, granularity="block32x32"), last)
-        return RoleFormats(first, first, last)
-    if "Float8BlockScaling" in kinds:
-        return _of_blocks(recipe, forward, backward)
-    if "NVFP4BlockScaling" in kinds:
-        line = NumberFormat("nvfp4", "block16")
-        square = (
-            line if getattr(recipe, LINE_WEIGHTS, False) else NumberFormat("nvfp4", "block16x16")
-        )
-        return RoleFormats(line, square, line)
-    return of_all_roles(NumberFormat("fp8", "custom", note=kinds[0]))
-
-
-def _of_tensors(forward: str, backward: str, scaling: str, rounded: str) -> RoleFormats:
-    first = NumberFormat(forward, "tensorwise", scaling, rounded_scales=rounded)
-    last = NumberFormat(backward, "tensorwise", scaling, rounded_scales=rounded)
-    return RoleFormats(first, first, last)
-
-
-def _of_blocks(recipe: Any, forward: str, backward: str) -> RoleFormats:
-    """Formats with blocks of 128, or of 128 x 128, as the recipe says of each role."""
-    rounded = "" if getattr(recipe, EXACT_SCALES, False) else "down"
-    input_side, weight_side, grad_side = (
-        "block128x128" if getattr(recipe, name, usual) == 2 else "block1x128"
-        for name, usual in zip(BLOCK_SIDES, (1, 2, 1), strict=True)
-    )
+    elif "MXFP8BlockScaling" in kinds:
+        forward, backward = f"mxfp8_{forward[7:11]}", f"mxfp8_{backward[7:11]}"
+        square = "block32x32" if getattr(recipe, SQUARE_WEIGHTS, False) else "block32"
+        sides, scaling, rounded = ("block32", square, "block32"), "", "up"
+    elif "Float8BlockScaling" in kinds:
+        rounded = "" if getattr(recipe, EXACT_SCALES, False) else "down"
+        is_square = (getattr(recipe, name, usual) == 2 for name, usual in BLOCK_SIDES)
+        sides = tuple("block128x128" if square else "block1x128" for square in is_square)
+    elif "NVFP4BlockScaling" in kinds:
+        square = "block16" if getattr(recipe, LINE_WEIGHTS, False) else "block16x16"
+        forward = backward = "nvfp4"
+        sides, scaling = ("block16", square, "block16"), ""
+    else:
+        return of_all_roles(NumberFormat("fp8", "custom", note=kinds[0]))
     return RoleFormats(
-        NumberFormat(forward, input_side, "dynamic", rounded_scales=rounded),
-        NumberFormat(forward, weight_side, "dynamic", rounded_scales=rounded),
-        NumberFormat(backward, grad_side, "dynamic", rounded_scales=rounded),
+        *(
+            NumberFormat(element, side, scaling, rounded_scales=rounded)
+            for element, side in zip((forward, forward, backward), sides, strict=True)
+        )
     )
 
 
@@ -348,9 +339,9 @@ def formats_of(module: Any, weight: Any) -> RoleFormats:
     if not may_be_quantised(module, weight):
         return NONE
     for read in _READERS:
-        found = read(module, weight)
-        if found is not None:
-            return found
+        formats = read(module, weight)
+        if formats is not None:
+            return formats
     return NONE
 
 
@@ -412,16 +403,16 @@ def _is_delayed(formats: RoleFormats) -> bool:
 
 def scales_in_use(module: Any, formats: RoleFormats) -> dict[str, torch.Tensor]:
     """The scales that are not computed from the operands, by role; copies, because they change."""
-    found: dict[str, torch.Tensor] = {}
+    scales: dict[str, torch.Tensor] = {}
     meta = attributes(module).get(META, {}) if _is_delayed(formats) else {}
     if meta.get(PRODUCTS) != 1:
-        return found
+        return scales
     places = {FORWARD_SCALES: _FORWARD_ROLES, BACKWARD_SCALES: _BACKWARD_ROLES}
     for name, roles in places.items():
         scale = getattr(meta.get(name), SCALE, None)
         if scale is not None and len(scale) >= len(roles):
-            found |= {role: scale[at].detach().clone() for at, role in enumerate(roles)}
-    return found
+            scales |= {role: scale[at].detach().clone() for at, role in enumerate(roles)}
+    return scales
 
 
 # -- reading attributes ----------------------------------------------------------------------------

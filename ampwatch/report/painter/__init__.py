@@ -33,11 +33,13 @@ VERDICT_COLOR = {
     "incomplete": "muted",
     "cut off": "advice",
 }
+# A shape beside the colour: failing and warning look alike to some.
+VERDICT_MARK = {"failing": "✕", "warning": "▲", "healthy": "✓", "cut off": "✕"}
 SEVERITY_COLOR = {"error": "skip", "warning": "advice", "info": "muted"}
 
 # Several runs or ranks over one another: each has one colour and, where colours come round again,
-# another kind of line, on all panels.
-_LINE_COLORS = ("scale", "advice", "norm", "rate", "skip", "ink")
+# another kind of line, on all panels. None is that of what failed.
+_LINE_COLORS = ("scale", "advice", "norm", "rate", "time", "ink")
 _LINE_DASHES = ("solid", "dot", "dash")
 
 
@@ -49,8 +51,13 @@ def line_style(number: int) -> tuple[str, str]:
 
 def style_sheet() -> str:
     """The charts' style, and the palette as variables that follow the light or dark theme."""
+    return palette_style(":root") + (FOLDER / "painter.css").read_text("utf-8")
+
+
+def palette_style(selector: str) -> str:
+    """The palette as variables of an element, which follow its light or dark theme."""
     colors = "".join(f"--aw-{name}:light-dark({LIGHT[name]},{DARK[name]});" for name in LIGHT)
-    return f":root{{{colors}}}{(FOLDER / 'painter.css').read_text('utf-8')}"
+    return f"{selector}{{{colors}}}"
 
 
 _IMPORT = re.compile(r'^import \{([^}]+)\} from "\./(\w+)\.js";$', re.MULTILINE)

@@ -1,6 +1,7 @@
 // An axis for the values in view: its range and its ticks, and numbers as people read them.
 
 const LOG_RATIO = { number: 30, rate: 8 }; // a linear axis would hide the smaller values
+const FEW_ZEROS = { number: 0.05 }; // of the points: so few do not keep an axis from being logarithmic
 const ROOM = 0.08; // of the range, above and below
 const FLAT = 1e-5; // of the values: what differs by less is drawn as a level line
 const DIGITS = [4, 5, 6, 7, 8]; // of a label: the first that tells neighbours apart
@@ -8,15 +9,20 @@ const DIGITS = [4, 5, 6, 7, 8]; // of a label: the first that tells neighbours a
 // Of a panel without a value in view.
 export const noAxis = { type: "linear", range: [0, 1], tickvals: [], ticktext: [] };
 
-// `isLog` is what the reader chose: true, false, or null to leave it to the values.
+// `seen` are the lowest and the highest value, the lowest one above 0, and the share of those that are 0.
+// `isLog` is what the reader chose: true, false, or null to leave it to the values. On a logarithmic axis
+// a 0 lies at the ground; what is to be drawn from 0 on, as a guide at 0 asks, is never logarithmic.
 export function axisOf(kind, seen, isLog = null) {
   if (!seen) return noAxis;
-  const [low, high] = seen;
+  const [low, high, least = low, zeros = 0] = seen;
   if (kind === "power") return powerAxis(seen);
-  const wanted = isLog ?? high > (LOG_RATIO[kind] ?? LOG_RATIO.number) * low;
+  const isWide = high > (LOG_RATIO[kind] ?? LOG_RATIO.number) * least;
+  if (least > 0 && canBeLog(low, high) && (isLog ?? (isWide && zeros <= (FEW_ZEROS[kind] ?? 0)))) return logAxis(least, high);
   if (kind === "share" && high === 0) return linearAxis(0, 1); // nothing of it is no range
-  return low > 0 && wanted ? logAxis(low, high) : linearAxis(low, high);
+  return linearAxis(low, high);
 }
+
+export const canBeLog = (low, high) => low >= 0 && high > 0;
 
 function powerAxis([low, high]) {
   const range = [Math.floor(low) - 0.6, Math.ceil(high) + 0.6];
@@ -96,6 +102,26 @@ export function timeTicks([low, high], most = 6) {
   const strides = [0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
   const days = 86400 * Math.ceil((high - low) / 86400 / most); // the only one wide enough, of a long run
   return spread([low, high], days > 86400 ? [...strides, days] : strides, most);
+}
+
+// Times of day where the page is read, with the date at the first one and where a day begins. `origin` is
+// second 0 of the axis, in seconds since 1970.
+export function clockTicks([low, high], origin, most) {
+  const local = origin - 60 * new Date(1000 * (origin + low)).getTimezoneOffset();
+  const ticks = timeTicks([low + local, high + local], most).map((second) => second - local);
+  let before = "";
+  return ticks.map((second) => {
+    const [date, time] = clockTexts(origin + second, high - low < 120);
+    const isNew = date !== before;
+    before = date;
+    return [second, time === "00:00" ? date : isNew ? `${date}, ${time}` : time];
+  });
+}
+
+export function clockTexts(seconds, hasSeconds) {
+  const at = new Date(Math.round(1000 * seconds));
+  const date = at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  return [date, at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...(hasSeconds ? { second: "2-digit" } : {}) })];
 }
 
 export function timeText(seconds, digits = 3) {

@@ -1,16 +1,19 @@
 // The live chart: keeps the base that the server thinned, joins the rows that came since, draws in
 // place, and reports what its reader chose: the span in view, the step that was picked, and the view.
-// Mouse, fingers and keys on it, and the label at the cursor.
+// Mouse, fingers and keys on it.
 
-import { countText, numberText, powerText, timeText } from "./axis.js";
-import { layout, LEFT, paint, RIGHT } from "./chart_drawing.js";
-import { PLAIN, shownLines, textOf, viewOf } from "./chart_view.js";
-import { light, make, onLight, tone } from "./elements.js";
+import { countText } from "./axis.js";
+import { layout, LEFT, paint, rightRoom, shift } from "./chart_drawing.js";
+import { PLAIN, textOf, viewOf } from "./chart_view.js";
+import { light, make, onLight } from "./elements.js";
 import { PanelLegends, Toolbar } from "./legend_and_toolbar.js";
-import { countNear, joined, measured, sceneOf, stretchesOf, valueAt } from "./lines.js";
+import { joined, measured, sceneOf, stretchesOf } from "./lines.js";
+import { Tooltip } from "./tooltip.js";
 
 const LEAST_WIDTH = 120;
 const SLIDING_MS = 250; // a slider that rests for so long has been set
+const RESTING = [150, 8]; // a view that rests under the fingers so many ms, and times what drawing took, is drawn anew
+const REACH = 1; // widths of the plot at either end, drawn for a view that is being moved
 const SPOKEN_KEYS = "Arrows move step by step, plus and minus zoom, Enter picks a step, Escape takes it back.";
 
 export class Chart {
@@ -22,12 +25,14 @@ export class Chart {
     this.toolbar = new Toolbar(this.place, this.frame, this);
     this.legends = new PanelLegends(this.frame, this);
     place.append(this.place);
-    this.hover = new Hover(this.frame);
+    this.hover = new Tooltip(this.frame);
+    this.chip = make("button", "aw-chip"); // the picked step, to be taken back
+    this.chip.addEventListener("click", () => this.pick(this.picked));
     this.boxed = make("div", "aw-drag");
     this.boxed.hidden = true;
     this.spoken = make("div", "aw-spoken");
     this.spoken.setAttribute("aria-live", "polite");
-    this.frame.append(this.boxed, this.spoken);
+    this.frame.append(this.boxed, this.spoken, this.chip);
     this.bases = null;
     this.span = null; // what the reader chose; null for the whole run
     this.picked = null;
@@ -83,7 +88,7 @@ export class Chart {
   join() {
     const keys = this.header.panels.flatMap((panel) => panel.lines.map(({ key }) => key));
     this.lines = {};
-    for (const key of [...keys, ...this.header.axes.map((axis) => axis.key)]) {
+    for (const key of [...keys, ...this.header.axes.map(({ key, line }) => line || key)]) {
       this.lines[key] ??= { ...this.lineOf(key), odd: stretchesOf(key, { ...this.bases.arrays, ...this.arrays }) };
     }
   }
@@ -105,18 +110,33 @@ export class Chart {
     this.drawNow();
   }
 
-  drawNow() {
+  drawNow(reach = 0) {
     const width = this.place.clientWidth;
     if (width < LEAST_WIDTH) return; // not laid out yet: the resize draws
-    const scene = this.scene = sceneOf(this, Math.max(50, width - LEFT - RIGHT));
+    const began = performance.now();
+    const family = getComputedStyle(this.plot).fontFamily;
+    const right = rightRoom(this.header, this.view, width, family);
+    const scene = this.scene = { ...sceneOf(this, Math.max(50, width - LEFT - right), reach), right };
     this.toolbar.show(scene, this.span === null, width);
     const heights = this.legends.show(scene, width);
-    const drawn = layout(scene, width, heights, getComputedStyle(this.plot).fontFamily);
+    const drawn = layout(scene, width, heights, family);
     paint(this.plot, drawn, scene);
     this.legends.put(drawn.panels);
-    this.hover.show({ ...scene, height: drawn.plotHeight });
+    this.putChip(drawn.flags.find(({ isPicked }) => isPicked));
+    this.hover.show({ ...scene, drawn, height: drawn.plotHeight });
     this.say();
     this.place.dataset.drawn = this.header.rows; // for whoever looks from outside
+    this.drawingMs = performance.now() - began;
+  }
+
+  // Over the picked step's label, which a saved picture has too.
+  putChip(flag) {
+    this.chip.hidden = !flag || !this.header.reports;
+    if (this.chip.hidden) return;
+    this.chip.textContent = flag.text;
+    this.chip.title = "Take the picked step back (or press Escape)";
+    this.chip.setAttribute("aria-label", `Take back ${flag.text.slice(0, -2)}`);
+    this.chip.style.transform = `translateX(${LEFT + this.scene.pixelOf(flag.at)}px)${flag.left ? " translateX(-100%)" : ""}`;
   }
 
   // For who hears the page: what the chart shows, and what it shows at the cursor.
@@ -176,18 +196,37 @@ export class Chart {
     Object.assign(this.boxed.style, { left: `${LEFT + from}px`, width: `${to - from}px`, height: `${height}px` });
   }
 
-  // Move the view under the fingers; drawn once a frame, told when they are lifted.
+  // Move the view under the fingers, once a frame; told when they are lifted. Drawn anew is what lies at its ends, or
+  // what was stretched; a view that is moved is only shifted, until it rests.
   move([low, high]) {
     this.hover.leave();
     this.span = this.within([low, high].map((place) => this.scene.places.step(place)));
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => this.drawNow(REACH), Math.max(RESTING[0], RESTING[1] * this.drawingMs));
     this.frameAsked ??= requestAnimationFrame(() => {
       this.frameAsked = null;
-      this.drawNow();
+      if (!this.canShift) this.drawNow(REACH);
+      else {
+        this.chip.hidden = true; // it stands where the picked step was
+        shift(this.plot, { ...this.scene, span: this.shown, drawn: this.plot.drawn });
+      }
     });
+  }
+
+  // Whether the view has the length of what is drawn, and lies within its reach.
+  get canShift() {
+    const { places, reach } = this.scene;
+    const [from, to] = this.plot.drawn.range;
+    const [low, high] = this.shown.map((step) => places.at(step));
+    const length = to - from;
+    return reach > 0 && Math.abs(high - low - length) < 1e-3 * length && Math.abs(low - from) <= reach * length;
   }
 
   // A move has ended, or the page took it for itself.
   settle() {
+    clearTimeout(this.resting);
+    cancelAnimationFrame(this.frameAsked); // it would draw beyond the ends once more
+    this.frameAsked = null;
     this.choose({ span: this.span });
   }
 
@@ -209,7 +248,7 @@ export class Chart {
   }
 
   // Pick the step that was clicked; once more, or twice in a row, takes it back.
-  click(pixel, { isSecond, isTouch }) {
+  click(pixel, down, { isSecond, isTouch }) {
     const { width } = this.hover.view;
     if (isSecond) {
       this.choose({ span: null, picked: this.pickedBefore });
@@ -217,7 +256,7 @@ export class Chart {
     }
     this.pickedBefore = this.picked;
     if (pixel >= 0 && pixel <= width) {
-      if (isTouch) this.hover.move(pixel);
+      if (isTouch) this.hover.move(pixel, down);
       const isSame = this.picked !== null && Math.abs(this.scene.pixelOf(this.picked) - pixel) <= CLICK_PIXELS;
       this.pick(isSame ? this.picked : this.stepAt(pixel));
     }
@@ -371,7 +410,7 @@ const CLICK_PIXELS = 4; // moved less, it is a click
 const FINGER_PIXELS = 9;
 const DOUBLE_CLICK_MS = 400; // the browser's own needs both clicks on one element, and we draw anew
 const DOUBLE_CLICK_PIXELS = 24;
-const CONTROLS = "button, input, select, a, label";
+const CONTROLS = "button, input, select, a, label, summary";
 
 class Gestures {
   // `chart` is asked for its `grip` (what lies in view) and told to `box`, `move`, `lookAt`, `click`.
@@ -380,7 +419,7 @@ class Gestures {
     this.held = new Map(); // pointer: where it went down and where it is, in pixels of the plot
     this.kind = null; // box, move, or null while it may be a click
     this.clicked = null; // when and where last
-    const acts = { down: "pointerdown", move: "pointermove", up: "pointerup" };
+    const acts = { press: "pointerdown", move: "pointermove", up: "pointerup" };
     for (const [act, name] of Object.entries(acts)) area.addEventListener(name, (event) => this[act](event));
     // A finger may turn to scroll the page.
     for (const name of ["pointercancel", "lostpointercapture"]) area.addEventListener(name, (event) => this.cancel(event));
@@ -395,6 +434,10 @@ class Gestures {
   }
 
   down(event) {
+    return event.clientY - this.area.getBoundingClientRect().top;
+  }
+
+  press(event) {
     if (event.button !== 0 || event.target.closest(CONTROLS) || !this.chart.isDrawn) return;
     this.area.setPointerCapture(event.pointerId); // a drag may leave the chart
     const at = this.pixel(event);
@@ -414,7 +457,7 @@ class Gestures {
   move(event) {
     const one = this.held.get(event.pointerId);
     if (!one) {
-      if (event.pointerType !== "touch") this.chart.hover.move(this.pixel(event));
+      if (event.pointerType !== "touch") this.chart.hover.move(this.pixel(event), this.down(event));
       return;
     }
     one.at = this.pixel(event);
@@ -457,7 +500,7 @@ class Gestures {
     const { time, at } = this.clicked ?? { time: -Infinity, at: 0 };
     const isSecond = event.timeStamp - time < DOUBLE_CLICK_MS && Math.abs(pixel - at) < DOUBLE_CLICK_PIXELS;
     this.clicked = isSecond ? null : { time: event.timeStamp, at: pixel };
-    this.chart.click(pixel, { isSecond, isTouch: this.isTouch });
+    this.chart.click(pixel, this.down(event), { isSecond, isTouch: this.isTouch });
   }
 
   cancel(event) {
@@ -466,121 +509,4 @@ class Gestures {
     this.chart.box(null);
     this.chart.settle();
   }
-}
-
-// --- the label at the cursor --------------------------------------------------------------------
-
-// Hovering one chart shows the step in all: a line through all panels, and one label with what each
-// shows there.
-
-const MOST_TOLD = 12; // lines of a panel; those singled out by their labels are fewer
-const REACH = 12; // pixels within which a point or a tick is meant
-
-class Hover {
-  constructor(place) {
-    this.line = hiddenBox(place, "aw-spike");
-    this.label = hiddenBox(place, "aw-label");
-    this.at = null; // where the mouse rests, in pixels of the plot
-    this.fixed = null; // or the step where the keys have put the cursor
-  }
-
-  // `view` is what is drawn: the scene, and its height.
-  show(view) {
-    this.view = view;
-    this.draw();
-  }
-
-  move(pixel) {
-    this.at = pixel;
-    this.fixed = null;
-    this.draw();
-  }
-
-  fix(step) {
-    this.at = null;
-    this.fixed = step;
-    this.draw();
-  }
-
-  leave() {
-    this.move(null);
-  }
-
-  get pixel() {
-    if (this.fixed === null) return this.at;
-    return this.view.pixelOf(this.fixed);
-  }
-
-  get step() {
-    return this.fixed ?? this.view.stepOf(this.at);
-  }
-
-  draw() {
-    const at = this.view ? this.pixel : null;
-    const hidden = at === null || at < 0 || at > this.view.width;
-    this.line.hidden = this.label.hidden = hidden;
-    if (hidden) return;
-    const { width, height } = this.view;
-    this.line.style.transform = `translateX(${LEFT + at}px)`;
-    this.line.style.height = `${height}px`;
-    this.label.replaceChildren(...this.said(this.step).map(labelRow));
-    const room = this.label.offsetWidth + 14;
-    const flip = at + room > width;
-    this.label.style.transform = `translate(${LEFT + Math.max(-LEFT, at + (flip ? -room : 14))}px, 28px)`;
-  }
-
-  // The same as one sentence, for who hears it.
-  words(step) {
-    return this.said(step).map(({ label, value }) => (value ? `${label} ${value}` : label)).join(", ");
-  }
-
-  // What the chart shows at a step.
-  said(step) {
-    const { header, lines, rug, view, places, axis, pixelOf, stepOf } = this.view;
-    const reach = Math.abs(stepOf(pixelOf(step) + REACH) - step);
-    const found = [{ label: header.unit === "step" ? `step ${countText(step)}` : timeText(step), value: "", className: "aw-label-step" }];
-    if (axis) found.push({ label: axis.label, value: axis.kind === "second" ? timeText(places.at(step)) : numberText(places.at(step)), className: "aw-label-step" });
-    for (const panel of header.panels) {
-      const drawn = shownLines(panel, view);
-      const told = drawn.length > MOST_TOLD ? drawn.slice(0, MOST_TOLD - 1) : drawn;
-      for (const line of told) {
-        const points = lines[line.key];
-        if (points.odd.some(({ first, last }) => step >= first - reach / 4 && step <= last + reach / 4)) {
-          found.push({ label: line.label, value: "not finite", color: tone(line.color) });
-          continue;
-        }
-        const value = valueAt(points, step, reach, line.stepped);
-        if (value === null) continue;
-        found.push({ label: line.label, value: valueText(panel, value), color: tone(line.color) });
-        const smooth = points.smooth && valueAt({ x: points.x, y: points.smooth }, step, reach);
-        if (smooth) found.push({ label: "smoothed", value: valueText(panel, smooth), className: "aw-label-step" });
-      }
-      const rest = drawn.length - told.length;
-      if (rest) found.push({ label: `and ${countText(rest)} more lines`, value: "", className: "aw-label-step" });
-      const count = panel.rug ? countNear(rug, step, reach / 4) : 0;
-      if (count) found.push({ label: count > 1 ? `${countText(count)} steps skipped here` : "skipped", value: "", color: tone("skip") });
-    }
-    for (const mark of header.marks) {
-      if (step >= mark.first && step <= mark.last) found.push({ label: mark.label, value: "", color: tone(mark.color) });
-    }
-    return found;
-  }
-}
-
-function valueText(panel, value) {
-  const text = panel.kind === "power" ? powerText(value) : numberText(value);
-  return panel.unit ? `${text} ${panel.unit}` : text;
-}
-
-function labelRow({ label, value, color, className = "" }) {
-  const words = make("span", color ? "aw-dot" : "", label);
-  if (color) words.style.setProperty("--aw-dot", color);
-  return make("div", className, words, make("b", "", value));
-}
-
-function hiddenBox(place, className) {
-  const box = make("div", className);
-  box.hidden = true;
-  place.append(box);
-  return box;
 }

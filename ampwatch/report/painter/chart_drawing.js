@@ -2,23 +2,27 @@
 // of steps. Painting draws it, in place. plotly.js, which did it before, is 4.8 MB and took four tenths
 // of the time to open the page; a chart of lines over steps needs little of it.
 
-import { axisOf, countText, distinctTexts, linearTicks, noAxis, numberText, timeText, timeTicks } from "./axis.js";
-import { nameOf, shownLines } from "./chart_view.js";
+import { axisOf, canBeLog, clockTicks, countText, distinctTexts, linearTicks, noAxis, numberText, timeText, timeTicks } from "./axis.js";
+import { labelOf, nameOf, shownLines } from "./chart_view.js";
 import { shortened, tone, widthOf } from "./elements.js";
-import { extent, isNoisy, usualExtent } from "./lines.js";
+import { aboveZero, extent, isNoisy, usualExtent } from "./lines.js";
 
 export const LEFT = 54; // pixels, as all below
-export const RIGHT = 14;
+export const RIGHT = 14; // at least; the names of lines have more
 const TITLE = 30; // room above a panel for its title,
 const TITLE_LINE = 16; // for each more line of it,
 const TITLE_SIZE = 12.5;
 const BUTTON = 58; // and beside it for the button of its axis
 const RUG = 15;
 const BOTTOM = 30;
-const LANE = 14; // of the labels over the first panel
+const FLAG_LANE = 16; // over the first panel: what its upright lines are,
+export const LANE = 14; // and each finding, in a lane of its own
 const TICK_ROOM = 110; // between two labels of the axis of steps
 const MOST_NAMED = 8; // lines of a panel with their names at their ends
-const LETTERS = 28; // of such a name
+const LETTERS = 28; // of such a name,
+const NAME_SIZE = 10.5;
+const NAME_ROOM = [132, 0.14]; // the most that the longest has: pixels, and a share of the chart
+const NAME_GAP = 10; // between a line and its name
 const AXIS_LETTERS = 16;
 
 // `scene` is what there is to see and how: header, lines, rug, span, picked, view, places, axis;
@@ -26,11 +30,11 @@ const AXIS_LETTERS = 16;
 export function layout(scene, width, heads, family) {
   const { header, lines, rug, picked, view, places, lit } = scene;
   const shown = spanOf(scene);
-  const plotWidth = width - LEFT - RIGHT;
+  const plotWidth = scene.width;
   const range = [places.at(shown[0]), places.at(shown[1])];
-  const flags = flagged(header, shown, picked, plotWidth, (step) => ((places.at(step) - range[0]) / (range[1] - range[0] || 1)) * plotWidth);
-  const lanes = Math.max(0, ...flags.map((flag) => flag.lane + 1));
-  let bottom = Math.max(0, lanes * LANE - 8);
+  const pixel = (step) => ((places.at(step) - range[0]) / (range[1] - range[0] || 1)) * plotWidth;
+  const lanes = lanesOf(header, pixel, plotWidth, family);
+  let bottom = Math.max(0, topLane(header) + LANE * lanes.length - 8);
   const panels = header.panels.map((panel, number) => {
     const visible = shownLines(panel, view);
     const { axis, outside } = axisAndOutside(panel, visible, lines, shown, view);
@@ -41,9 +45,9 @@ export function layout(scene, width, heads, family) {
     bottom = panel.rug ? ground + RUG : ground;
     return {
       top, head, bottom: ground, title, axis, outside,
-      lines: visible.map((line) => ({ ...lineOf(line, lines[line.key], lit), hasBand: view.band && isNoisy(panel, line) })),
-      names: namesOf(visible),
-      canBeLog: canBeLog(panel, lines),
+      lines: visible.map((line) => ({ ...lineOf(line, placed(lines[line.key], axis), lit), hasBand: view.band && isNoisy(panel, line) })),
+      names: namesOf(visible).map((text) => fitted(text, scene.right - NAME_GAP, family)),
+      hasChoice: hasChoice(panel, lines),
       guides: (panel.guides ?? []).map((guide) => ({ ...guide, color: tone(guide.color) })),
       rug: panel.rug ? { top: ground, bottom, ticks: rug, color: tone("skip") } : null,
     };
@@ -51,16 +55,37 @@ export function layout(scene, width, heads, family) {
   return {
     width, height: bottom + BOTTOM, plotHeight: bottom, plotWidth,
     span: shown, range, ticks: axisTicks(scene, range, width), panels,
-    bands: header.marks.map((mark) => ({ ...mark, color: tone(mark.color) })),
+    bands: header.marks.filter(({ shaded }) => shaded).flatMap(bandsOf),
     uprights: uprights(header, picked),
-    flags: flags.map((flag) => ({ ...flag, color: tone(flag.color) })),
+    flags: flagged(header, shown, picked, plotWidth, pixel).map((flag) => ({ ...flag, color: tone(flag.color) })),
+    lanes, family,
   };
+}
+
+// Room for words, whether or not a step is picked: nothing moves then.
+const topLane = ({ reports, restart, notes, picked }) => (reports || restart !== null || picked !== null || notes.length > 0 ? FLAG_LANE : 0);
+
+// How much room the names of lines have beside the panels.
+export function rightRoom({ panels }, view, width, family) {
+  const names = panels.flatMap((panel) => namesOf(shownLines(panel, view)));
+  if (!names.length) return RIGHT;
+  const [most, share] = NAME_ROOM;
+  const longest = Math.max(...names.map((name) => widthOf(name, NAME_SIZE, 400, family)));
+  return Math.round(Math.max(RIGHT, Math.min(longest + NAME_GAP + 4, most, share * width)));
+}
+
+function fitted(text, room, family) {
+  let letters = text.length;
+  while (letters > 3 && widthOf(shortened(text, letters), NAME_SIZE, 400, family) > room) letters--;
+  return shortened(text, letters);
 }
 
 // The steps in view; a single one has room about it.
 function spanOf({ span }) {
   return span[0] < span[1] ? span : [span[0] - 1, span[1] + 1];
 }
+
+const placed = (line, { type }) => (type === "log" ? aboveZero(line) : line);
 
 function lineOf(line, points, lit) {
   const isLit = lit === nameOf(line);
@@ -79,13 +104,16 @@ const TICKS = {
     const texts = distinctTexts(seconds, timeText, [3, 4, 5, 6, 7]);
     return seconds.map((second, at) => [second, texts[at]]);
   },
-  number(range, most, label) {
+  clock(range, most, { origin_s: origin }) {
+    return clockTicks(range, origin, most);
+  },
+  number(range, most, { label }) {
     return linearTicks(range, most).map((value, n) => [value, n ? numberText(value) : `${shortened(label, AXIS_LETTERS)} ${numberText(value)}`]);
   },
 };
 
 function axisTicks({ header, axis }, range, width) {
-  return TICKS[axis?.kind ?? header.unit](range, Math.max(2, Math.floor(width / TICK_ROOM)), axis?.label);
+  return TICKS[axis?.kind ?? header.unit](range, Math.max(2, Math.floor(width / TICK_ROOM)), axis);
 }
 
 // --- a panel's axis -------------------------------------------------------------------------------
@@ -104,9 +132,14 @@ function axisAndOutside(panel, visible, lines, span, view) {
 
 function seenIn(panel, visible, lines, span, extentOf) {
   const found = visible.map((line) => extentOf(lines[line.key], span, line.stepped)).filter(Boolean);
-  for (const guide of panel.guides ?? []) if (guide.fits) found.push([Math.min(guide.low, guide.value), Math.max(guide.high, guide.value)]);
+  for (const { fits, low, value, high } of panel.guides ?? []) {
+    const least = Math.min(low, value);
+    if (fits) found.push({ low: least, high: Math.max(high, value), least, zeros: 0, count: 0 });
+  }
   if (!found.length) return null;
-  return [Math.min(...found.map((one) => one[0])), Math.max(...found.map((one) => one[1]))];
+  const all = (name) => found.map((part) => part[name]);
+  const sum = (name) => all(name).reduce((one, other) => one + other, 0);
+  return [Math.min(...all("low")), Math.max(...all("high")), Math.min(...all("least")), sum("zeros") / (sum("count") || 1)];
 }
 
 function countOutside(visible, lines, [first, last], { type, range }) {
@@ -114,14 +147,18 @@ function countOutside(visible, lines, [first, last], { type, range }) {
   let count = 0;
   for (const { key } of visible) {
     const { x, y } = lines[key];
-    for (let at = 0; at < x.length; at++) if (x[at] >= first && x[at] <= last && (y[at] < low || y[at] > high)) count++;
+    for (let at = 0; at < x.length; at++) {
+      const isOutside = y[at] > high || (y[at] < low && (type !== "log" || y[at] > 0)); // a 0 lies at the ground
+      if (x[at] >= first && x[at] <= last && isOutside) count++;
+    }
   }
   return count;
 }
 
-// Whether all of its values have a logarithm, and there is a choice.
-function canBeLog(panel, lines) {
-  return panel.lines.length > 0 && panel.kind !== "power" && panel.lines.every(({ key }) => lines[key].low > 0 && lines[key].low < Infinity);
+// Whether its axis may be linear or logarithmic, so that there is a choice.
+function hasChoice(panel, lines) {
+  const known = panel.lines.map(({ key }) => lines[key]).filter(({ low, high }) => low <= high);
+  return panel.kind !== "power" && known.some(({ high }) => high > 0) && known.every(({ low, high }) => canBeLog(low, high) || high === 0);
 }
 
 // --- words ----------------------------------------------------------------------------------------
@@ -149,10 +186,12 @@ function wrapped(title, room, family) {
 
 // What tells the lines of a panel apart, at their ends: a colour alone would not do.
 function namesOf(visible) {
-  if (visible.length < 2 || visible.length > MOST_NAMED) return [];
-  const labels = visible.map(({ label }) => label);
-  const same = sharedStart(labels);
-  return labels.map((label) => shortened(label.slice(same) || label, LETTERS));
+  const isOne = visible.every(({ stepped }) => stepped) && visible.some(({ faint }) => faint); // a scale, and where it is held
+  if (visible.length < 2 || visible.length > MOST_NAMED || isOne) return [];
+  const labels = visible.map(labelOf);
+  const rests = labels.map((label) => label.slice(sharedStart(labels)));
+  const tell = rests.every((rest) => /\p{L}/u.test(rest)); // a number alone does not say what it is of
+  return (tell ? rests : labels).map((label) => shortened(label, LETTERS));
 }
 
 // How many letters, in whole words, all labels begin with.
@@ -165,29 +204,49 @@ function sharedStart(labels) {
 function uprights(header, picked) {
   const found = [];
   if (header.restart !== null) found.push({ step: header.restart, color: tone("advice"), dash: "dash", width: 1.5 });
+  for (const { step, color } of header.notes) found.push({ step, color: tone(color), dash: "dot", width: 1.2 });
   if (picked !== null) found.push({ step: picked, color: tone("ink"), width: 1 });
   return found;
 }
 
-// What the spans and upright lines are, said above the first panel: each label's step, whether it
-// reads to the left, and its lane; those that would lie over one another go to a lower one.
+// What the upright lines are, said above the first panel: each label's step, and whether it reads to the left.
+// Of two that would lie over one another the first is said; the label at the cursor tells the other.
 function flagged(header, span, picked, width, pixel) {
-  const wanted = header.marks
-    .filter((mark) => mark.last >= span[0])
-    .map((mark) => ({ at: Math.max(mark.first, span[0]), text: mark.label, color: mark.color }));
-  if (header.restart !== null) wanted.push({ at: header.restart, text: "restart", color: "advice", left: true });
-  if (picked !== null) wanted.push({ at: picked, text: `step ${countText(picked)}`, color: "ink" });
-  const ends = []; // of each lane's taken stretches, in pixels
-  const inView = wanted.filter((flag) => flag.at >= span[0] && flag.at <= span[1]);
-  return inView.map((flag) => {
+  const wanted = header.notes.map(({ step, label, color }) => ({ at: step, text: label, color }));
+  if (header.restart !== null) wanted.unshift({ at: header.restart, text: "restart", color: "advice", left: true });
+  if (picked !== null) wanted.unshift({ at: picked, text: `step ${countText(picked)} ×`, color: "ink", isPicked: true });
+  const taken = []; // in pixels
+  const said = [];
+  for (const flag of wanted.filter(({ at }) => at >= span[0] && at <= span[1])) {
     const length = 7 * flag.text.length + 10;
     const at = pixel(flag.at);
     const left = (flag.left && at > length) || at + length > width;
-    const taken = left ? [at - length, at] : [at, at + length];
-    let lane = 0;
-    while (ends[lane]?.some(([from, to]) => from < taken[1] && taken[0] < to)) lane++;
-    (ends[lane] ??= []).push(taken);
-    return { ...flag, left, lane };
+    const own = left ? [at - length, at] : [at, at + length];
+    if (taken.some(([from, to]) => from < own[1] && own[0] < to)) continue;
+    taken.push(own);
+    said.push({ ...flag, left });
+  }
+  return said;
+}
+
+// The steps of a finding that are shaded: all from the first to the last, or single ones.
+function bandsOf({ first, last, steps, label, color }) {
+  const spans = steps.length ? steps.map((step) => [step, step]) : [[first, last]];
+  return spans.map(([from, to]) => ({ first: from, last: to, label, color: tone(color) }));
+}
+
+// A lane for each finding, in view or not: its steps as a bar or as ticks, and its name in the bar or where there is room.
+function lanesOf(header, pixel, width, family) {
+  return header.marks.map(({ first, last, steps, label, color }, number) => {
+    const [from, to] = [pixel(first - 0.5), pixel(last + 0.5)].map((at) => Math.min(width, Math.max(0, at)));
+    const ticks = steps.map(pixel).filter((at) => at >= 0 && at <= width);
+    const lane = { top: topLane(header) + number * LANE, first, last, label, color: tone(color), from, to, ticks };
+    if (pixel(last) < 0) return { ...lane, text: `‹ ${label}`, at: 0, anchor: "start" };
+    if (pixel(first) > width) return { ...lane, text: `${label} ›`, at: width, anchor: "end" };
+    const room = widthOf(label, NAME_SIZE, 400, family) + 8;
+    if (steps.length > 1) return to + room <= width ? { ...lane, text: label, at: to + 4, anchor: "start" } : { ...lane, text: label, at: from - 4, anchor: "end" };
+    if (to - from >= room || from + room <= width) return { ...lane, text: label, at: to - from >= room ? from + 4 : Math.min(to, width) + 4, anchor: "start" };
+    return { ...lane, text: label, at: from - 4, anchor: "end" };
   });
 }
 
@@ -198,7 +257,8 @@ function flagged(header, span, picked, width, pixel) {
 const SPACE = "http://www.w3.org/2000/svg";
 const DASHES = { dash: "7 5", dot: "2 3" };
 const SMALL = 11; // pixels, of numbers and labels
-const BAND = 0.05; // how strong a finding's span is drawn,
+const LANE_BAR = 0.14; // how strong a finding's lane is drawn,
+const BAND = 0.05; // the steps of the headline's,
 const INTERVAL = 0.16; // a guide's interval,
 const EXTREMES = 0.22; // and the band from the lowest to the highest value
 const PALE = { faint: 0.45, raw: 0.28, dim: 0.12 };
@@ -209,7 +269,8 @@ const ODD_ROOM = 70; // and how wide it is where words fit above it
 const HAIR = 1; // of a line that fills its columns: a broader one takes four times as long to draw
 const NAME_LINE = 12;
 
-export function paint(plot, drawn, { places, view }) {
+// Lines are drawn `reach` times the plot's width beyond either end: so far the view can be moved without drawing anew.
+export function paint(plot, drawn, { places, view, reach }) {
   const { width, height, range, plotWidth, plotHeight, panels } = drawn;
   const place = scaler(range, LEFT, LEFT + plotWidth);
   const x = places.isStep ? place : (step, pass) => place(places.at(step, pass));
@@ -219,16 +280,38 @@ export function paint(plot, drawn, { places, view }) {
   const wide = Math.max(MOST_NARROW, (view.smooth / (drawn.span[1] - drawn.span[0])) * plotWidth);
   const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": panels.map(titleText).join("; "), "font-size": SMALL }, [
     element("clipPath", { id }, [element("rect", inside)]),
-    element("g", clipped, drawn.bands.map((band) => bandOf(band, x, plotHeight))),
-    ...panels.flatMap((panel, number) => panelOf(panel, x, inside, { id, number, wide })),
-    element("g", { ...clipped, class: "uprights" }, drawn.uprights.map((line) => uprightOf(line, x, plotHeight))),
+    moving(clipped, drawn.bands.map((band) => bandOf(band, x, plotHeight))),
+    ...panels.flatMap((panel, number) => panelOf(panel, x, inside, { id, number, wide, reach: reach * plotWidth })),
+    moving({ ...clipped, class: "uprights" }, drawn.uprights.map((line) => uprightOf(line, x, plotHeight))),
     ...panels.flatMap(({ title, head }) => title.map((line, n) => heading(line, head - (title.length - 1 - n) * TITLE_LINE))), // over the uprights
-    ...stepAxisOf(drawn, place),
-    ...drawn.flags.map((flag) => flagOf(flag, x)),
+    element("g", { class: "lanes" }, drawn.lanes.flatMap(laneOf)),
+    stepAxisOf(drawn, place),
+    moving(clipped, drawn.flags.map((flag) => flagOf(flag, x))),
   ]);
   plot.drawn = drawn; // for whoever looks from outside
   plot.replaceChildren(svg);
 }
+
+// Moves what was painted to where it lies in another view of the same length; what is short, the axis of steps and the
+// lanes, is painted anew.
+export function shift(plot, { drawn, span, places, header, axis }) {
+  const range = span.map((step) => places.at(step));
+  const pixels = ((drawn.range[0] - range[0]) / (range[1] - range[0] || 1)) * drawn.plotWidth;
+  for (const part of plot.querySelectorAll(".moving:not(:empty)")) Object.assign(part.style, { transform: `translateX(${pixels}px)`, ...LAYER });
+  const ticks = axisTicks({ header, axis }, range, drawn.width);
+  const pixel = scaler(range, 0, drawn.plotWidth);
+  const lanes = lanesOf(header, (step) => pixel(places.at(step)), drawn.plotWidth, drawn.family);
+  const parts = { ".step-axis": stepAxisOf({ ...drawn, ticks }, scaler(range, LEFT, LEFT + drawn.plotWidth)),
+    ".lanes": element("g", { class: "lanes" }, lanes.flatMap(laneOf)) };
+  for (const [name, part] of Object.entries(parts)) {
+    Object.assign(part.style, LAYER);
+    plot.querySelector(name).replaceWith(part);
+  }
+}
+
+const LAYER = { willChange: "transform" }; // of its own: all lines would be drawn anew
+
+const moving = (attributes, inside) => element("g", attributes, [element("g", { class: "moving" }, inside)]);
 
 const MOST_NARROW = 3; // pixels, that a stretch of the band is wide
 
@@ -242,35 +325,41 @@ function scaler([low, high], from, to, log = false) {
   return log ? (value) => place(Math.log10(value)) : place;
 }
 
-function panelOf(panel, x, inside, { id, number, wide }) {
+// From a value of a panel to its pixel.
+export const heightIn = ({ top, bottom, axis }) => scaler(axis.range, bottom, top, axis.type === "log");
+
+function panelOf(panel, x, inside, { id, number, wide, reach }) {
   const { top, bottom, axis, lines, guides, rug } = panel;
-  const y = scaler(axis.range, bottom, top, axis.type === "log");
+  const y = heightIn(panel);
   const held = (value) => Math.min(bottom, Math.max(top, y(value))); // within the panel
   const clip = `${id}-${number}`;
   const ends = [inside.x, inside.x + inside.width];
-  const curves = lines.flatMap((line) => curve(line, x, y, ends, wide));
+  const far = [ends[0] - reach, ends[1] + reach];
+  const curves = lines.flatMap((line) => curve(line, x, y, far, wide));
   return [
     element("clipPath", { id: clip }, [element("rect", { ...inside, y: top - 1, height: bottom - top + 2 })]),
     ...guides.map((guide) => intervalOf(guide, held, inside)),
     ...axis.tickvals.flatMap((value, n) => gridline(axis.ticktext[n], Math.round(y(value)), top, bottom, inside)),
-    element("g", { "clip-path": `url(#${clip})` }, curves),
-    ...oddOf(panel, x, ends),
-    ...(panel.outside ? lines.map((line) => arrowsOf(line, x, y, panel, ends)) : []),
-    ...(rug ? [element("g", { "clip-path": `url(#${id})` }, [rugOf(rug, x)])] : []),
-    ...guides.filter((guide) => held(guide.value) === y(guide.value)).map((guide) => guideOf(guide, y, inside)),
+    moving({ "clip-path": `url(#${clip})` }, curves),
+    moving({ "clip-path": `url(#${id})` }, [
+      ...oddOf(panel, x, far),
+      ...(panel.outside ? lines.map((line) => arrowsOf(line, x, y, panel, far)) : []),
+      ...(rug ? [rugOf(rug, x)] : []),
+    ]),
+    ...guides.filter((guide) => held(guide.value) === y(guide.value)).map((guide) => guideOf(guide, x, y, inside)),
     ...endNamesOf(panel, x, y, ends),
   ];
 }
 
-// Each line's name at its end, none over another.
+// Each line's name beside the panel, at the height of its end; none over another.
 function endNamesOf({ names, lines, top, bottom }, x, y, [left, right]) {
   const found = names.map((text, n) => ({ text, color: lines[n].color, ...endOf(lines[n], x, y, left, right) }));
   const inView = found.filter(({ at }) => at !== undefined).sort((a, b) => a.down - b.down);
   let before = top - NAME_LINE / 2;
-  for (const name of inView) before = name.down = Math.max(before + NAME_LINE, Math.min(bottom, name.down - 4));
+  for (const name of inView) before = name.down = Math.max(before + NAME_LINE, Math.min(bottom, name.down + 4));
   let below = bottom + NAME_LINE;
   for (const name of inView.reverse()) below = name.down = Math.min(below - NAME_LINE, name.down);
-  return inView.map(({ text, color, at, down }) => element("text", { x: at - 4, y: down, "text-anchor": "end", class: "name", style: `fill:${color}` }, [text]));
+  return inView.map(({ text, color, down }) => element("text", { x: right + NAME_GAP - 4, y: down, class: "name", "font-size": NAME_SIZE, style: `fill:${color}` }, [text]));
 }
 
 // Where a line's last point in view lies.
@@ -291,7 +380,7 @@ function gridline(text, y, top, bottom, { x, width }) {
 function stepAxisOf({ ticks, plotWidth, plotHeight }, x) {
   const y = plotHeight + 0.5;
   const labels = ticks.map(([value, text]) => element("text", { x: x(value), y: y + 17, "text-anchor": "middle" }, [text]));
-  return [element("path", { d: `M${LEFT},${y}h${plotWidth}`, class: "grid" }), ...labels];
+  return element("g", { class: "step-axis" }, [element("path", { d: `M${LEFT},${y}h${plotWidth}`, class: "grid" }), ...labels]);
 }
 
 // The line, or what was made smooth with the raw one pale beneath; and the band about it.
@@ -315,17 +404,21 @@ function curve(line, x, y, ends, wide) {
   return [...found, ...dots];
 }
 
-// Where lines are not finite, each on a bar of its own at the panel's ground, with a word where there is room.
+// Where lines are not finite, or 0 on a logarithmic axis, each on a bar of its own at the panel's ground, with a
+// word where there is room.
 function oddOf({ lines, bottom }, x, [left, right]) {
-  const broken = lines.map(({ odd, color }) => ({ color, seen: inView(odd, x, left, right) })).filter(({ seen }) => seen.length);
+  const stretches = lines.flatMap(({ odd, zeros = [], color }) => [{ color, text: "not finite", seen: inView(odd, x, left, right) },
+    { color, text: "0", seen: inView(zeros, x, left, right) }]);
+  const broken = stretches.filter(({ seen }) => seen.length);
   const bars = broken.map(({ color, seen }, n) => {
     const path = seen.map(([from, to]) => `M${from.toFixed(1)},${bottom - ODD * (n + 0.5)}h${Math.max(ODD, to - from).toFixed(1)}`).join("");
     return element("path", { d: path, class: "odd", fill: "none", stroke: color, "stroke-width": ODD - 1, "stroke-dasharray": "2 1" });
   });
-  const [widest] = broken.flatMap(({ seen, color }) => seen.map(([from, to]) => ({ from, to, color }))).sort((a, b) => b.to - b.from - (a.to - a.from));
-  if (!widest || widest.to - widest.from < ODD_ROOM) return bars;
+  const every = broken.flatMap(({ seen, color, text }) => seen.map(([from, to]) => ({ from, to, color, text })));
+  const [widest] = every.sort((a, b) => b.to - b.from - (a.to - a.from));
+  if (!widest || (widest.to - widest.from < ODD_ROOM && widest.text !== "0")) return bars;
   const words = { x: (widest.from + widest.to) / 2, y: bottom - ODD * bars.length - 3, "text-anchor": "middle", class: "odd", style: `fill:${widest.color}` };
-  return [...bars, element("text", words, ["not finite"])];
+  return [...bars, element("text", words, [widest.text])];
 }
 
 function inView(stretches, x, left, right) {
@@ -367,9 +460,10 @@ function intervalOf({ low, high, color }, y, inside) {
   return element("rect", { ...inside, y: top, height: Math.max(0, bottom - top), fill: color, opacity: INTERVAL });
 }
 
-// and the value itself, or a level.
-function guideOf({ value, color }, y, { x, width }) {
-  return element("path", { d: `M${x},${y(value)}h${width}`, stroke: color, "stroke-width": 1.5, "stroke-dasharray": DASHES.dot });
+// and the value itself, or a level since it stood.
+function guideOf({ value, color, since }, x, y, { x: left, width }) {
+  const from = Number.isFinite(since) ? Math.min(left + width, Math.max(left, x(since))) : left;
+  return element("path", { d: `M${from},${y(value)}H${left + width}`, class: "guide", stroke: color, "stroke-width": 1.5, "stroke-dasharray": DASHES.dot });
 }
 
 function heading(parts, top) {
@@ -377,8 +471,19 @@ function heading(parts, top) {
   return element("text", { x: LEFT, y: top - 7, class: "title", "font-size": TITLE_SIZE, "xml:space": "preserve" }, spans);
 }
 
-function flagOf({ text, at, left, lane, color }, x) {
-  return element("text", { x: x(at) + (left ? -4 : 3), y: lane * LANE + SMALL, "text-anchor": left ? "end" : "start", class: "flag", style: `fill:${color}` }, [text]);
+// A finding's steps, over all panels.
+function laneOf({ from, to, top, color, text, at, anchor, ticks }) {
+  const bar = element("rect", { x: LEFT + from, y: top, width: Math.max(1, to - from), height: LANE - 2, rx: 2, fill: color, opacity: LANE_BAR });
+  const starts = (ticks.length ? ticks : [from]).map((place) => element("rect", { x: LEFT + place, y: top, width: 2, height: LANE - 2, fill: color }));
+  const isInside = to > from && at > from && at < to;
+  const ground = isInside ? `;stroke:color-mix(in srgb, ${color} ${100 * LANE_BAR}%, var(--aw-page))` : "";
+  const words = element("text", { x: LEFT + at, y: top + LANE - 4, "text-anchor": anchor, class: "lane", "font-size": NAME_SIZE, style: `fill:${color}${ground}` }, [text]);
+  if (ticks.length) return [...starts, words];
+  return to > from ? [bar, ...starts, words] : [words];
+}
+
+function flagOf({ text, at, left, color }, x) {
+  return element("text", { x: x(at) + (left ? -4 : 4), y: SMALL, "text-anchor": left ? "end" : "start", class: "flag", style: `fill:${color}` }, [text]);
 }
 
 function element(name, attributes, inside = []) {

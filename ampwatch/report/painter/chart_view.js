@@ -71,12 +71,13 @@ const GROUP = "run:"; // every group's name begins so
 // What is said of a line apart from its panel: of a group, the run or the rank that it is of.
 export const labelOf = ({ group, label }) => (group ? group.slice(GROUP.length) : label);
 
-// What each panel's legend is of: its own lines or, of lines that are grouped, all at the first panel.
+// What each panel's legend is of: its own lines or, of lines that are grouped, all at the first panel of them.
 export function legendsOf(panels) {
   const grouped = panels.flatMap(({ lines }) => lines.filter(({ group }) => group));
   const groups = new Map(grouped.map((line) => [line.group, { ...line, label: labelOf(line) }]));
   const own = panels.map((panel) => (panel.lines.length > 1 && !panel.lines[0].group ? panel : NO_LEGEND));
-  return groups.size ? [{ lines: [...groups.values(), ...(own[0]?.lines ?? [])] }, ...own.slice(1)] : own;
+  const first = panels.findIndex(({ lines }) => lines[0]?.group);
+  return own.map((panel, number) => (number === first ? { lines: [...groups.values()] } : panel));
 }
 
 const NO_LEGEND = { lines: [] };

@@ -6,6 +6,8 @@ import { Heatmap } from "./heatmap.js";
 import { HtmlPart, RunsTable } from "./html_part.js";
 import { LayerViews } from "./layer_views.js";
 import { unpack } from "./message.js";
+import "./page_frame.js";
+import { RunSwitcher } from "./run_switcher.js";
 import { heard, ServerWatch } from "./server_watch.js";
 
 const KINDS = {
@@ -15,14 +17,15 @@ const KINDS = {
   losses: LayerViews,
   runs: RunsTable,
   server: ServerWatch,
+  switcher: RunSwitcher,
   windows: LayerViews,
 };
-const IS_HTML = new Set(["html", "losses", "runs", "windows"]);
+const IS_HTML = new Set(["html", "losses", "runs", "switcher", "windows"]);
 const CONFIRMED_BYTES = 8;
 const mounted = new WeakMap();
 
 // Called by Streamlit again for every message; returns what it calls when the place is gone.
-export function mount(component) {
+export default function mount(component) {
   const { from, count } = confirmed(component.data);
   const { header, arrays } = unpack(component.data.subarray(CONFIRMED_BYTES));
   const place = component.parentElement;

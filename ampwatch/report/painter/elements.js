@@ -22,6 +22,36 @@ export function toolButton(words, act, title = "") {
   return button;
 }
 
+// A "?" that opens an explanation over the page; it stays open while what is around it is drawn anew.
+export function helpOf(label) {
+  const words = make("div", "aw-help-words");
+  const sign = make("summary", "", "?");
+  sign.setAttribute("aria-label", label);
+  const place = make("details", "aw-help", sign, words);
+  place.addEventListener("keydown", ({ key }) => key === "Escape" && (place.open = false));
+  place.addEventListener("focusout", ({ relatedTarget }) => place.contains(relatedTarget) || (place.open = false));
+  return { place, says: (text) => (words.textContent = text) };
+}
+
+// A button that unfolds a list of tools. It closes by Escape or a press elsewhere.
+export function foldedMenu(words, label, ...inside) {
+  const summary = make("summary", "aw-tool-button", words);
+  const list = make("div", "aw-menu-list", ...inside);
+  const box = Object.assign(make("details", "aw-menu", summary, list), { list });
+  Object.assign(summary, { title: label, ariaLabel: words.length > 1 ? `${words}: ${label}` : label });
+  const close = ({ target }) => {
+    if (!box.contains(target)) box.open = false;
+  };
+  box.addEventListener("toggle", () => window[box.open ? "addEventListener" : "removeEventListener"]("pointerdown", close, { capture: true }));
+  box.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !box.open) return;
+    box.open = false;
+    summary.focus();
+    event.stopPropagation();
+  });
+  return box;
+}
+
 // A list of which one is chosen; `label` is for who hears the page, where nothing beside it says what it is.
 export function makeSelect(label, choose) {
   const select = make("select");
@@ -84,7 +114,7 @@ function say(button, worked) {
 
 // Where screen readers hear it: the button keeps its name.
 function aloud() {
-  let place = document.querySelector(".aw-aloud");
+  let place = document.querySelector(".aw-aloud[role=status]");
   if (!place) {
     place = make("div", "aw-aloud");
     place.setAttribute("role", "status");

@@ -3,7 +3,9 @@
 
 import { countText, linearTicks, numberText } from "./axis.js";
 import { make, makeSelect, optionsOf, searchField, shortened, tableHead, toolButton } from "./elements.js";
-import { isWorse, LayerTree, PLAIN, textOf, turned, viewOf } from "./layer_tree.js";
+import { CellPainter, rangeOf } from "./heatmap_cells.js";
+import { TYPE_HEADS, TypeColumn, ViewColumn } from "./layer_columns.js";
+import { LayerTree, PLAIN, textOf, turned, viewOf } from "./layer_tree.js";
 
 const ROW = 22; // pixels
 const INDENT = 10;
@@ -13,11 +15,15 @@ const LETTER = 6.5;
 const TYPING_MS = 400; // who rests for so long has typed
 const TICK_ROOM = 90;
 const LEAP = 10; // rows, for Page Up and Down
+const TYPES_FROM = 800; // pixels of width; a narrower map leaves out the data types,
+const CELLS_FROM = 540; // and one on a phone what formats lose
 
 export class Heatmap {
   constructor(place) {
     this.place = make("div", "aw-heatmap");
     this.title = make("div", "aw-chart-title");
+    this.beside = new ViewColumn();
+    this.head = make("div", "aw-map-head");
     this.map = make("div", "aw-map");
     this.pins = strip("aw-map-pins");
     this.scroller = make("div", "aw-map-scroll");
@@ -28,12 +34,13 @@ export class Heatmap {
     this.sheet.append(this.body.place);
     this.scroller.append(this.sheet);
     this.axis = make("div", "aw-map-axis");
+    this.viewAxis = make("div", "aw-map-view-axis");
     this.axis.setAttribute("aria-hidden", "true"); // each cell's step is said with it
     this.label = make("div", "aw-label");
     this.label.hidden = true;
     this.spoken = make("div", "aw-spoken");
     this.spoken.setAttribute("aria-live", "polite");
-    this.map.append(this.pins.place, this.scroller, this.axis, this.label);
+    this.map.append(this.head, this.pins.place, this.scroller, this.axis, this.viewAxis, this.label);
     this.place.append(this.title);
     this.tools = new LayerTools(this.place, this);
     this.place.append(this.map, this.spoken);
@@ -57,8 +64,10 @@ export class Heatmap {
       part.canvas.addEventListener("pointermove", (event) => this.hover(event, part));
       part.canvas.addEventListener("pointerleave", () => (this.label.hidden = true));
       part.canvas.addEventListener("click", (event) => this.click(event, part));
-      part.names.addEventListener("mousedown", (event) => event.preventDefault()); // the map keeps the focus
-      part.names.addEventListener("click", (event) => this.press(event, part));
+      for (const column of [part.names, part.view]) {
+        column.addEventListener("mousedown", (event) => event.preventDefault()); // the map keeps the focus
+        column.addEventListener("click", (event) => this.press(event, part, column));
+      }
     }
   }
 
@@ -66,11 +75,11 @@ export class Heatmap {
   show(header, arrays) {
     if (header.hasBase) {
       const columns = arrays.edges.length - 1;
-      this.tree = new LayerTree({ layers: header.layers, others: header.others, values: arrays.values, columns, isLow: header.lowIsWorst });
-      Object.assign(this, { base: header.base, edges: arrays.edges, steps: arrays.steps, range: rangeOf(arrays.values, header.log, header.least) });
-      this.has = hasOf(arrays.values);
-      this.recipes = new Map(header.layers.map((layer, at) => [layer, header.recipes[arrays.recipe[at]] ?? ""]));
-      this.isCast = header.recipes.length > 0;
+      this.tree = new LayerTree({ layers: header.layers, values: arrays.values, columns, isLow: header.lowIsWorst });
+      Object.assign(this, { base: header.base, edges: arrays.edges, steps: arrays.steps, range: rangeOf(arrays.values, header.log, header.limit) });
+      this.has = hasOf(arrays.values, columns, header.limit);
+      this.types = new TypeColumn(header.types, arrays.type);
+      this.beside.show(header.beside, arrays);
     }
     if (this.base !== header.base) {
       this.ask("lost", header.base);
@@ -110,7 +119,7 @@ export class Heatmap {
     this.isDark = getComputedStyle(this.place).colorScheme.includes("dark");
     this.palette = header.palette[this.isDark ? "dark" : "light"];
     this.rows = this.tree.rows(view);
-    this.cells = new CellPainter({ palette: this.palette, range: this.range, isLog: header.log, isLow: header.lowIsWorst });
+    this.cells = new CellPainter({ palette: this.palette, range: this.range, isLog: header.log, isLow: header.lowIsWorst, limit: header.limit });
     this.words();
     this.tools.show(view, this.told());
     this.map.hidden = view.isTable;
@@ -118,9 +127,27 @@ export class Heatmap {
     if (view.isTable) this.table.show();
     else this.drawMap();
     this.place.dataset.rows = this.rows.length; // for whoever looks from outside
+    this.place.dataset.view = header.beside?.view ?? "";
+  }
+
+  // Beside the cells there is as much as the page has room for.
+  drawColumns() {
+    const { clientWidth } = this.place;
+    this.hasTypes = clientWidth >= TYPES_FROM;
+    const isNarrow = clientWidth < CELLS_FROM;
+    this.hasView = Boolean(this.beside.view) && (this.beside.isBars || !isNarrow);
+    this.place.style.setProperty("--aw-map-types", this.hasTypes ? "11rem" : "0rem");
+    this.place.style.setProperty("--aw-map-view", this.hasView ? this.beside.width(isNarrow) : "0rem");
+    this.beside.head.hidden = !this.hasView;
+    const types = make("div", "aw-map-types", ...(this.hasTypes ? TYPE_HEADS.map((words) => make("span", "", words)) : []));
+    const view = make("div", `aw-map-view${this.beside.isBars ? "" : " cells"}`, ...(this.hasView ? this.beside.heads() : []));
+    this.head.replaceChildren(make("div", "aw-map-names", "layer"), types, view);
+    this.place.classList.toggle("what-if", this.header.beside?.view === "what-if");
+    this.viewAxis.replaceChildren(...(this.hasView ? [this.beside.axis()] : []));
   }
 
   drawMap() {
+    this.drawColumns();
     const height = this.rows.length * ROW;
     this.sheet.style.height = `${height}px`;
     const room = parseFloat(getComputedStyle(this.scroller).maxHeight);
@@ -154,6 +181,10 @@ export class Heatmap {
     const [first, last] = this.header.axis;
     const at = step !== null && step >= first && step <= last ? this.x(step) : null;
     part.names.replaceChildren(...rows.map((row, n) => this.name(row, top + n * ROW, part.names.clientWidth)));
+    part.types.replaceChildren(...(this.hasTypes ? rows.map((row, n) => placed(this.types.row(row), top + n * ROW)) : []));
+    part.view.replaceChildren(...(this.hasView ? rows.map((row, n) => placed(this.beside.row(row), top + n * ROW)) : []));
+    const line = this.hasView && rows.length ? this.beside.line() : null;
+    if (line) part.view.append(line);
     this.cells.rows(part.canvas, rows, { lefts: this.lefts, height: ROW, top, step: at, cursor });
   }
 
@@ -170,8 +201,8 @@ export class Heatmap {
     if (count) button.append(make("span", "aw-map-count", count));
     button.dataset.name = row.name;
     const line = make("div", "aw-map-row", fold, button);
-    Object.assign(line.style, { transform: `translateY(${top}px)`, paddingLeft: `${indent}px` });
-    return line;
+    line.style.paddingLeft = `${indent}px`;
+    return placed(line, top);
   }
 
   drawAxis() {
@@ -200,11 +231,12 @@ export class Heatmap {
     const { header, has } = this;
     const keys = [...this.ramp()];
     if (has.zero && header.log) keys.push(keyOf("zero", this.rows.some((row) => row.isFold) ? "zero (at the foot: of some inside)" : "zero"));
+    if (has.over) keys.push(keyOf("over", `over ${numberText(header.limit)}`));
     if (has.odd) keys.push(keyOf("odd", "not finite"));
     if (has.absent) keys.push(keyOf("absent", "no sample"));
     if (header.fault) keys.push(make("span", "aw-map-fault", `✕ ${header.fault.words}`));
-    const bold = make("b", "", `Layers by step: ${this.what()}`);
-    this.title.replaceChildren(bold, ...keys);
+    const bold = make("b", "", this.what());
+    this.title.replaceChildren(bold, ...keys, this.beside.head);
   }
 
   // What the shades mean; without a finite value there is none.
@@ -212,16 +244,16 @@ export class Heatmap {
     if (!this.range) return [];
     const { header, range: [low, high] } = this;
     const real = (value) => numberText(Number((header.log ? 10 ** value : value).toPrecision(2)));
-    const [pale, strong] = header.lowIsWorst ? [high, low] : [low, high];
-    const words = [`pale ${real(pale)}`, `${real(strong)} strong`].map((text) => make("span", "", text));
+    const ends = header.lowIsWorst ? [high, low] : [low, high];
+    const words = ends.map((value) => make("span", "", real(value)));
     return [make("span", "aw-map-key", words[0], make("span", "aw-ramp"), words[1])];
   }
 
   // How many layers there are, how many of them have this quantity, and how many rows they take.
   told() {
-    const { layers, others } = this.tree;
-    const total = layers.length + others.length;
-    const all = layers.length < total ? `${countText(layers.length)} of ${countText(total)} layers have a value` : counted(layers.length, "layer");
+    const total = this.tree.layers.length;
+    const filled = this.has.layers;
+    const all = filled < total ? `${countText(filled)} of ${countText(total)} layers have a value` : counted(total, "layer");
     if (this.view.find.trim()) return `${counted(this.rows.length, "layer")} of ${countText(total)} found`;
     const folds = this.rows.filter((row) => row.isFold).length;
     return folds ? `${all}, in ${counted(this.rows.length, "row")}; ${countText(folds)} folded, which show the worst inside` : all;
@@ -287,29 +319,16 @@ export class Heatmap {
     if (this.rows.length) this.choose(this.rows[0].name);
   }
 
-  press(event, part) {
-    const at = [...part.names.children].findIndex((one) => one.contains(event.target));
-    if (at < 0) return;
-    const row = part.rows[at];
+  press(event, part, column) {
+    const row = part.rows[[...column.children].findIndex((one) => one.contains(event.target))];
+    if (!row) return;
     if (row.hasInside && (event.target.closest(".aw-map-fold") || !row.isLayer)) this.turn(row);
-    else if (event.target.closest(".aw-map-name")) this.choose(row.name);
+    else if (column === part.view || event.target.closest(".aw-map-name")) this.choose(row.name);
   }
 
   // A cell of a row: its layer, which of a fold is the worst one inside, its step and its value.
   cell(row, column) {
     return { layer: this.tree.layerAt(row, column), column, step: this.steps[column], value: row.values ? row.values[column] : NaN };
-  }
-
-  // In which formats a row's layer multiplies, in words; of a fold, all of those inside.
-  recipeOf(row) {
-    if (!row.isFold) return row.isLayer ? this.recipes.get(row.name) ?? "" : "";
-    const told = new Set();
-    const look = (node) => {
-      if (node.at >= 0 && this.recipes.get(node.name)) told.add(this.recipes.get(node.name));
-      node.children.forEach(look);
-    };
-    look(row.node);
-    return [...told].join("; ");
   }
 
   // The steps of a column; where several were sampled, from the first to the last that it may hold.
@@ -336,7 +355,7 @@ export class Heatmap {
     const zero = cell.row.isFold && this.header.log && cell.row.zeros[cell.column] ? [make("div", "aw-label-step", "some inside are 0 here")] : [];
     const name = make("div", "", make("bdi", "", shortened(cell.layer, 60)));
     this.label.replaceChildren(make("div", "aw-label-step", this.stepsText(cell.column)), name, make("b", "", this.said(cell.value)), ...fold, ...zero);
-    const recipe = this.recipes.get(cell.layer);
+    const recipe = this.types.recipeOf(cell.row);
     if (recipe) this.label.append(make("div", "aw-label-step", recipe));
     const box = this.map.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
@@ -385,12 +404,17 @@ const KEYS = {
   },
 };
 
-// Names on the left, cells on the right.
+// Names, data types, cells, and the view beside them.
 function strip(className) {
-  const names = make("div", "aw-map-names");
+  const [names, types, view] = ["names", "types", "view"].map((name) => make("div", `aw-map-${name}`));
   const canvas = make("canvas");
-  const place = make("div", `aw-map-strip ${className}`, names, canvas);
-  return { place, names, canvas, rows: [], top: 0 };
+  const place = make("div", `aw-map-strip ${className}`, names, types, canvas, view);
+  return { place, names, types, canvas, view, rows: [], top: 0 };
+}
+
+function placed(line, top) {
+  line.style.transform = `translateY(${top}px)`;
+  return line;
 }
 
 function foldOf(row) {
@@ -404,12 +428,19 @@ function keyOf(kind, words) {
   return make("span", "aw-map-key", make("span", `aw-map-swatch ${kind}`), make("span", "", words));
 }
 
-function hasOf(values) {
-  const has = { zero: false, odd: false, absent: false };
-  for (const value of values) {
-    if (value === 0) has.zero = true;
-    else if (value !== value) has.absent = true;
-    else if (!Number.isFinite(value)) has.odd = true;
+// What occurs among the values, and how many layers have any; of the others nothing is said.
+function hasOf(values, columns, limit) {
+  const has = { zero: false, odd: false, absent: false, over: false, layers: 0 };
+  for (let begin = 0; begin < values.length; begin += columns) {
+    const row = values.subarray(begin, begin + columns);
+    if (row.every((value) => value !== value)) continue;
+    has.layers++;
+    for (const value of row) {
+      if (value === 0) has.zero = true;
+      else if (value !== value) has.absent = true;
+      else if (!Number.isFinite(value)) has.odd = true;
+      else if (limit !== null && value > limit) has.over = true;
+    }
   }
   return has;
 }
@@ -470,7 +501,7 @@ class LayerTable {
     const held = this.place.contains(document.activeElement) ? document.activeElement.dataset.row : null;
     const stretches = stretchesOf(map.edges);
     const body = make("tbody", "", ...map.rows.slice(0, this.most).map((row) => this.row(row, stretches)));
-    const table = make("table", "aw-table", make("caption", "aw-muted", caption), headOf(stretches, map.isCast), body);
+    const table = make("table", "aw-table", make("caption", "aw-muted", caption), headOf(stretches, map.types.isCast), body);
     this.place.replaceChildren(table, ...this.more());
     this.place.tabIndex = 0; // it scrolls
     this.place.setAttribute("role", "region");
@@ -482,8 +513,8 @@ class LayerTable {
     const head = make("th", "", row.hasInside && this.fold(row), row.isLayer ? this.name(row) : nameOf(row));
     Object.assign(head, { scope: "row", title: row.name });
     head.style.paddingLeft = `${row.depth}rem`;
-    const recipe = this.map.isCast ? [make("td", "aw-map-recipe", this.map.recipeOf(row) || "-")] : [];
-    return make("tr", "", head, ...recipe, ...(row.values ? this.cells(row, stretches) : [without(row, stretches)]));
+    const recipe = this.map.types.isCast ? [make("td", "aw-map-recipe", this.map.types.recipeOf(row) || "-")] : [];
+    return make("tr", "", head, ...recipe, ...(hasValue(row) ? this.cells(row, stretches) : [without(row, stretches)]));
   }
 
   cells({ values }, stretches) {
@@ -519,6 +550,8 @@ function nameOf(row) {
   return make("bdi", "", `${shortened(row.label || "(no name)", TABLE_LETTERS)}${row.isFold ? ` (worst of ${countText(row.count)})` : ""}`);
 }
 
+const hasValue = ({ values }) => Boolean(values) && values.some((value) => value === value);
+
 // Of a prefix that is no layer only what is inside has numbers.
 function without({ isOpen }, stretches) {
   const cell = make("td", "aw-muted", isOpen ? "unfolded" : "no value");
@@ -542,122 +575,4 @@ function stretchesOf(edges) {
     const from = Math.ceil(edges[first]) + 0; // -0 is 0
     return { first, last, from, to: Math.max(from, Math.ceil(edges[last + 1]) - 1) };
   });
-}
-
-// --- cells --------------------------------------------------------------------------------------
-
-// A heat map's cells on a canvas: thousands of cells as elements would take seconds. Each value is a
-// shade; what is 0 where only powers count is hatched, what is not finite is black with a line through.
-
-const SHADES = 64;
-const PALEST = 0.08;
-const HATCH = 5; // pixels between two strokes
-const FOOT = 4; // of a fold's cell, where something inside is 0
-
-class CellPainter {
-  // `range` is that of the values or, where `isLog`, of their powers of ten.
-  constructor({ palette, range, isLog, isLow }) {
-    Object.assign(this, { palette, range, isLog, isLow });
-    this.shades = Array.from({ length: SHADES }, (_, n) => mixed(palette.page, palette.skip, PALEST + ((1 - PALEST) * n) / (SHADES - 1)));
-  }
-
-  // `lefts` are the columns' edges in pixels; rows are `height` apart, the first begins at `top`.
-  rows(canvas, rows, { lefts, height, top, step, cursor }) {
-    const pen = this.sized(canvas, lefts);
-    rows.forEach((row, n) => row.values && this.row(pen, row, lefts, top + n * height, height - 1));
-    if (step !== null) {
-      pen.fillStyle = this.palette.ink;
-      pen.fillRect(step, 0, 1, canvas.clientHeight);
-    }
-    if (cursor) this.cursor(pen, lefts, top + cursor.row * height, height, cursor.column);
-  }
-
-  sized(canvas, lefts) {
-    const density = window.devicePixelRatio || 1;
-    canvas.width = Math.round(lefts[lefts.length - 1] * density);
-    canvas.height = Math.round(canvas.clientHeight * density);
-    const pen = canvas.getContext("2d");
-    pen.scale(density, density);
-    this.hatch ??= hatched(pen, this.palette.muted);
-    return pen;
-  }
-
-  // Columns that share a pixel show the worst of them.
-  row(pen, { values, zeros }, lefts, top, height) {
-    let value = NaN;
-    let hasZero = 0;
-    for (let column = 0; column < values.length; column++) {
-      const width = lefts[column + 1] - lefts[column];
-      if (isWorse(values[column], value, this.isLow)) value = values[column];
-      hasZero ||= zeros?.[column];
-      if (!width) continue;
-      if (value === value) this.cell(pen, value, hasZero, lefts[column], top, width, height);
-      [value, hasZero] = [NaN, 0];
-    }
-  }
-
-  cell(pen, value, hasZero, left, top, width, height) {
-    const isZero = this.isLog && value === 0;
-    const isOdd = !Number.isFinite(value);
-    this.stripe(pen, isZero ? this.hatch : isOdd ? this.palette.ink : this.shade(value), left, top, width, height);
-    if (isOdd) this.stripe(pen, this.palette.page, left, top + height / 2 - 0.75, width, 1.5);
-    if (this.isLog && hasZero && !isZero) {
-      this.stripe(pen, this.palette.page, left, top + height - FOOT - 1, width, FOOT + 1);
-      this.stripe(pen, this.hatch, left, top + height - FOOT, width, FOOT);
-    }
-  }
-
-  stripe(pen, style, left, top, width, height) {
-    pen.fillStyle = style;
-    pen.fillRect(left, top, width, height);
-  }
-
-  shade(value) {
-    const [low, high] = this.range;
-    const share = ((this.isLog ? Math.log10(value) : value) - low) / (high - low);
-    return this.shades[Math.round((SHADES - 1) * Math.min(1, Math.max(0, this.isLow ? 1 - share : share)))];
-  }
-
-  cursor(pen, lefts, top, height, column) {
-    const [left, width] = [lefts[column], Math.max(3, lefts[column + 1] - lefts[column])];
-    for (const [color, line] of [[this.palette.page, 4], [this.palette.scale, 2]]) {
-      pen.strokeStyle = color;
-      pen.lineWidth = line;
-      pen.strokeRect(left + 1, top + 1, Math.max(1, width - 2), height - 3);
-    }
-  }
-}
-
-function mixed(from, to, share) {
-  const [one, other] = [from, to].map((color) => color.match(/\w\w/g).map((pair) => parseInt(pair, 16)));
-  return `rgb(${one.map((part, n) => Math.round(part + share * (other[n] - part))).join(",")})`;
-}
-
-function hatched(pen, color) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = HATCH;
-  const inside = tile.getContext("2d");
-  inside.strokeStyle = color;
-  inside.lineWidth = 1.2;
-  for (const shift of [-HATCH, 0, HATCH]) {
-    inside.moveTo(shift, HATCH);
-    inside.lineTo(shift + HATCH, 0);
-  }
-  inside.stroke();
-  return pen.createPattern(tile, "repeat");
-}
-
-// The range of what has a place among the shades, which reaches to `least` at least; null of nothing.
-function rangeOf(values, isLog, least = null) {
-  let low = Infinity;
-  let high = -Infinity;
-  for (const value of values) {
-    if (!Number.isFinite(value) || (isLog && value <= 0)) continue;
-    if (value < low) low = value;
-    if (value > high) high = value;
-  }
-  if (low > high) return null;
-  if (least !== null) [low, high] = [0, Math.max(high, least)];
-  const [from, to] = isLog ? [Math.log10(low), Math.log10(high)] : [low, high];
-  return [from, to > from ? to : from + 1];
 }

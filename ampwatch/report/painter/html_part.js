@@ -131,14 +131,17 @@ export class RunsTable {
     this.body = make("tbody");
     this.table = make("table", "aw-runs all", this.head, this.body);
     this.box = make("div", "aw-box", this.table);
+    this.top = make("div", "aw-runs-top", this.search, this.bar);
     this.dialog = make("dialog", "aw-dialog");
-    this.place = make("div", "aw-html aw-list", this.search, this.bar, this.chosen, this.box, this.dialog);
+    this.place = make("div", "aw-html aw-list", this.top, this.chosen, this.box, this.dialog);
     place.append(this.place);
     this.written = new Map();
     this.box.tabIndex = 0;
     this.box.setAttribute("role", "region");
     this.box.setAttribute("aria-label", "runs");
-    this.box.addEventListener("scroll", () => this.scrolled());
+    this.scroller = place.closest('[data-testid="stMain"]') ?? document.scrollingElement;
+    this.heard = () => this.scrolled();
+    this.scroller.addEventListener("scroll", this.heard);
     // What was typed is told before anything that is done after it.
     for (const done of ["click", "change", "submit"])
       this.place.addEventListener(done, () => this.tellSearch(), true);
@@ -160,7 +163,7 @@ export class RunsTable {
     this.write(this.body, message.rows);
     this.setHeights();
     this.showDialog(message.dialog);
-    if (message.begin !== this.begin) this.box.scrollTop = 0; // other rows: from the top
+    if (this.begin && message.begin !== this.begin) this.scroller.scrollTop = 0; // other rows: from the top
     this.begin = message.begin;
     this.scrolled();
   }
@@ -169,7 +172,9 @@ export class RunsTable {
     if (this.written.get(part) === html) return;
     this.written.set(part, html);
     const key = part.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    const open = [...part.querySelectorAll("details[open]")].map((one) => one.dataset.key);
     part.innerHTML = html;
+    for (const one of part.querySelectorAll("details")) one.open = open.includes(one.dataset.key);
     if (key) part.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
   }
 
@@ -198,8 +203,9 @@ export class RunsTable {
   scrolled() {
     if (!this.rowHeight || this.wanted !== null) return;
     const { first, total, count } = this.told;
-    const top = Math.floor(this.box.scrollTop / this.rowHeight);
-    const seen = Math.ceil(this.box.clientHeight / this.rowHeight);
+    const above = this.scroller.getBoundingClientRect().top - this.body.getBoundingClientRect().top;
+    const top = Math.max(0, Math.floor(above / this.rowHeight));
+    const seen = Math.ceil(this.scroller.clientHeight / this.rowHeight);
     const lacksAbove = first > 0 && top - MARGIN < first;
     const lacksBelow = first + count < total && top + seen + MARGIN > first + count;
     if (!lacksAbove && !lacksBelow) return;
@@ -223,7 +229,8 @@ export class RunsTable {
 
   changed(event) {
     const { act, value } = event.target.dataset;
-    if (act === "pick") this.ask(event.target.checked ? "pick" : "unpick", value);
+    if (act === "column") this.ask(act, value);
+    else if (act === "pick") this.ask(event.target.checked ? "pick" : "unpick", value);
     else if (event.target.matches("select[data-act]")) this.ask(act, event.target.value);
   }
 
@@ -265,6 +272,7 @@ export class RunsTable {
 
   close() {
     clearTimeout(this.typing);
+    this.scroller.removeEventListener("scroll", this.heard);
     this.place.remove();
   }
 }

@@ -7,11 +7,10 @@ const ROOM = 30; // rows that are there at first; a model that has more begins f
 const MOST_TOGETHER = 30; // neighbours; of more, so many are one fold:
 const TOGETHER = 10;
 
-// `layers` have `values`, row by row; `others` have none, and are only found. `isLow` says whether low
-// values are the worst.
+// `layers` have `values`, row by row; `isLow` says whether low values are the worst.
 export class LayerTree {
-  constructor({ layers, others, values, columns, isLow }) {
-    Object.assign(this, { layers, others, values, columns, isLow });
+  constructor({ layers, values, columns, isLow }) {
+    Object.assign(this, { layers, values, columns, isLow });
     this.root = { name: "", children: new Map(), at: -1 };
     layers.forEach((layer, at) => this.place(layer, at));
     this.root = this.closed(this.root, "");
@@ -131,8 +130,7 @@ export class LayerTree {
       const worst = this.values.subarray(at * this.columns, (at + 1) * this.columns);
       found.push({ ...leaf(layer, at, worst), score: view.isWorstFirst ? this.worstOf(worst) : 0 });
     });
-    const rest = this.others.filter(isWanted).map((layer) => leaf(layer, 0, null));
-    return [...this.ordered(found, view), ...rest].map((node) => rowOf(node, { depth: 0, isOpen: false }));
+    return this.ordered(found, view).map((node) => rowOf(node, { depth: 0, isOpen: false }));
   }
 
   ordered(nodes, { isWorstFirst }) {
@@ -144,7 +142,7 @@ export class LayerTree {
   rowNamed(layer) {
     const at = this.layers.indexOf(layer);
     const worst = at < 0 ? new Float32Array(this.columns).fill(NaN) : this.values.subarray(at * this.columns, (at + 1) * this.columns);
-    return rowOf(leaf(layer, 0, worst), { depth: 0, isOpen: false });
+    return rowOf(leaf(layer, at, worst), { depth: 0, isOpen: false });
   }
 
   // The layer that a row's cell is of: of a fold the one that is worst there.

@@ -23,26 +23,51 @@ export function joined(base, tail, hole) {
   return measured({ x, y });
 }
 
-// The line with its lowest value, and the points that stand alone: no line would show them.
+// The line with its lowest and highest value, and the points that stand alone: no line would show them.
 export function measured({ x, y }) {
   const lonely = [];
   const isBroken = (at) => at < 0 || at >= y.length || Number.isNaN(y[at]);
   let low = Infinity;
+  let high = -Infinity;
   for (let at = 0; at < y.length; at++) {
     if (isBroken(at)) continue;
     if (y[at] < low) low = y[at];
+    if (y[at] > high) high = y[at];
     if (isBroken(at - 1) && isBroken(at + 1)) lonely.push(at);
   }
-  return { x, y, low, lonely };
+  return { x, y, low, high, lonely };
 }
 
-// The smallest and largest value within a span of the axis; null of nothing. A stepped line holds
-// its value, so the point before the span counts as well.
+const withoutZeros = new WeakMap();
+
+// The line on a logarithmic axis: it breaks where it is 0, and has those points apart.
+export function aboveZero(line) {
+  if (line.low > 0) return line;
+  if (!withoutZeros.has(line.y)) {
+    const isZero = (value) => value <= 0;
+    const broken = (values) => values && Array.from(values, (value, at) => (isZero(line.y[at]) ? NaN : value));
+    const zeros = line.x.filter((_, at) => isZero(line.y[at])).map((step) => ({ first: step, last: step }));
+    withoutZeros.set(line.y, { ...measured({ x: line.x, y: broken(line.y) }), zeros, smooth: broken(line.smooth), of: line.smooth });
+  }
+  const found = withoutZeros.get(line.y);
+  if (found.of === line.smooth) return { ...line, ...found };
+  withoutZeros.delete(line.y);
+  return aboveZero(line);
+}
+
+// The smallest and largest value within a span of the axis, the smallest above 0, and the counts of all and
+// of those that are not; null of nothing. A stepped line holds its value, so the point before the span counts
+// as well.
 export function extent(line, [first, last], stepped = false) {
   let low = Infinity;
   let high = -Infinity;
+  let least = Infinity;
+  let [count, zeros] = [0, 0];
   let held = NaN;
   const take = (value) => {
+    count++;
+    if (value <= 0) zeros++;
+    else if (value < least) least = value;
     if (value < low) low = value;
     if (value > high) high = value;
   };
@@ -52,11 +77,11 @@ export function extent(line, [first, last], stepped = false) {
     else if (line.x[at] <= last && !Number.isNaN(value)) take(value);
   }
   if (stepped && !Number.isNaN(held)) take(held);
-  return low <= high ? [low, high] : null;
+  return low <= high ? { low, high, least, zeros, count } : null;
 }
 
-// The value shown at a step: for stairs the one held, else the nearest point's, if near enough.
-export function valueAt(line, step, reach, stepped = false) {
+// The point shown at a step: for stairs the value held there, else the nearest one, if near enough.
+export function pointAt(line, step, reach, stepped = false) {
   let best = null;
   let distance = Infinity;
   for (let at = 0; at < line.x.length; at++) {
@@ -64,16 +89,18 @@ export function valueAt(line, step, reach, stepped = false) {
     const away = step - line.x[at];
     if (stepped ? away >= 0 && away <= distance : Math.abs(away) < distance) {
       distance = Math.abs(away);
-      best = line.y[at];
+      best = at;
     }
   }
-  return stepped || distance <= reach ? best : null;
+  const isOver = best === line.x.length - 1 || Number.isNaN(line.y[best + 1]); // stairs end there
+  if (best === null || (distance > reach && (!stepped || isOver))) return null;
+  return { step: stepped ? step : line.x[best], value: line.y[best], smooth: line.smooth?.[best] };
 }
 
-// Where a line is not finite: the first and the last step of each stretch.
+// Where a line is not finite: the first and the last step of each stretch, and the kind of it.
 export function stretchesOf(key, arrays) {
-  const last = arrays[`odd.${key}.last`] ?? nothing;
-  return Array.from(arrays[`odd.${key}.first`] ?? nothing, (first, at) => ({ first, last: last[at] }));
+  const [last, kind] = ["last", "kind"].map((part) => arrays[`odd.${key}.${part}`] ?? nothing);
+  return Array.from(arrays[`odd.${key}.first`] ?? nothing, (first, at) => ({ first, last: last[at], kind: kind[at] }));
 }
 
 // --- smoothing ----------------------------------------------------------------------------------
@@ -168,7 +195,7 @@ const LEAST = 24; // points: of fewer none is far out
 export function usualExtent({ x, y }, [first, last], isLog) {
   const values = [];
   for (let at = 0; at < x.length; at++) {
-    const value = isLog ? Math.log10(y[at]) : y[at];
+    const value = isLog ? Math.log10(y[at]) : y[at]; // of 0 it is not finite
     if (x[at] >= first && x[at] <= last && Number.isFinite(value)) values.push(value);
   }
   let [low, high] = [Infinity, -Infinity];
@@ -179,7 +206,9 @@ export function usualExtent({ x, y }, [first, last], isLog) {
     high = Math.max(high, values[at]);
   };
   around({ x: values.map((_, at) => at), y: values }, 0, values.length, NEIGHBOURS, take);
-  return low > high ? null : [low, high].map((value) => (isLog ? 10 ** value : value));
+  if (low > high) return null;
+  const [least, most] = [low, high].map((value) => (isLog ? 10 ** value : value));
+  return { low: least, high: most, least, zeros: 0, count: values.length };
 }
 
 // --- places on the axis -------------------------------------------------------------------------
@@ -276,16 +305,18 @@ export function countNear(found, step, reach) {
 export const isNoisy = (panel, line) => (panel.kind === "number" || panel.kind === "share") && !line.stepped;
 
 // `chart` has taken in a message, and knows what its reader chose.
-export function sceneOf(chart, width) {
+export function sceneOf(chart, width, reach) {
   const { header, lines, picked, view, lit } = chart;
   const span = chart.span ?? header.axis;
-  const axis = header.axes.find(({ key }) => key === view.axis && lines[key].x.length) ?? null;
-  const places = placesOf(axis && lines[axis.key]);
-  const scene = { header, lines: smoothLines(header, lines, view), span, picked, view, lit, width, axis, places };
+  const lineOf = ({ key, line }) => lines[line || key];
+  const axis = header.axes.find((one) => one.key === view.axis && lineOf(one).x.length) ?? null;
+  const places = placesOf(axis && lineOf(axis));
+  const scene = { header, lines: smoothLines(header, lines, view), span, picked, view, lit, width, axis, places, reach };
   const [low, high] = [places.at(span[0]), places.at(span[1])];
   scene.pixelOf = (step) => ((places.at(step) - low) / (high - low || 1)) * width;
   scene.stepOf = (pixel) => Math.round(places.step(low + (pixel / width) * (high - low)));
-  scene.rug = rugOf(chart, span, width);
+  const beyond = reach * (span[1] - span[0]);
+  scene.rug = rugOf(chart, [span[0] - beyond, span[1] + beyond], (1 + 2 * reach) * width);
   return scene;
 }
 

@@ -44,7 +44,8 @@ def _padded(piece: bytes) -> bytes:
 
 def odd_arrays(key: str, odd: Stretches) -> Arrays:
     """Where a line is not finite, as arrays of a message; none where it is."""
-    return {f"odd.{key}.first": odd.first, f"odd.{key}.last": odd.last} if len(odd) else {}
+    parts: Arrays = {"first": odd.first, "last": odd.last, "kind": odd.kind}
+    return {f"odd.{key}.{part}": values for part, values in parts.items()} if len(odd) else {}
 
 
 # --- what a chart shows --------------------------------------------------------------------------
@@ -73,7 +74,10 @@ class Stroke:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """A value drawn across a panel, with an interval around it; `fits` makes room for it."""
+    """A value drawn across a panel, or from a step on, with an interval around it.
+
+    `fits` makes room for it.
+    """
 
     value: float
     low: float
@@ -81,6 +85,14 @@ class Guide:
     color: str
     said: str
     fits: bool = False
+    since_step: int | None = None
+
+    def header(self) -> dict[str, Any]:
+        """This part of the picture as JSON for the browser."""
+        return {
+            "value": self.value, "low": self.low, "high": self.high, "color": self.color,
+            "fits": self.fits, "since": self.since_step,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +113,32 @@ class Panel:
         return {
             "title": title, "kind": self.kind, "height": self.height, "unit": self.unit,
             "rug": self.rug, "lines": [stroke.header() for stroke in self.strokes],
-            "guides": [
-                {"value": g.value, "low": g.low, "high": g.high, "color": g.color, "fits": g.fits}
-                for g in self.guides
-            ],
+            "guides": [guide.header() for guide in self.guides],
         }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The steps of a finding, shaded through all panels."""
+    """The steps of a finding: a span in a lane above the panels, `shaded` through all of them.
+
+    Where single steps count, they are marked instead of all from the first to the last.
+    """
 
     first: int
     last: int
     label: str
     color: str
+    shaded: bool = False
+    steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepNote:
+    """A step that is marked through all panels: an attempt begins there, or a setting changed."""
+
+    step: int
+    label: str
+    color: str = "muted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +147,9 @@ class Axis:
 
     key: str
     label: str
-    kind: str = "number"  # or second
+    kind: str = "number"  # or second, or clock
+    line: str = ""  # whose line it is, if that has another key
+    origin_s: float = 0.0  # of a clock: the time of day of second 0, since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +169,10 @@ class Picture:
     axes: Sequence[Axis] = ()
     view: str | None = None  # how the reader chose to see it, as the chart itself wrote it
     heard: int = 0  # how many choices the chart has told until now
+    title: str = ""  # whose chart it is, and
+    verdict: str = ""  # what was found, in a saved picture
+    notes: Sequence[StepNote] = ()
+    shares: Sequence[str] = ()  # what the Share menu offers beside files: link, plotly, report
 
     def header(self, base: str, hole: float, *, whole: bool) -> dict[str, Any]:
         """The picture as JSON; `base` names the points, which are sent along if `whole`."""
@@ -165,6 +194,10 @@ class Picture:
             "panels": [panel.header() for panel in self.panels],
             "marks": [asdict(mark) for mark in self.marks],
             "restart": self.restart,
+            "notes": [asdict(note) for note in self.notes],
+            "title": self.title,
+            "verdict": self.verdict,
+            "shares": list(self.shares),
         }
 
 

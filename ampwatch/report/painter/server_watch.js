@@ -9,7 +9,8 @@ import { copied, make } from "./elements.js";
 const EVERY_MS = 1100; // a page that is told something each second need not ask
 const PATIENCE_MS = 1700; // with the pause before it, silence is said within three seconds
 const REST_AFTER_MS = 10000;
-const HEALTH = new URL("../../_stcore/health", import.meta.url);
+const HEALTH = new URL("../../health", import.meta.url);
+const STREAMLITS_ADVICE = /Is Streamlit still running|Streamlit server is not responding/;
 const SILENT = "aw-silent"; // the whole page's class while the server does not answer
 
 let watch;
@@ -107,11 +108,11 @@ class Watch {
     this.hideAdvice();
   }
 
-  // Streamlit's own box advises to run a script that there is not.
+  // Streamlit's own box advises to run a script that there is not, or asks about the internet.
   hideAdvice() {
     if (!this.band) return;
-    for (const box of document.querySelectorAll('[data-testid="stDialog"]:has([data-testid="stErrorCodeBlock"])')) {
-      box.querySelector('button[aria-label="Close"]')?.click();
+    for (const box of document.querySelectorAll('[data-testid="stDialog"]')) {
+      if (STREAMLITS_ADVICE.test(box.textContent)) box.querySelector('button[aria-label="Close"]')?.click();
     }
   }
 

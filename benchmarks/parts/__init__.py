@@ -1,0 +1,1 @@
+"""What several benchmarks do the same way."""
