@@ -1,7 +1,8 @@
 """What search engines and language models read of each page: its title, and what it answers.
 
 The site's own search reads both, too. There, answers to messages come first; pages in Chinese,
-which quote the same messages, and pages for developers come last.
+which quote the same messages, and pages for developers come last. `asked.yml` has what people type
+before they know the answer: its words count like those of a section's text.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import yaml
 
 _LONGEST = 155  # letters of a description that search engines show
 _FACTS = yaml.safe_load(Path(__file__).with_suffix(".yml").read_text("utf-8"))
+_ASKED = yaml.safe_load(Path(__file__).with_name("asked.yml").read_text("utf-8"))
 _BOOST = {  # by the beginning of a page's path
     **dict.fromkeys(("faq", "frameworks", "half_precision", "questions", "recipes"), 1.4),
     **dict.fromkeys(("guard", "loss_scaling"), 1.2),
@@ -41,6 +43,11 @@ _BETWEEN_HAN = re.compile(r"(?<=[\u3400-\u9fff])(?=[\u3400-\u9fff])")
 _SEARCHED: dict[str, tuple[str, str]] = {}  # by a page's address: its title, and what it answers
 
 
+def _as_read(markdown: str) -> str:
+    """A line without its marks; what is escaped is meant: `load\\_state\\_dict`."""
+    return re.sub(r"\\(.)|[`*_]", lambda mark: mark[1] or "", markdown)
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """MkDocs calls this with each page: give it its title and description."""
     source = page.file.src_uri
@@ -50,11 +57,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         title, answers = facts["title"], facts["answers"]
         page.meta["description"] = answers
     elif meaning := _MEANING.search(markdown):  # a finding's page
-        # What is escaped is meant: `load\_state\_dict`.
-        answers = re.sub(r"\\(.)|[`*_]", lambda mark: mark[1] or "", meaning[1])
-        title = (
-            f"{_IN_WORDS[page.file.name + '.md']}: {markdown.partition(chr(10))[0].lstrip('# ')}"
-        )
+        answers = _as_read(meaning[1])
+        words = _as_read(_IN_WORDS[page.file.name + ".md"])
+        title = f"{words}: {markdown.partition(chr(10))[0].lstrip('# ')}"
         page.meta["description"] = answers[:_LONGEST].rpartition(" ")[0]
     else:
         return markdown
@@ -79,7 +84,10 @@ def on_post_build(*, config: Any) -> None:
     Path(config.site_dir, "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     path = Path(config.site_dir, "search", "search_index.json")
     index = json.loads(path.read_text("utf-8"))
+    if unknown := _ASKED.keys() - {entry["location"] for entry in index["docs"]}:
+        raise ValueError(f"asked.yml: the site has no section {sorted(unknown)}")
     for entry in index["docs"]:
+        entry["asked"] = _ASKED.get(entry["location"], [])
         if searched := _SEARCHED.get(entry["location"]):
             entry["title"] = searched[0]
             entry["text"] = f"<p>{searched[1]}</p> {entry['text']}"

@@ -1,7 +1,8 @@
 // The site's search finds sections by lunr; this file says in which order a reader sees them. lunr adds up how often a
 // word occurs, so a long page about everything wins. Here a section counts that has the rare words of the question,
 // in its heading before its text, and next to each other as in the question. A message that the text quotes is a heading
-// for who pasted it: other programs print the same in other words.
+// for who pasted it: other programs print the same in other words. What people type before they know the answer
+// (asked.yml) counts as much as the text.
 const fillers = new Set(
   ("a about all also am an and another any anybody anyone are as at be because become becomes becoming been between " +
     "both but by can cannot cant cause caused causes code could did do does doesn doesnt don dont during each either " +
@@ -71,7 +72,8 @@ function count(docs) {
   holding = new Map();
   for (const doc of docs) {
     const messages = [...doc.text.matchAll(/(?<!<pre>)<code>((?:[^ <]+ ){4}[^<]*)/g)].map(([, message]) => fieldOf(message));
-    const section = { title: fieldOf(doc.title), messages, text: fieldOf(doc.text), boost: doc.boost ?? 1 };
+    const asked = fieldOf((doc.asked ?? []).join("\n"));
+    const section = { title: fieldOf(doc.title), asked, messages, text: fieldOf(doc.text), boost: doc.boost ?? 1 };
     sections.set(doc.location, section);
     for (const word of new Set([...section.title.counts.keys(), ...section.text.counts.keys()]))
       holding.set(word, (holding.get(word) ?? 0) + 1);
@@ -96,14 +98,14 @@ function scoreUnder(title, section, question) {
   let score = 0;
   for (const word of new Set(question)) {
     const weightOf = (name) => Math.min(rarity(stem(word)), rarity(name)); // another name says no more than the word
-    const each = (name) => weightOf(name) * (3 * inField(title, name, 7) + inField(section.text, name, 80));
+    const each = (name) => weightOf(name) * (3 * inField(title, name, 7) + inField(section.asked, name, 60) + inField(section.text, name, 80));
     score += Math.max(each(stem(word)), ...namesOf(word).map((name) => 0.8 * each(stem(name))));
   }
   for (let at = 1; at < question.length; at += 1) {
     const [one, next] = [stem(question[at - 1]), stem(question[at])];
     const weight = (rarity(one) + rarity(next)) / 2;
     if (title.pairs.has(`${one} ${next}`)) score += 1.5 * weight;
-    else if (section.text.pairs.has(`${one} ${next}`)) score += 0.5 * weight;
+    else if ([section.asked, section.text].some(({ pairs }) => pairs.has(`${one} ${next}`))) score += 0.5 * weight;
   }
   return score * section.boost;
 }
