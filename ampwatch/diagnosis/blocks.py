@@ -38,7 +38,7 @@ from ampwatch.rows import EventKind, Table
 _STEP_NUMBERS = (
     "time_ns", "scale", "lr", "lr_base", "grad_norm", "grad_norm_applied", "param_norm",
     "update_norm", "max_update_ratio", "update_alignment", "input_amax", "micro_batches",
-    "unmoved_share", "asked_share", "update_kept_share", "optimizer",
+    "unmoved_share", "asked_share", "update_kept_share", "optimizer", "step_time_ms",
 )  # fmt: skip
 STEP_COLUMNS = (
     "step", "scale_after", "skipped", "stepped", "loss", "input_finite", "update_seen",

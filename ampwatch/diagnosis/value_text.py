@@ -220,6 +220,7 @@ _FORMS = {
     "differing_steps": _counted("steps in which ranks differ"),
     "equal_losses": _counted("steps with equal losses on all ranks"),
     "silence_s": _Form("silence", lambda value: duration_text(1000 * value), "since"),
+    "step_time_ms": _Form("step time", time_text),
     "half_flops": _Form("operations in half precision", "{:.3g}".format),
     "odd_flops": _Form("operations in sides that are no multiple of 8", "{:.3g}".format),
     "largest_flops": _Form("operations of the largest matrix product", "{:.3g}".format),

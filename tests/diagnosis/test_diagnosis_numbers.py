@@ -73,7 +73,9 @@ def test_what_a_models_own_code_does_between_two_layers_is_said_so():
 @pytest.mark.parametrize(("value", "said"), [("nan", "is nan."), ("inf", "overflows half prec")])
 def test_a_nan_is_not_called_too_large(value, said):
     events = event_table([overflow(s, "up", "forward", value=value) for s in range(30)])
-    assert said in finding(scaled_run([True] * 30, events=events), "AMP203").summary
+    one = finding(scaled_run([True] * 30, events=events), "AMP203")
+    assert said in one.summary
+    assert ("a mask that hides" in one.action) == (value == "nan")
 
 
 def test_a_gradient_that_leaves_the_loss_itself_not_finite_is_looked_for_there():

@@ -1,4 +1,4 @@
-"""AMP501, AMP503 to AMP505, AMP507, AMP508, AMP606: GPUs that are full, slow or wait."""
+"""AMP501, AMP503 to AMP505, AMP507 to AMP509, AMP606: GPUs that are full, slow or wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from ampwatch.diagnosis.device_history import MEMORY_LIMIT, OneDeviceHistory
 from ampwatch.diagnosis.findings import Severity
 from ampwatch.diagnosis.precision_history import LayerPrecision
 from ampwatch.diagnosis.rule import RuleHit, rule
-from ampwatch.diagnosis.value_text import Evidence, bytes_text, count_text, list_text, percent_text
+from ampwatch.diagnosis.value_text import (
+    Evidence,
+    bytes_text,
+    count_text,
+    duration_text,
+    list_text,
+    percent_text,
+    time_text,
+)
 
 # The 95th percentile below 70 %: SageMaker Debugger's LowGPUUtilization rule. Seconds in which
 # nothing ran at all (an evaluation on the host, a notebook at rest) are left out.
@@ -97,6 +105,30 @@ def host_bound(case: Case) -> Iterator[RuleHit]:
         cause=f"{small} of {count_text(len(work), 'matrix product')} need fewer than "
         f"{LAUNCH_FLOPS:.0e} operations, less time than the CPU needs to launch them.",
         evidence=_now(case, "largest_flops", max(work), LAUNCH_FLOPS, "threshold"),
+    )
+
+
+# A part of a training may well take twice as long as another, as longer sequences do.
+MUCH_SLOWER = 3.0
+
+
+@rule("AMP509", "steps-slower", Severity.WARNING)
+def steps_slower(case: Case) -> Iterator[RuleHit]:
+    """Steps that take several times as long as before, until the end of the record."""
+    slower = case.step_times.slowdown()
+    if slower is None:
+        return
+    times = slower.now_ms / slower.before_ms
+    yield RuleHit(
+        severity=Severity.WARNING if times >= MUCH_SLOWER else Severity.INFO,
+        first_step=slower.since_step,
+        last_step=case.scale.last_step,
+        summary=f"Since step {slower.since_step:,} a step takes {time_text(slower.now_ms)}, "
+        f"{times:.2g} times as long as before.",
+        cause=f"Before, the fastest steps took {time_text(slower.before_ms)}; now even the fastest "
+        "take longer, so it is no single pause. This has cost "
+        f"{duration_text(1e3 * slower.cost_s)} so far.",
+        evidence=_now(case, "step_time_ms", slower.now_ms, slower.before_ms, "before"),
     )
 
 

@@ -261,8 +261,8 @@ def _burst(case: Case) -> RuleHit:
     )
 
 
-@rule("AMP307", "diverging-without-overflow", Severity.ERROR)
-def diverging_without_overflow(case: Case) -> Iterator[RuleHit]:
+@rule("AMP307", "loss-stays-high", Severity.ERROR)
+def loss_stays_high(case: Case) -> Iterator[RuleHit]:
     """A loss that diverges or does not come back while the loss scale is steady."""
     if case.standing_fall is None:
         divergence = _diverged(case) or _not_back(case)

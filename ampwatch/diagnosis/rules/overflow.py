@@ -45,7 +45,8 @@ FP16_NORMAL, FLUSHED_STEPS, FLUSHED_SHARE, LEFT_TO_LEARN = 2.0**-14, 200, 0.1, 0
 _OUTPUTS = {
     "nan": (
         "is nan",
-        f"an input beyond {FP16_MAX:.0f}, 0/0, inf - inf or the root of a negative number",
+        "an operation in it has no result (0/0, inf - inf, softmax of nothing but -inf, the root of "
+        f"a negative number), or a number in it is beyond {FP16_MAX:.0f}",
     ),
     "inf": ("overflows half precision", f"fp16 ends at {FP16_MAX:.0f}"),
 }
@@ -192,7 +193,7 @@ def forward_overflow(case: Case) -> Iterator[RuleHit]:
         f"{alone_text(case.lone_rank)}{ending}.",
         cause=f"Its inputs and weights are finite, its output is not: {why}, and the loss scale "
         f"cannot help in the forward pass.{left_out_ending(case, times)}",
-        action=_forward_action(case, first),
+        action=_nan_action(case, first) if is_nan else _forward_action(case, first),
         if_healed=_healed(case),
         evidence=(
             Evidence(
@@ -227,6 +228,18 @@ def _somewhere(case: Case, times: Times) -> RuleHit:
         "layer.",
         if_healed=_healed(case),
         evidence=Evidence("act_finite", times.first_step, "false"),
+    )
+
+
+def _nan_action(case: Case, first: CulpritOverflows) -> str:
+    """What to do about outputs that are nan and not inf: most often nothing was too large."""
+    if first.layer == ROOT and first.own_code is not None:
+        return _forward_action(case, first)
+    return (
+        f"Look in {_who(first)[0].lower()}{_who(first)[1:]} for an operation "
+        "without a result: a mask that hides a whole row of attention scores, a division by 0, the root or "
+        "the logarithm of a negative number. Float32 cures none of these. If there is none: "
+        f"{_forward_action(case, first)}"
     )
 
 
