@@ -157,10 +157,10 @@ class Verdict(str, enum.Enum):
 
 
 CALM = frozenset((Verdict.INCOMPLETE, Verdict.HEALTHY, Verdict.CUT_OFF))
-_NORMAL_SKIPS = (
-    ("AMP101", "the first loss scale is too high on purpose"),
-    ("AMP102", "the scaler tries a higher loss scale now and then"),
-)
+_NORMAL_SKIPS = {
+    "AMP101": "the first loss scale is too high on purpose",
+    "AMP102": "the scaler tries a higher loss scale now and then",
+}
 LIVE, ENDED, CUT_OFF = "live", "ended", "cut off"  # how a run stands, in words
 _UNCLEAN_END = "AMP902"
 
@@ -304,11 +304,19 @@ class Diagnosis:
         count = self.run.skipped
         if not count or self.muted_text or self.verdict in {Verdict.INCOMPLETE, Verdict.CUT_OFF}:
             return ""
-        codes = {finding.code for finding in self.findings}
-        why = ", and ".join(words for code, words in _NORMAL_SKIPS if code in codes)
-        return (
-            f"{count_text(count, 'step was', 'steps were')} skipped: {why or 'training went on'}."
+        told = {f.code: f for f in self.findings if f.code in _NORMAL_SKIPS}
+        reasons = [words for code, words in _NORMAL_SKIPS.items() if code in told]
+        known = sum(
+            int(piece.value)
+            for finding in told.values()
+            for piece in finding.evidence
+            if piece.signal == "skipped" and isinstance(piece.value, float)
         )
+        if known < count:
+            others = f"after {count_text(count - known, 'other')} " if reasons else ""
+            reasons.append(f"{others}training went on")
+        text = ", and ".join(reasons)
+        return f"{count_text(count, 'step was', 'steps were')} skipped: {text}."
 
     @property
     def muted_text(self) -> str:

@@ -128,7 +128,9 @@ def steps_slower(case: Case) -> Iterator[RuleHit]:
         cause=f"Before, the fastest steps took {time_text(slower.before_ms)}; now even the fastest "
         "take longer, so it is no single pause. This has cost "
         f"{duration_text(1e3 * slower.cost_s)} so far.",
-        evidence=_now(case, "step_time_ms", slower.now_ms, slower.before_ms, "before"),
+        evidence=Evidence(
+            "step_time_ms", case.scale.last_step, slower.now_ms, slower.before_ms, "before"
+        ),
     )
 
 

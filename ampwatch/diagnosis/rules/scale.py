@@ -279,7 +279,10 @@ def growth_sawtooth(case: Case) -> Iterator[RuleHit]:
         "its default is 2000."
         if costly
         else None,
-        evidence=Evidence("scale", teeth.last_step, teeth.last_scale),
+        evidence=(
+            Evidence("scale", teeth.last_step, teeth.last_scale),
+            Evidence("skipped", teeth.last_step, float(teeth.skips)),
+        ),
     )
 
 
