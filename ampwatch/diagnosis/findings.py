@@ -313,8 +313,7 @@ class Diagnosis:
             if piece.signal == "skipped" and isinstance(piece.value, float)
         )
         if known < count:
-            others = f"after {count_text(count - known, 'other')} " if reasons else ""
-            reasons.append(f"{others}training went on")
+            reasons.append("after the others training went on" if reasons else "training went on")
         text = ", and ".join(reasons)
         return f"{count_text(count, 'step was', 'steps were')} skipped: {text}."
 

@@ -539,7 +539,7 @@ def test_the_skipped_steps_of_a_run_without_trouble_are_accounted_for():
     why = "on purpose, and the scaler tries a higher loss scale now and then."
     assert why in diagnose(both).calm
     more = scaled_run([True] * 6 + [False] * 100 + [True] + [False] * 99)
-    assert "on purpose, and after 1 other training went on." in diagnose(more).calm
+    assert "on purpose, and after the others training went on." in diagnose(more).calm
 
 
 def test_the_skips_of_search_and_growth_add_up_to_those_of_the_run():
