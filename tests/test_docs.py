@@ -350,7 +350,7 @@ QUESTIONS = {
     "mat1 and mat2 must have the same dtype, but got Half and Float": "faq/#expected-scalar",
     "overhead of torch.isfinite(loss) in each step": "questions/#what-does-a-check",
     "unscale_() has already been called": "faq/#unscale_-has-already",
-    "FSDP ShardedGradScaler": "recipes/#fsdp1-with-fp16-shardedgradscaler-only-one-rank-skips-a-step",
+    "FSDP ShardedGradScaler": "recipes/#fsdp1-with-fp16-shardedgradscaler",
     "grad norm is nan skipping updating": "faq/#gradient-overflow",  # a message in the text
     "why bf16 doesn't need loss scaling": "questions/#do-i-need-a-gradscaler-with-bf16",
     "what is loss scaling for": "loss_scaling/",

@@ -45,8 +45,10 @@ FP16_NORMAL, FLUSHED_STEPS, FLUSHED_SHARE, LEFT_TO_LEARN = 2.0**-14, 200, 0.1, 0
 _OUTPUTS = {
     "nan": (
         "is nan",
-        "an operation in it has no result (0/0, inf - inf, softmax of nothing but -inf, the root of "
-        f"a negative number), or a number in it is beyond {FP16_MAX:.0f}",
+        (
+            "an operation without a result (0/0, inf - inf, the softmax of only -inf, the root of "
+            f"a negative number), or a number in it beyond {FP16_MAX:.0f}"
+        ),
     ),
     "inf": ("overflows half precision", f"fp16 ends at {FP16_MAX:.0f}"),
 }
@@ -236,9 +238,9 @@ def _nan_action(case: Case, first: CulpritOverflows) -> str:
     if first.layer == ROOT and first.own_code is not None:
         return _forward_action(case, first)
     return (
-        f"Look in {_who(first)[0].lower()}{_who(first)[1:]} for an operation "
-        "without a result: a mask that hides a whole row of attention scores, a division by 0, the root or "
-        "the logarithm of a negative number. Float32 cures none of these. If there is none: "
+        f"Look in {_who(first)[0].lower()}{_who(first)[1:]} for an operation without a result: "
+        "a mask that hides a whole row of attention scores, a division by zero, the root or the "
+        "logarithm of a negative number. Float32 cures none of these. If there is none: "
         f"{_forward_action(case, first)}"
     )
 
