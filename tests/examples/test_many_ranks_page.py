@@ -46,31 +46,14 @@ def test_the_pages_lines_read_all_runs_as_one_data_set(place):
 # What shows each circumstance of the page, in its order.
 SHOWN_BY = {
     "a rank is killed": ["wrappers/test_wrappers_dying_ranks.py"],
-    "a rank joins late": [
-        "wrappers/test_wrappers_nodes.py",
-        "dashboard/test_dashboard_rank_curves.py",
-    ],
-    "one rank overflows, so all ranks skip the step": [
-        "dashboard/test_dashboard_ranks.py",
-        "probe/test_probe_ranks.py",
-    ],
-    "two machines without a shared disk train with the rendezvous id `none`": [
-        "wrappers/test_wrappers_nodes.py"
-    ],
-    "a second launch uses the same port": ["probe/test_probe_run_identity.py"],
     "two trainings with the same name run at the same time": ["wrappers/test_wrappers_nodes.py"],
     "a training uses another version of ampwatch than the recorder": [
         "feed/test_feed_receiver.py",
         "store/test_store_writer.py",
     ],
-    "your code replaces the scaler during the run": ["wrappers/test_wrappers_matrix.py"],
     "`attach` runs before `.to(device)`, before DDP or FSDP, or before `load_state_dict`": [
         "wrappers/test_wrappers_matrix.py",
         "wrappers/test_wrappers_ranks.py",
-    ],
-    "torch is imported late, or DataLoader workers are spawned or forked": [
-        "cli/test_cli_run.py",
-        "invisible/test_bad_circumstances.py",
     ],
     "the recorder stops, is killed or starts late": [
         "recorder/test_recorder_recording.py",
