@@ -18,7 +18,7 @@ MOST_WINDOWS = 64
 LATEST_WINDOWS = 4
 # What lasts that much longer than before began the slower part.
 _MUCH = 1.4
-SLOWER, SLOWER_COST_S = 2.0, 30.0
+SLOWER, SLOWER_COST_S = 2.0, 10.0
 _NO_WINDOWS = DoublingWindows.empty(np.fmin, MOST_WINDOWS)
 
 
