@@ -243,7 +243,7 @@ def _rank(
     end = max((one.last_step or 0) for one in findings)
     is_most = finding.last_step is not None and 2 * (finding.last_step - began) > end
     # Though not what it has led to; what filled most of the record is the record's trouble.
-    is_over = finding.standing is FindingStatus.HEALS and not is_most
+    is_over = finding.standing in {FindingStatus.HEALS, FindingStatus.PAUSED} and not is_most
     is_second = is_over or finding.code in _FORETELLS
     return (is_aside, explained, -weight, is_second, began, finding.code)
 

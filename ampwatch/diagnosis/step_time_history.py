@@ -1,4 +1,4 @@
-"""How long steps take, folded: the fastest of each window of the record.
+"""How long steps (or their micro-batches) take, folded: the fastest of each window of the record.
 
 Evaluations, checkpoints and samples of layers make single steps long, and the fastest no longer.
 """
@@ -41,7 +41,9 @@ class StepTimeHistory:
 
     def fold(self, block: Block) -> StepTimeHistory:
         """The history with one more block."""
-        times = block.columns["step_time_ms"]
+        # A step of more micro-batches is meant to take longer.
+        parts = np.fmax(block.columns["micro_batches"], 1.0)
+        times = block.columns["step_time_ms"] / parts
         known = times > 0
         return StepTimeHistory(
             self.fastest_ms.with_next(times[known]), self.first_step.with_next(block.step[known])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hand_built import HandBuiltRun, step_table
 
@@ -55,6 +56,14 @@ BENIGN = {
 @pytest.mark.parametrize("name", BENIGN)
 def test_steps_that_are_slow_now_and_then_are_no_finding(name):
     assert steps_slower(timed_run(BENIGN[name])) == []
+
+
+def test_a_step_of_more_micro_batches_is_not_slower():
+    parts = np.where(np.arange(COUNT) < CHANGE, 1, 5)
+    run = timed_run(slower(5.0))
+    at = run.steps.schema.get_field_index("micro_batches")
+    run.steps = run.steps.set_column(at, "micro_batches", pa.array(parts, pa.int32()))
+    assert steps_slower(run) == []
 
 
 def test_a_run_without_step_times_has_no_finding():
