@@ -115,16 +115,20 @@ class Turns:
                 self._backward.add(known.parameters)
             return known
         self._follow_parameters(optimizer)
+        replaced = self._replaced_by(optimizer)
+        number = self._seen_optimizers
+        begun = () if self._step.record is None else self._step.record.turns
+        used = {turn.optimizer for turn in begun}
+        for old in [view for view in replaced if view.number not in used][:1]:
+            number, old.number = old.number, number  # the new one goes on in its rows
         made = OptimizerView(
-            self._seen_optimizers,
+            number,
             optimizer,
             self._positions,
             self._optimizer_stepped,
             self._step.optimizer_gone,
             detailed=self.detailed,
         )
-        shared = {id(p) for view in self.views.values() for p in view.parameters}
-        replaced = any(id(p) in shared for p in made.parameters)
         self._forget_gone()
         self.views[id(optimizer)] = made
         self._seen_optimizers += 1
@@ -133,6 +137,12 @@ class Turns:
         kind = EventKind.OPTIMIZER_REPLACED if replaced else EventKind.OPTIMIZER
         self._step.event(kind, made.describe(optimizer))
         return made
+
+    def _replaced_by(self, optimizer: Any) -> list[OptimizerView]:
+        """The optimizers with parameters of this new one, in whose place it steps from now on."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        views = self.views.values()
+        return [view for view in views if any(id(p) in held for p in view.parameters)]
 
     def optimizers(self) -> list[Any]:
         """Those that are still there."""

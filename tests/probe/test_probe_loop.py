@@ -397,6 +397,7 @@ def test_another_optimizer_over_the_same_parameters_replaces_the_first(tmp_path)
     trainer.step()
     run = trainer.read()
     assert column(run, "lr") == [0.1, 0.2]
+    assert column(run, "optimizer") == [0, 0]  # its curves go on
     assert len(events(run, "optimizer-replaced")) == 1
 
 
