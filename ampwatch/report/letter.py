@@ -269,6 +269,13 @@ def _breakdown(course: Course, diagnosis: Diagnosis) -> Sentence:
         if best is None or ends is None:
             return Sentence.of("The training did not learn.")
         return Sentence.of("The ", ends, "; its lowest value is ", best, ".")
+    if (leap := diagnosis.learning_rate.leapt_at_step) is not None:
+        before, after = (reader.value("lr", step) for step in (leap - 1, leap))
+        if before is not None and after is not None:
+            return Sentence.of(
+                "Training broke down after the learning rate had gone from ", before, " to ",
+                after, " at step ", estimated_step("leapt_at_step", leap), ".",
+            )  # fmt: skip
     words: list[str | Fact | Name] = ["Training broke down at step ", begin]
     rate = reader.value("lr", int(begin.value))
     base = reader.value("lr_base", int(begin.value))
@@ -560,7 +567,9 @@ def _cause_words(run: Record, diagnosis: Diagnosis, head: Finding | None) -> Ite
         yield Sentence.of("Cause: inferred from the log, not seen directly.")
     part = _PART.get(advice.action, _NO_PART)
     is_cleared = advice.action is Action.NOT_THE_CAUSE and advice.proved_steps is not None
-    yield Sentence.of(f"Learning rate: {_CLEARED if is_cleared else part}")
+    # What is to be done says enough of a learning rate that it names.
+    if is_cleared or part is not _NO_PART or "learning rate" not in head.action:
+        yield Sentence.of(f"Learning rate: {_CLEARED if is_cleared else part}")
 
 
 _NO_PART = "nothing recorded points to it."
