@@ -70,6 +70,7 @@ class StepCurves:
     past: KeptPast | None = None
     began_ns: int = 0  # when the first step ended that tells
     repeats: int = 0  # rows of steps that an earlier attempt had taken as well
+    other_steps: int = 0  # which other optimizers alone have made
     zoom: Callable[[Span], StepCurves] | None = None  # reads the rows of a span from the log
 
     def __len__(self) -> int:
@@ -161,8 +162,8 @@ class StepCurves:
 
     @property
     def step_count(self) -> int:
-        """How many steps the curves have, one that was taken again counted once."""
-        return len(self) - self.repeats
+        """How many steps the run has, one that was taken again counted once."""
+        return len(self) - self.repeats + self.other_steps
 
     def rug(self, first: int, last: int) -> Rug:
         """The skipped steps in a range of steps, as ticks for the chart."""
@@ -323,6 +324,7 @@ class StepCurvesReader:
             past=history.past,
             began_ns=lowest.began_ns,
             repeats=history.repeats,
+            other_steps=lowest.other_steps,
         )
 
 
@@ -344,11 +346,11 @@ class _RankRows:
     def _clear(self) -> None:
         # Of the rows that wait: their steps, made to rise where a restart has taken the rank back.
         self.keys: Steps = np.zeros(0, np.int64)
-        self.last_key = -1  # of all that were read
+        self.last_key = self._last_of_first = -1  # of all that were read, of the first optimizer
         self.is_overtaken = self._came_late = False  # rows that were read no longer hold
         self._columns = {name: np.zeros(0, np.float32) for name in (SCALE, *self._lines, TIME)}
         self._skips: Steps = np.zeros(0, np.int64)
-        self._read = self._rows = self._passes = 0
+        self._read = self._rows = self._passes = self.other_steps = 0
         self._last_step: int | None = None
         self._optimizer: int | None = None
         self._places = RowPlaces()
@@ -450,6 +452,10 @@ class _RankRows:
         skipped = rows.column("skipped").fill_null(False).to_numpy()  # noqa: FBT003
         self._skips = np.concatenate([self._skips, np.unique(keys[skipped])])
         mine = self._of_first_optimizer(rows)
+        if not isinstance(mine, slice):
+            others = np.setdiff1d(keys[~mine], [*keys[mine], self._last_of_first])
+            self.other_steps += len(others)
+        self._last_of_first = int(keys[mine][-1]) if len(keys[mine]) else self._last_of_first
         if self._span is not None:
             at = np.arange(len(step))[mine]
             mine = at[with_neighbours((step[at] >= self._span[0]) & (step[at] <= self._span[1]))]

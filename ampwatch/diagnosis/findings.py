@@ -161,6 +161,8 @@ _NORMAL_SKIPS = {
     "AMP101": "the first loss scale is too high on purpose",
     "AMP102": "the scaler tries a higher loss scale now and then",
 }
+# What is no trouble and yet plain to see: rises of the loss, slower steps, memory that grows.
+_NOTICED = frozenset(("AMP206", "AMP303", "AMP503", "AMP509"))
 LIVE, ENDED, CUT_OFF = "live", "ended", "cut off"  # how a run stands, in words
 _UNCLEAN_END = "AMP902"
 
@@ -294,7 +296,8 @@ class Diagnosis:
             return f"{ended.summary} No problems found until then."
         if ended is None:
             text = self.little_seen or f"No problems found in {count_text(self.run.steps, 'step')}."
-            return " ".join(filter(None, (text, self.skips_text, self.muted_text)))
+            more = (self.skips_text, self.noticed_text, self.muted_text)
+            return " ".join(filter(None, (text, *more)))
         first = self.little_seen or "No problems found in its numbers."
         return f"{first} {ended.summary} {ended.cause}"
 
@@ -316,6 +319,13 @@ class Diagnosis:
             reasons.append("after the others training went on" if reasons else "training went on")
         text = ", and ".join(reasons)
         return f"{count_text(count, 'step was', 'steps were')} skipped: {text}."
+
+    @property
+    def noticed_text(self) -> str:
+        """What a run without trouble has shown besides, as a look at its curves shows it too."""
+        seen = [f for f in self.findings if f.code in _NOTICED and f.muted is None]
+        names = [f"{f.name.replace('-', ' ')} ({f.code})" for f in seen]
+        return f"Noticed besides: {', '.join(names)}." if names else ""
 
     @property
     def muted_text(self) -> str:

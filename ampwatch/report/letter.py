@@ -315,6 +315,8 @@ def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
         if skipped.value and why:
             were = " step was" if skipped.value == 1 else " steps were"
             yield Sentence.of(skipped, were, " skipped", why[why.index(":") :])
+        if diagnosis.noticed_text:
+            yield Sentence.of(diagnosis.noticed_text)
         if diagnosis.little_seen is None or len(reader.series("loss")):
             yield Sentence.of("Nothing needs to be done.")
         else:

@@ -219,6 +219,20 @@ def test_a_step_taken_again_by_a_later_attempt_counts_once(tmp_path):
     assert (len(curves), curves.step_count) == (200, 180)
 
 
+def test_the_steps_of_every_optimizer_count(tmp_path):
+    """Three steps of one, one of the other, and one of both; read in portions of any size."""
+    columns = {
+        "step": [0, 1, 2, 3, 4, 4], "optimizer": [0, 0, 0, 1, 0, 1], "scale": [1.0] * 6,
+        "loss": [1.0] * 6, "skipped": [False] * 6,
+    }  # fmt: skip
+    path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="several"))
+    reader = StepCurvesReader()
+    for at in ([0, 1, 2, 3, 4], [5]):  # the last step comes in two parts
+        append(path, {name: [values[n] for n in at] for name, values in columns.items()})
+        curves = reader.read(store.open_run(path))
+    assert (len(curves), curves.step_count) == (4, 5)
+
+
 def test_a_column_that_was_never_finite_is_drawn_as_that(tmp_path):
     path = store.create_run(tmp_path, store.RunInfo(id="ab" * 16, name="never"))
     append(path, {"step": [0, 1, 2], "scale": [1.0] * 3, "loss": [np.nan] * 3, "lr": [None] * 3})

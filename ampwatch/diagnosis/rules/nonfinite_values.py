@@ -170,7 +170,7 @@ def non_finite_input(case: Case) -> Iterator[RuleHit]:
     if spoilt:
         cure += " The weights are not finite any more."
     elif norms:
-        cure += " Call reset_running_stats(), or load them from a checkpoint."
+        cure += f" Call reset_running_stats() on {list_text(norms)}, or load a checkpoint's."
     yield RuleHit(
         standing=FindingStatus.STANDS if case.evaluation_is_spoilt else standing,
         severity=Severity.WARNING
