@@ -155,7 +155,7 @@ COLUMNS: Mapping[Table, tuple[Column, ...]] = {
         Column("micro_batches", _i32, "calls of `scale(loss)` in the step", "micro-batches"),
         Column("step_time_ms", _f32, "time since the step before", "step time", "ms"),
         Column("autocast_dtype", _i8, "data type of autocast", "autocast"),  # place in DTYPES
-        Column("optimizer", _i16, "number of the optimizer, by first use; its successor has it too"),
+        Column("optimizer", _i16, "number of the optimizer, by first use; its successor keeps it"),
         Column("unmoved_share", _f32, "weights that the step left unchanged", "unmoved", "%"),
         Column("asked_share", _f32, "weights that unbiased rounding would change", "asked", "%"),
         Column("update_kept_share", _f32, "part of the update left by rounding", "kept", "%"),
