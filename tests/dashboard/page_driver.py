@@ -143,6 +143,16 @@ class Tab:
         self.page.evaluate(UNSETTLED)
         self.page.wait_for_function(SETTLED)
 
+    def back(self) -> None:
+        """Press the browser's Back once the page is at rest."""
+        self.at_rest()
+        self.page.go_back()
+
+    def forward(self) -> None:
+        """Press the browser's Forward once the page is at rest."""
+        self.at_rest()
+        self.page.go_forward()
+
     def lines(self) -> list[dict[str, list[float | None]]]:
         """The points of every line as they were drawn, from the top."""
         return self.page.evaluate(

@@ -58,14 +58,14 @@ def test_back_forward_and_reload_restore_run_page_layer_and_following(page, serv
     page.page.reload()
     heads(page, "one", "Layers")
     whole.wait_for()
-    page.page.go_back()
+    page.back()
     whole.wait_for(state="detached")
     heads(page, "one", "Layers")
-    page.page.go_back()
+    page.back()
     heads(page, "one", "Overview")
-    page.page.go_back()
+    page.back()
     heads(page, "two", "Overview")
-    page.page.go_forward()
+    page.forward()
     heads(page, "one", "Overview")
 
 
@@ -77,7 +77,7 @@ def test_back_and_a_reload_restore_whether_a_live_run_is_followed(page, server, 
         follows(page, wanted=False)
         page.page.reload()
         follows(page, wanted=False)
-        page.page.go_back()
+        page.back()
         follows(page, wanted=True)
 
 
@@ -93,11 +93,9 @@ def test_back_restores_the_rank(page, server):
     page.page.get_by_role("combobox", name="Ranks").click()
     page.page.get_by_role("option", name="rank 1").click()
     page.page.wait_for_url(re.compile("rank=1"))
-    page.at_rest()
-    page.page.go_back()
+    page.back()
     ranks(page, "all 2 ranks")
-    page.at_rest()
-    page.page.go_forward()
+    page.forward()
     ranks(page, "rank 1")
 
 
@@ -121,10 +119,9 @@ def leads(page, path: str, click) -> None:
     page.page.wait_for_url(re.compile(rf"/{path}\?"))
     page.at_rest()
     after = page.page.url
-    page.page.go_back()
+    page.back()
     page.page.wait_for_url(before)
-    page.at_rest()
-    page.page.go_forward()
+    page.forward()
     page.page.wait_for_url(after)
 
 
@@ -143,7 +140,7 @@ def test_a_step_that_was_picked_before_a_link_was_pressed_is_an_entry_of_its_own
     page.page.locator(".aw-plot").click(position={"x": 300, "y": 200})
     page.page.wait_for_url(re.compile("step="))
     page.go("Layers")
-    page.page.go_back()
+    page.back()
     page.page.wait_for_url(re.compile(r"/\?.*step="))
-    page.page.go_back()
+    page.back()
     page.page.wait_for_url(lambda url: "step=" not in url)

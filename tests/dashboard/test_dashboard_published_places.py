@@ -87,7 +87,7 @@ def test_a_bar_of_the_fleet_leads_to_its_runs_and_back_restores_it(page, server)
     assert page.faults() == []
     page.page.get_by_role("link", name="train-2").click()
     page.drawn(400)
-    page.page.go_back()
+    page.back()
     page.page.get_by_role("button", name="take back").wait_for()
     page.page.get_by_role("button", name="take back").click()
     page.page.wait_for_function(

@@ -82,7 +82,7 @@ def test_runs_are_found_by_field_grouped_and_folded(one, server):
         page.page.get_by_role("button", name="no tag 141 runs").click()
         page.page.locator("[data-key='fold no tag'][aria-expanded=false]").wait_for()
         page.page.wait_for_function(f"() => document.querySelectorAll('{ROW}').length === 1")
-        page.page.go_back()
+        page.back()
         page.page.locator("[data-key='fold no tag'][aria-expanded=true]").wait_for()
         assert page.troubles == []
 
@@ -106,7 +106,7 @@ def test_of_clicks_that_follow_each_other_at_once_none_is_lost_or_taken_back(pag
     )
     page.says("6 chosen")
     page.page.wait_for_url(lambda url: all(part in url for part in ("skipped", "verdict", "runs=")))
-    page.page.go_back()
+    page.back()
     page.page.wait_for_url(lambda url: "group%3Dverdict" not in url)
     page.settled()
     assert "group%3Dverdict" not in page.page.url

@@ -100,7 +100,7 @@ def test_a_line_leads_to_its_steps_and_back_restores_the_filter(page, server):
     page.drawn()
     assert "step=400" in page.page.url
     assert page.axis() == [380, 429]
-    page.page.go_back()
+    page.back()
     page.page.locator(".aw-happened").wait_for()
     assert "span=" not in page.page.url
     assert lanes(page.page) == ["skips and overflows"]
