@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -381,27 +382,17 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here to search in")
-@pytest.mark.slow_browser
-def test_the_search_finds_the_page_that_answers_a_question(tmp_path):
+def first_results(address: str) -> dict[str, str]:
+    """Where the first result of the site's search leads for each question."""
     from playwright.sync_api import sync_playwright
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    site = partial(Quiet, directory=built_site(tmp_path))
     found = {}
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), site) as server,
-        sync_playwright() as playwright,
-    ):
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         page = chromium.new_page()
-        page.goto(f"http://127.0.0.1:{server.server_port}/?q=scaler")
+        page.goto(f"{address}/?q=scaler")
         links = page.locator("a.md-search-result__link")
         links.first.wait_for()
         for question in QUESTIONS:
@@ -412,6 +403,24 @@ def test_the_search_finds_the_page_that_answers_a_question(tmp_path):
             first = links.first.get_attribute("href") or ""
             found[question] = re.sub(r"\?[^#]*", "", first.split("/", 3)[-1])
         chromium.close()
+    return found
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium here to search in")
+@pytest.mark.slow_browser
+def test_the_search_finds_the_page_that_answers_a_question(tmp_path):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    site = partial(Quiet, directory=built_site(tmp_path))
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), site) as server,
+        ThreadPoolExecutor() as one,
+    ):
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        # In a thread of its own: another test's browser may still be open in this one.
+        found = one.submit(first_results, f"http://127.0.0.1:{server.server_port}").result()
         server.shutdown()
     missed = {each: at for each, at in found.items() if not at.startswith(QUESTIONS[each])}
     assert missed == {}
