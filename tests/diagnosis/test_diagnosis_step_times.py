@@ -42,6 +42,12 @@ def test_steps_that_become_slower_are_told_with_their_step_and_cost(times, sever
     assert f"{piece.value / piece.against:.2g} times as long" in one.summary
 
 
+def test_a_calm_run_names_slower_steps_besides():
+    calm = diagnose(timed_run(slower(2.4))).calm
+    assert calm.endswith("Noticed besides: steps slower (AMP509).")
+    assert "Noticed" not in diagnose(timed_run(slower(1.0))).calm
+
+
 BENIGN = {
     "as fast as ever": slower(1.0),
     "half as slow again": slower(1.5),
