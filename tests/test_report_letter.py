@@ -68,6 +68,25 @@ def test_the_letter_says_what_to_do_before_what_happened(tmp_path):
     )
 
 
+def test_training_breaks_down_where_the_learning_rate_leapt(tmp_path):
+    run = open_run(write_structured(tmp_path, "one", rate=0.1, fails=True))
+    leapt = with_advice(diagnose(run), leapt_at_step=20)
+    told = " ".join(shown(run, leapt).split())
+    assert "broke down after the learning rate had gone from 0.1 to 0.1 at step 20." in told
+    assert "broke down at step" in " ".join(shown(run).split())
+
+
+@pytest.mark.parametrize(
+    ("action", "is_said"), [("Clip.", True), ("Lower it. Use a lower learning rate.", False)]
+)
+def test_nobody_is_told_to_lower_a_learning_rate_that_nothing_points_to(tmp_path, action, is_said):
+    run = open_run(write_run(tmp_path, skipped=30))
+    told = with_advice(diagnose(run), action=Action.NOT_THE_CAUSE)
+    head = dataclasses.replace(told.findings[0], action=action)
+    told = dataclasses.replace(told, findings=(head, *told.findings[1:]))
+    assert ("nothing recorded points to it" in shown(run, told)) == is_said
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_however_wide_the_terminal_no_line_is_wider_and_none_ends_in_blanks(tmp_path, width):
     run = open_run(write_structured(tmp_path, "one", rate=0.1, fails=True))

@@ -569,11 +569,12 @@ def _cause_words(run: Record, diagnosis: Diagnosis, head: Finding | None) -> Ite
         yield Sentence.of("Cause: inferred from the log, not seen directly.")
     part = _PART.get(advice.action, _NO_PART)
     is_cleared = advice.action is Action.NOT_THE_CAUSE and advice.proved_steps is not None
-    # What is to be done says enough of a learning rate that it names.
-    if is_cleared or part is not _NO_PART or "learning rate" not in head.action:
+    # Nobody is told to lower what nothing points to.
+    if is_cleared or part is not _NO_PART or not _LOWERS.search(head.action):
         yield Sentence.of(f"Learning rate: {_CLEARED if is_cleared else part}")
 
 
+_LOWERS = re.compile(r"lower (?:the )?learning rate")
 _NO_PART = "nothing recorded points to it."
 _CLEARED = "it is not the cause: with the remedy it held."
 _PART = {
