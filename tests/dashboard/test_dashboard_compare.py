@@ -144,6 +144,9 @@ def test_a_sweep_says_up_to_where_it_is_stable_and_marks_every_run(sweep):
     page.says("Stable up to 0.04 (6 runs), failing from 0.08 on (2 runs)")
     page.says("In these runs config.depth differs, too")
     marks = page.page.locator(".aw-sweep-mark")
+    page.page.wait_for_function(
+        "runs => document.querySelectorAll('.aw-sweep-mark').length === runs", arg=len(SWEPT)
+    )
     shapes = [mark.inner_text()[0] for mark in marks.all()]
     assert shapes.count("●") == 6
     assert shapes.count("✕") == 2

@@ -145,18 +145,20 @@ function release() {
 // --- pages --------------------------------------------------------------------------------------
 
 // One press of Back for one switch of pages. Streamlit writes two entries when the server switches:
-// the new query on the old page, then the new page. The second takes the place of the first.
+// the new query on the old page, then the new page. And where a link was pressed before the page had
+// heard of a choice, the server tells the new page of it. The second takes the place of the first.
 
-let isHalfway = false; // whether the last entry changed the query alone, and its reader did nothing since
+let pushed = null; // what the last entry changed, "query" or "page", and its reader did nothing since
 
 const pushEntry = history.pushState.bind(history);
 history.pushState = (state, title, url) => {
   const to = new URL(url ?? location.href, location.href);
-  const isSamePage = to.pathname === location.pathname;
-  if (isHalfway && !isSamePage && to.search === location.search) history.replaceState(state, title, url);
+  const change = to.pathname === location.pathname ? "query" : "page";
+  const isSwitched = pushed === "query" && change === "page" && to.search === location.search;
+  if (isSwitched || (pushed === "page" && change === "query")) history.replaceState(state, title, url);
   else pushEntry(state, title, url);
-  isHalfway = isSamePage;
+  pushed = change;
 };
-for (const input of ["pointerdown", "keydown", "popstate"]) { // who presses or goes back begins anew
-  window.addEventListener(input, () => (isHalfway = false), { capture: true });
+for (const input of ["pointerdown", "keydown", "wheel", "popstate"]) { // who acts or goes back begins anew
+  window.addEventListener(input, () => (pushed = null), { capture: true, passive: true });
 }
