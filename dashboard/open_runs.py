@@ -94,6 +94,11 @@ class RunSnapshot:
             rank = min(run.ranks, default=0) if self.rank is None else self.rank
             return attempts_of(run, rank, goes_on=self.is_live)
 
+    def ending(self) -> str:
+        """How the latest attempt of the open run ended, in words; empty if it has none."""
+        attempts = self.once("attempts", self.attempts)
+        return attempts[-1].ending if attempts else ""
+
     def lesson(self) -> LessonOfEarlierRuns | None:
         """What earlier runs in the open run's folder have shown about its learning rate."""
         with self._follower.reading() as run:

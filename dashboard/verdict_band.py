@@ -21,6 +21,7 @@ from ampwatch.recovery.proof import sentence_of
 from ampwatch.report.letter import CAUSE_UNKNOWN, Letter, begun_as_told
 from ampwatch.report.letter_facts import Fact, Sentence
 from ampwatch.report.painter import VERDICT_COLOR
+from ampwatch.report.timeline import STOPPED_BY_HAND
 
 YET = "Nothing can be judged yet."
 _STALL_S, _STALL_STEPS = 10.0, 20  # a step that takes longer than both is reported
@@ -135,7 +136,8 @@ def _freshness(run: RunSnapshot) -> str:
             return f"live, but no step for {ticking_age(since)}{takes}: evaluating, saving, or hung"
         return f"live, {ticking_age(age)} ago"
     if run.state is State.ENDED:
-        return f"ended {ticking_age(age)} ago"
+        how = STOPPED_BY_HAND if run.ending() == STOPPED_BY_HAND else "ended"
+        return f"{how} {ticking_age(age)} ago"
     return (
         f"cut off {ticking_age(age)} ago: its process was killed or crashed, or its machine was "
         "lost"

@@ -231,6 +231,18 @@ def test_only_the_last_attempt_of_a_live_run_goes_on(resumed):
     assert endings == ["cut off: it has no end mark", "ended by OSError: gone", "goes on"]
 
 
+def test_an_attempt_that_was_stopped_by_hand_says_so(tmp_path):
+    path = store.create_run(tmp_path, store.RunInfo(id=fresh_id("h"), name="h"))
+    writer = store.RankWriter(path, 0)
+    stopped = {"exception": "KeyboardInterrupt", "message": "", "fatal": False}
+    events = [(9, "exception", stopped), (9, "ended", {})]
+    writer.append(codec.encode(Table.STEPS, step_columns(10, 0, 10**18)))
+    writer.append(codec.encode(Table.EVENTS, event_columns(events, 10**18)))
+    writer.close()
+    endings = [one.ending for one in attempts_of(store.open_run(path), 0, goes_on=False)]
+    assert endings == ["stopped by Ctrl-C"]
+
+
 def test_a_run_without_a_step_or_an_event_has_one_attempt_without_a_step(tmp_path):
     path = store.create_run(tmp_path, store.RunInfo(id=fresh_id("e"), name="e"))
     store.RankWriter(path, 0).close()

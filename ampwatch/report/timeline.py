@@ -30,6 +30,7 @@ from ampwatch.store.rank_log import RankRows
 
 _MARKS = (EventKind.STARTED.value, EventKind.ENDED.value, EventKind.EXCEPTION.value)
 _EXCEPTION_LETTERS = 160  # of an exception's message
+STOPPED_BY_HAND = "stopped by Ctrl-C"
 # What may differ in a later attempt; run.json has the values of the first.
 _SETTINGS = {"config": "config", "scaler": "scaler", "origin": "code"}
 
@@ -127,6 +128,8 @@ def _ending(run: Run, marks: Sequence[dict[str, Any]]) -> str:
         if event.kind == EventKind.EXCEPTION.value and event.detail.get("fatal", True):
             message = str(event.detail.get("message") or "")[:_EXCEPTION_LETTERS]
             return f"ended by {event.exception}{f': {message}' if message else ''}"
+        if event.exception == KeyboardInterrupt.__name__:
+            return STOPPED_BY_HAND
     if EventKind.ENDED.value in kinds:
         return "ended with its end mark"
     return "cut off: it has no end mark" if run.info.source == "ampwatch" else ""

@@ -11,15 +11,16 @@ import types
 
 import numpy as np
 import pytest
-from written_runs import write_run
+from written_runs import event_columns, write_run
 
-from ampwatch import diagnose, open_run
+from ampwatch import codec, diagnose, open_run, store
 from ampwatch.cli import run as ampwatch
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Severity, Verdict
 from ampwatch.diagnosis.findings import RunFacts
 from ampwatch.follow import State
 from ampwatch.report.letter import Letter, letter_of
 from ampwatch.report.letter_facts import Sentence
+from ampwatch.rows import Table
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_report_page_and_band_begin_with_the_same_sentence(
     run = open_run(path)
     look = types.SimpleNamespace(
         diagnosis=diagnose(run), is_live=False, state=State.ENDED, info=run.info,
-        last_time_ns=run.last_time_ns,
+        last_time_ns=run.last_time_ns, ending=lambda: "",
     )  # fmt: skip
     shown = verdict_band(look)
     assert verdict in shown
@@ -61,7 +62,7 @@ def shown_of(tmp_path):
         return verdict_band(types.SimpleNamespace(
             diagnosis=diagnosis, is_live=False, state=State.ENDED, proof=lambda: None,
             info=types.SimpleNamespace(source="ampwatch"), last_time_ns=time.time_ns(),
-            letter=lambda: letter_of("one", run, diagnosis),
+            letter=lambda: letter_of("one", run, diagnosis), ending=lambda: "",
         ))  # fmt: skip
 
     return shown
@@ -199,6 +200,26 @@ def test_what_was_seen_is_not_called_the_cause_where_that_is_not_known(sure, lab
     about, how_sure = Sentence.of(""), (Sentence.of(sure),)
     letter = Letter("failing", "run", about, "title", (), (), (), (), how_sure, (), (), (), ())
     assert _label(letter) == label
+
+
+@pytest.mark.parametrize(
+    ("fatal", "says"), [(False, "stopped by Ctrl-C <"), (True, "ended <")]
+)  # fmt: skip
+def test_the_band_says_that_a_run_was_stopped_by_hand(tmp_path, fatal, says):
+    import open_runs
+    from verdict_band import verdict_band
+
+    path = write_run(tmp_path, accepted=100, ended=False)
+    raised = {"exception": "KeyboardInterrupt", "message": "", "fatal": fatal}
+    writer = store.RankWriter(path, 0)
+    events = event_columns([(100, "exception", raised), (100, "ended", {})], time.time_ns())
+    writer.append(codec.encode(Table.EVENTS, events))
+    writer.close()
+    runs = open_runs.OpenRuns()
+    deadline = time.monotonic() + 60
+    while not runs.snapshot_of(str(path)).is_judged and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert says in verdict_band(runs.snapshot_of(str(path)))
 
 
 def test_the_band_of_a_live_run_names_the_headlines_that_were_replaced(tmp_path):
