@@ -6,6 +6,9 @@ shortly after get the same snapshot.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -222,7 +225,26 @@ class OpenRuns:
 @st.cache_resource(show_spinner=False)
 def all_open_runs() -> OpenRuns:
     """The open runs, shared by all tabs."""
+    give_freed_memory_back()
     return OpenRuns()
+
+
+# An arena a thread, and a heap for large arrays too, keep freed memory; so does Arrow's own pool.
+_GLIBC_OPTIONS = {  # by the variable that sets it: mallopt's number of it, and its value
+    "MALLOC_ARENA_MAX": (-8, 2),
+    "MALLOC_MMAP_THRESHOLD_": (-3, 64 << 10),
+    "MALLOC_TRIM_THRESHOLD_": (-1, 128 << 10),
+}
+
+
+def give_freed_memory_back() -> None:
+    """Let glibc and Arrow give freed memory back to the system; what their variables say stands."""
+    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+        pa.set_memory_pool(pa.system_memory_pool())
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    for variable, option in _GLIBC_OPTIONS.items():
+        if mallopt is not None and variable not in os.environ:
+            mallopt(*option)
 
 
 def snapshot(path: str) -> RunSnapshot:

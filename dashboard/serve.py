@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import alerts_page
+import open_runs
 import received_runs
 from streamlit.web import cli
 
@@ -28,6 +29,7 @@ _FIRST_USED = (
 def main() -> None:
     """Start the feed's recorder, load the pages and serve the dashboard."""
     threading.Thread(target=_end_with_the_starter, daemon=True).start()
+    open_runs.give_freed_memory_back()
     received_runs.server_feed()  # a tab may be opened much later, and trainings send now
     for name in _FIRST_USED:
         import_module(name)

@@ -37,14 +37,6 @@ the same.
 
 DEFAULT_PORT = 8501
 _PATIENCE_S = 60.0
-# Freed memory goes back to the system: glibc's defaults, an arena a thread and a heap for large
-# arrays too, keep it, and so does Arrow's own pool.
-_GIVES_BACK = {
-    "MALLOC_ARENA_MAX": "2",
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "131072",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-}
 
 
 def command(
@@ -140,7 +132,6 @@ class Server:
         self._child = subprocess.Popen(
             command_line(self.port),
             env={
-                **_GIVES_BACK,
                 **os.environ,
                 **(folders if self._folders else {}),
                 **(places if self._places else {}),
