@@ -30,8 +30,8 @@ export class Toolbar {
     this.whole = toolButton("Whole run", () => chart.choose({ span: null }), "Show all steps again (or double-click a chart, or press Escape)");
     this.whole.classList.add("aw-whole");
     this.hidden = make("div", "aw-hidden-lines");
+    this.place = place;
     place.append(this.fold, frame, this.hidden); // below: nothing moves under a hand that hides lines
-    frame.append(this.whole);
   }
 
   switches() {
@@ -61,6 +61,8 @@ export class Toolbar {
       this.isNarrow = width < NARROW;
       this.fold.classList.toggle("narrow", this.isNarrow);
       this.fold.open = !this.isNarrow;
+      if (this.isNarrow) this.place.append(this.whole); // beside the closed options
+      else this.more.before(this.whole);
     }
     this.whole.hidden = isWhole;
     this.showAxes(header, axis);
