@@ -128,7 +128,7 @@ def test_every_code_on_the_chart_has_its_words_in_the_band(tmp_path):
     look = types.SimpleNamespace(
         diagnosis=diagnosis, is_live=False, state=State.ENDED, info=run.info,
         last_time_ns=run.last_time_ns, path=str(tmp_path), curves=types.SimpleNamespace(),
-        proof=lambda: None, letter=lambda: letter_of("x", run, diagnosis),
+        proof=lambda: None, letter=lambda: letter_of("x", run, diagnosis), ending=lambda: "",
     )  # fmt: skip
     shown = verdict_band(look)
     assert [mark.label for mark in marks] == [

@@ -31,6 +31,8 @@ _NOT_FINITE = "AMP207 AMP203 AMP204"  # weights, activations, the loss: the sure
 _MIXED = "AMP403 AMP412"
 # The optimizer received something else than this step's gradients.
 _NOT_ITS_GRADIENTS = f"AMP404 {_MIXED}"
+CHANGED = "AMP306"
+_DATA = f"AMP209 {CHANGED}"  # what came with the batch
 _OF_GRADIENTS = "AMP202 AMP604 AMP602 AMP108 AMP413"  # they overflow again and again
 
 
@@ -47,10 +49,10 @@ class CauseRow:
 # A finding; what may explain it; beside what it is groundless; what may cure it.
 _ROWS = (
     ("AMP102", "", "", "growth_interval"),
-    ("AMP103", f"AMP209 {_NOT_ITS_GRADIENTS} {_RATE} {_NOT_FINITE} AMP604 AMP602 AMP202 AMP413",
+    ("AMP103", f"{_DATA} {_NOT_ITS_GRADIENTS} {_RATE} {_NOT_FINITE} AMP604 AMP602 AMP202 AMP413",
      "", "float32 bfloat16 autocast-off"),
-    ("AMP104", f"AMP103 AMP209 {_RATE} {_NOT_FINITE}"),
-    ("AMP105", f"AMP209 {_NOT_ITS_GRADIENTS} {_RATE} {_NOT_FINITE} {_OF_GRADIENTS} AMP206", "",
+    ("AMP104", f"AMP103 {_DATA} {_RATE} {_NOT_FINITE}"),
+    ("AMP105", f"{_DATA} {_NOT_ITS_GRADIENTS} {_RATE} {_NOT_FINITE} {_OF_GRADIENTS} AMP206", "",
      "growth_interval bfloat16"),
     ("AMP106", "AMP410"),
     ("AMP107", "", "", "init_scale"),
@@ -58,9 +60,9 @@ _ROWS = (
     ("AMP109", "", "AMP201 AMP410"),  # a run that loses its gradients is not healthy
     ("AMP201", "AMP408 AMP401 AMP107 AMP208 AMP413 AMP604 AMP602 AMP103", "",
      "init_scale float32 bfloat16"),
-    ("AMP202", f"{_RATE} AMP602 AMP303", _MIXED, "float32 bfloat16"),
-    ("AMP203", f"AMP209 {_MIXED} {_RATE} AMP207 AMP210", "", "float32 bfloat16 autocast-off"),
-    ("AMP204", f"AMP209 {_MIXED} {_RATE} AMP207 AMP211 AMP210", "", "autocast-off bfloat16"),
+    ("AMP202", f"{CHANGED} {_RATE} AMP602 AMP303", _MIXED, "float32 bfloat16"),
+    ("AMP203", f"{_DATA} {_MIXED} {_RATE} AMP207 AMP210", "", "float32 bfloat16 autocast-off"),
+    ("AMP204", f"{_DATA} {_MIXED} {_RATE} AMP207 AMP211 AMP210", "", "autocast-off bfloat16"),
     ("AMP205", "AMP210"),
     ("AMP206", "", "", "clip"),
     ("AMP207", f"{_NOT_ITS_GRADIENTS} AMP414 AMP209 AMP211 {_RATE} AMP104", "",
@@ -71,17 +73,17 @@ _ROWS = (
     ("AMP212", f"AMP209 {_NOT_FINITE} AMP211 AMP206"),
     # Scaled gradients in the update look like far too high a rate; after a jump a good rate is too
     # high.
-    ("AMP301", "AMP404 AMP209 AMP306", _MIXED, "autocast-off"),
-    ("AMP302", "AMP404 AMP209", _MIXED, "autocast-off"),
+    ("AMP301", f"AMP404 {_DATA}", _MIXED, "autocast-off"),
+    ("AMP302", f"AMP404 {_DATA}", _MIXED, "autocast-off"),
     ("AMP303", "AMP206", "", "clip"),
     ("AMP304", "", "", "clip"),
     # A rate must not be raised while gradients are lost or values diverge.
     ("AMP305", "", "AMP201 AMP205 AMP208 AMP210 AMP211 AMP304 AMP401 AMP408 AMP410 AMP418"),
-    ("AMP307", f"{_NOT_ITS_GRADIENTS} {_RATE} AMP306", "", "clip"),
+    ("AMP307", f"{_NOT_ITS_GRADIENTS} {_RATE} {CHANGED}", "", "clip"),
     ("AMP309", "AMP410 AMP417 AMP401 AMP402 AMP211 AMP103 AMP104 AMP105 AMP412", "AMP308"),
-    ("AMP311", f"{_RATE} AMP204 AMP207 AMP209"),
+    ("AMP311", f"{CHANGED} {_RATE} AMP204 AMP207 AMP209"),
     ("AMP401", "", "AMP410"),  # what was cleared too early was not clipped
-    ("AMP410", f"{_RATE} AMP408 AMP107 AMP103 AMP201"),
+    ("AMP410", f"{CHANGED} {_RATE} AMP408 AMP107 AMP103 AMP201"),
     ("AMP414", "AMP406"),  # with float32 weights, eps is not zero
     # With a learning rate or gradients next to zero, or in 16 bits, an update rounds to nothing.
     ("AMP417", "AMP410 AMP308 AMP201 AMP418"),
@@ -151,7 +153,8 @@ def excludes_rate(case: Case, finding: Finding) -> bool:
         is_whole = case.observed.loop or (case.scale.first_step or 0) <= _FIRST_STEPS
         before = first is None or (finding.first_step or 0) <= first
         return finding.first_step is not None and before and is_whole
-    return finding.code in _NEVER_THE_RATE
+    of_inputs = any(piece.signal == "input_amax" for piece in finding.evidence)
+    return finding.code in _NEVER_THE_RATE or (finding.code == CHANGED and of_inputs)
 
 
 def link_causes(findings: Sequence[Finding]) -> tuple[Finding, ...]:

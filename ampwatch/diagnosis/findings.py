@@ -295,7 +295,8 @@ class Diagnosis:
         if self.verdict is Verdict.CUT_OFF and self.little_seen is None and ended is not None:
             return f"{ended.summary} No problems found until then."
         if ended is None:
-            text = self.little_seen or f"No problems found in {count_text(self.run.steps, 'step')}."
+            steps = count_text(self.run.steps, "step")
+            text = self.little_seen or f"{self.none_found} {steps}."
             more = (self.skips_text, self.noticed_text, self.muted_text)
             return " ".join(filter(None, (text, *more)))
         first = self.little_seen or "No problems found in its numbers."
@@ -321,11 +322,27 @@ class Diagnosis:
         return f"{count_text(count, 'step was', 'steps were')} skipped: {text}."
 
     @property
+    def none_found(self) -> str:
+        """How the sentence on a run without trouble begins: one may have been there before."""
+        return "No problem is left after" if self._noticed(over=True) else "No problems found in"
+
+    @property
     def noticed_text(self) -> str:
         """What a run without trouble has shown besides, as a look at its curves shows it too."""
+        past, present = self._noticed(over=True), self._noticed(over=False)
+        texts = (
+            f"It is over: {past}." * bool(past),
+            f"Noticed besides: {present}." * bool(present),
+        )
+        return " ".join(filter(None, texts))
+
+    def _noticed(self, *, over: bool) -> str:
         seen = [f for f in self.findings if f.code in _NOTICED and f.muted is None]
-        names = [f"{f.name.replace('-', ' ')} ({f.code})" for f in seen]
-        return f"Noticed besides: {', '.join(names)}." if names else ""
+        return ", ".join(
+            f"{f.name.replace('-', ' ')} ({f.code})"
+            for f in seen
+            if (f.standing is not FindingStatus.STANDS) is over
+        )
 
     @property
     def muted_text(self) -> str:

@@ -659,6 +659,11 @@ APART = (
         "number format and kernels, or weigh each token by the ratio of its two probabilities."
     ),
 )
+# What to do about a loss that rose from its first step on.
+FROM_ITS_START = (
+    "Check what the loss is made of: a wrong sign, a penalty whose weight grows, a sum or a queue "
+    "that grows with each step. If it is as it should be, try a lower learning rate."
+)
 # What to do about an outcome where no rule has found why; of the others it is the page's.
 _BEFORE_THE_LEAP = (
     "Set the learning rate back to what it was before that step. If it came with a resume, load "

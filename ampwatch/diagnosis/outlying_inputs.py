@@ -1,7 +1,8 @@
-"""Batches whose input is far off the inputs before them, folded."""
+"""Batches whose input is far off the inputs before them, and inputs that stay so, folded."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -52,6 +53,7 @@ class OutlyingInputs:
     left_out: int = 0  # of them, how many a guard left out
     last_two: tuple[int, ...] = ()  # positions
     last_steps: tuple[int, ...] = ()
+    change: OutlyingInput | None = None  # the first of the inputs that have stayed so, the latest
     unjudged: tuple[bool, ...] = ()  # of the rows that are judged next: whether a guard left it out
 
     @property
@@ -75,6 +77,9 @@ class OutlyingInputs:
         both = RateRows(np.concatenate([recent.values, rows.values]))
         marks = (*self.unjudged, *guarded.tolist())
         for at, outlier in _outliers(both, max(0, len(recent) - _AFTER)):
+            if _stays(both.part(at + 1).part(0, _AFTER), outlier):
+                history = history._with_change(outlier)
+                continue
             is_left_out = marks[at - len(both)]
             history = history._with(outlier, start + at - len(recent), left_out=is_left_out)
         return replace(history, unjudged=marks[-_AFTER:])
@@ -91,9 +96,14 @@ class OutlyingInputs:
             last_steps=(*self.last_steps, outlier.step)[-_KEPT:],
         )
 
+    def _with_change(self, change: OutlyingInput) -> OutlyingInputs:
+        known = self.change  # until the window has passed it, all that follow are as far off
+        is_same = known is not None and change.step - known.step <= _WINDOW
+        return self if is_same else replace(self, change=change)
+
 
 def _outliers(rows: RateRows, begin: int) -> Iterator[tuple[int, OutlyingInput]]:
-    """Skips and leaps of the loss that come with an outlying input."""
+    """Skips and leaps of the loss that come with an outlying input, alone or the first of many."""
     skipped, loss, scale = rows.of("skipped") > 0, rows.of("loss"), rows.of("scale")
     troubled = skipped | (rows.of("loss_bad") > 0)
     troubled[1:] &= ~skipped[:-1] & ~(scale[1:] > scale[:-1])  # that skip is growth's own
@@ -104,7 +114,7 @@ def _outliers(rows: RateRows, begin: int) -> Iterator[tuple[int, OutlyingInput]]
         past = rows.part(max(0, at - _WINDOW), at)
         accepted, after = past.where(past.accepted), rows.part(at + 1).part(0, _AFTER)
         outlier = _outlier(accepted, rows, at)
-        if outlier is not None and _is_calm(after, past, outlier):
+        if outlier is not None and (_is_calm(after, past, outlier) or _stays(after, outlier)):
             yield at, outlier
 
 
@@ -122,6 +132,12 @@ def _is_calm(after: RateRows, past: RateRows, outlier: OutlyingInput) -> bool:
     calm = np.isnan(usual) or bool((after.of("loss") < _CALM * usual).mean() > 0.5)
     back = bool((after.of("input_amax") < _CALM * outlier.median).mean() > 0.5)
     return back and calm and not bool((after.of("skipped") > 0).mean() > 0.5)
+
+
+def _stays(after: RateRows, outlier: OutlyingInput) -> bool:
+    """Whether most of the inputs after an outlying one are nearer to it than to those before."""
+    middle = math.sqrt(outlier.value * outlier.median)
+    return bool((after.of("input_amax") > middle).mean() > 0.5)
 
 
 def _median(values: Floats) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.causes import RATE, causes_of, excludes_rate, link_causes
+from ampwatch.diagnosis.causes import CHANGED, RATE, causes_of, excludes_rate, link_causes
 from ampwatch.diagnosis.findings import (
     CUT_OFF,
     Diagnosis,
@@ -387,6 +387,7 @@ def _untold(outcome: Outcome, advice: Advice) -> Advice:
 def _is_undecided(case: Case, advice: Advice) -> bool:
     """Whether neither rules nor the table of evidence say if the learning rate is the cause."""
     untold = advice.action is Action.NOT_THE_CAUSE and not case.judgement.is_judged
+    untold &= advice.explained_by != CHANGED
     return advice.action is Action.UNKNOWN or untold or advice.explained_by in _BY_NUMBERS
 
 

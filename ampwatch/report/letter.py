@@ -310,7 +310,7 @@ def _calm(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Sentence]:
             "No problems found in ", steps, f"{word}, too few to judge the learning rate."
         )
     else:
-        yield Sentence.of("No problems found in ", steps, f"{word}.")
+        yield Sentence.of(f"{diagnosis.none_found} ", steps, f"{word}.")
         skipped, why = reader.count("skipped", Holds.TRUE), diagnosis.skips_text
         if skipped.value and why:
             were = " step was" if skipped.value == 1 else " steps were"

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hand_built import event_table, scaled_run
 
-from ampwatch.diagnosis import diagnose
+from ampwatch.diagnosis import Action, Verdict, diagnose
 
 
 def found(run):
@@ -48,6 +48,36 @@ def test_a_batch_with_an_outlying_input_is_named_with_its_step():
     one = finding(run, "AMP206")
     assert (one.severity.value, one.first_step) == ("warning", 60)
     assert "100 times" in one.cause
+
+
+def changed_at(step, *, back_at=None, count=200):
+    """Inputs that become a hundred times as large, with a loss that never comes back, or does."""
+    at, back_at = np.arange(count), back_at or count
+    large = (at >= step) & (at < back_at)
+    loss = np.where(at < step, np.linspace(1.2, 0.2, count), np.where(large, 40.0, 0.2))
+    skipped = (at >= step) & (at < step + 6)
+    norms = np.where(skipped, np.inf, np.where(large, 60.0, 1.0))
+    return run_with(
+        skipped.tolist(),
+        **ordinary(count, input_amax=np.where(large, 300.0, 3.0).tolist(), loss=loss.tolist(),
+                   grad_norm=norms.tolist()),
+    )  # fmt: skip
+
+
+def test_inputs_that_become_larger_for_good_are_the_cause_and_no_learning_rate_is():
+    diagnosis = diagnose(changed_at(120))
+    head = diagnosis.headline
+    assert (head.code, head.first_step) == ("AMP306", 120)
+    assert "100 times as large since step 120" in head.summary
+    assert diagnosis.verdict is Verdict.FAILING
+    assert diagnosis.learning_rate.action is Action.NOT_THE_CAUSE
+    assert all(f.because_of == "AMP306" for f in diagnosis.findings if f.code == "AMP103")
+
+
+def test_inputs_that_are_larger_for_a_while_or_do_no_harm_are_no_change():
+    assert "AMP306" not in found(changed_at(120, back_at=125))
+    harmless = ordinary(200, input_amax=[3.0] * 120 + [300.0] * 80)
+    assert "AMP306" not in found(run_with(with_one(True, 120, 200, False), **harmless))
 
 
 def test_a_lonely_leap_of_the_loss_that_healed_is_only_told():
@@ -98,6 +128,8 @@ def test_a_burst_that_healed_is_no_storm_and_the_run_is_healthy():
     diagnosis = diagnose(spiking(6, 40))
     assert {f.code for f in diagnosis.findings} <= {"AMP303", "AMP901"}
     assert diagnosis.verdict.value == "healthy"
+    assert diagnosis.calm.startswith("No problem is left after 106 steps.")
+    assert diagnosis.calm.endswith("It is over: recoverable spike (AMP303).")
 
 
 def test_the_batch_is_the_cause_and_the_spike_its_course():

@@ -50,6 +50,16 @@ def test_a_loss_that_leaps_above_where_it_began_fails_though_no_rule_knows_why()
     assert told.learning_rate.action not in {Action.KEEP, Action.RAISE}
 
 
+def test_a_loss_that_rose_from_its_first_step_on_sends_nobody_to_what_changed_there():
+    """The sum that it is grows, as with a queue that is never trimmed."""
+    count = np.arange(400)
+    loss = 3.7 + np.log1p(count) * 0.72 + 0.03 * np.random.default_rng(0).standard_normal(400)
+    told = diagnose(logged(loss, grad_norm=np.geomspace(4.0, 0.5, 400).tolist()))
+    assert told.verdict is Verdict.WARNING
+    assert (told.headline.code, told.headline.first_step) == ("AMP307", 0)
+    assert told.headline.action.startswith("Check what the loss is made of")
+
+
 def test_gradients_that_stayed_make_it_another_level_and_never_healthy():
     loss = fell()
     loss[80:] += 2.0

@@ -369,3 +369,15 @@ def test_a_watched_training_that_goes_on_at_a_learning_rate_of_zero_is_told_soon
     rows = step_table(loss=loss.tolist(), lr=lr, grad_norm=[1.0] * len(lr))
     run = HandBuiltRun(rows, info=Info(source=source, scaler={}))
     assert ("AMP308" in {one.code for one in diagnose(run).findings}) == told
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_schedule_that_still_lowers_the_learning_rate_is_not_called_over(goes_on):
+    """The decay of an epoch, in each step, to the end; or until it is held at a thousandth."""
+    lr = 2e-3 * 0.96 ** np.arange(400.0)
+    lr = lr if goes_on else np.maximum(lr, 2e-6)
+    loss = 0.3 + 0.05 * np.random.default_rng(0).random(400)
+    rows = step_table(loss=loss.tolist(), lr=lr.tolist(), grad_norm=[1.0] * 400)
+    (one,) = [f for f in diagnose(HandBuiltRun(rows)).findings if f.code == "AMP308"]
+    assert ("lowers it further" in one.cause) is goes_on
+    assert ("is over" in one.cause) is not goes_on

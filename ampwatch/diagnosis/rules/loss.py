@@ -14,11 +14,12 @@ from ampwatch.diagnosis.findings import FindingStatus, Severity, State
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, TELLING, LossRise, RiseKind, SpikeOctave
 from ampwatch.diagnosis.metric_outcome import first_metric, is_reached
-from ampwatch.diagnosis.outcome import APART, REMEDIES, outcome_of
+from ampwatch.diagnosis.outcome import APART, FROM_ITS_START, REMEDIES, outcome_of
+from ampwatch.diagnosis.outlying_inputs import OutlyingInput
 from ampwatch.diagnosis.record import Event
 from ampwatch.diagnosis.rule import Rule, RuleHit, rule
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
-from ampwatch.diagnosis.value_text import Evidence, count_text, share_text
+from ampwatch.diagnosis.value_text import Evidence, count_text, share_text, two_digits
 from ampwatch.metric_names import Metric
 from ampwatch.rows import EventKind
 
@@ -248,6 +249,7 @@ def _burst(case: Case) -> RuleHit:
     depth = f", by a factor of {2**octaves:,.0f} at most," if octaves else ""
     return RuleHit(
         severity=Severity.INFO,
+        standing=FindingStatus.PAUSED,
         first_step=bursts.first_step,
         last_step=bursts.last_step,
         summary=f"{count_text(bursts.episodes, 'spike')} of {count_text(bursts.skips, 'skip')}"
@@ -364,6 +366,8 @@ def outcome_hit(case: Case, cause: str = UNKNOWN) -> RuleHit:
     # A slow fall has no first step: whatever explains it may come later.
     is_slow = outcome.state is State.HARDLY_FALLS
     why, remedy = APART if outcome.grew_apart else (cause, REMEDIES.get(outcome.state))
+    if outcome.state is State.ANOTHER_LEVEL and outcome.since_step == case.scale.first_step:
+        remedy = FROM_ITS_START
     return RuleHit(
         severity=outcome.severity,
         first_step=None if is_slow else outcome.since_step,
@@ -406,6 +410,9 @@ def jump_at_event(case: Case) -> Iterator[RuleHit]:
         return
     if outcome_of(case).is_good:  # whatever it was, it has passed
         return
+    if case.batches.change is not None:
+        yield _changed_inputs(case, case.batches.change)
+        return
     if onset is not None:
         began, sign = onset.step, onset.sign.value
     elif rise is not None:
@@ -428,6 +435,24 @@ def jump_at_event(case: Case) -> Iterator[RuleHit]:
             action=_back(case, step),
             evidence=Evidence("onset", began, float(began), float(step), "step of the change"),
         )
+
+
+def _changed_inputs(case: Case, change: OutlyingInput) -> RuleHit:
+    """Inputs that left their range for good, with a skip or a leap of the loss at their first."""
+    gravest = max(Severity.WARNING, outcome_of(case).severity, key=lambda one: one.weight)
+    return RuleHit(
+        severity=gravest,
+        first_step=change.step,
+        last_step=case.scale.last_step,
+        summary=f"The inputs have been {two_digits(change.times)} times as large since step "
+        f"{change.step}.",
+        cause="The inputs became many times as large and have stayed so: with the first of them "
+        f"the loss leapt, or the step was skipped. The largest was {change.median:.3g} before "
+        f"(median), and {change.value:.3g} at step {change.step}.",
+        action=f"Check the data from step {change.step} on: a missing normalisation, another unit, "
+        "another file.",
+        evidence=Evidence("input_amax", change.step, change.value, change.median, "median before"),
+    )
 
 
 def _back(case: Case, step: int) -> str | None:

@@ -185,17 +185,21 @@ def _vanished(case: Case) -> RuleHit | None:
     if _falls_on(rows.of("loss")[entries][since:]):
         return None
     first, low, now = int(step[since]), float(rate[since]), float(rate[-1])
+    lately = float(rate[-max(2, len(rate) // 10)])
     since_then = "has stayed there" if now == low else f"is {now:.3g} at step {int(step[-1]):,}"
     return RuleHit(
         first_step=first,
         last_step=case.scale.last_step,
         summary=f"The learning rate fell to next to nothing: from {top:.3g} to {low:.3g} at step "
         f"{first:,}, and {since_then}.",
-        cause="The schedule is over, and the training goes on: its lengths may be meant for "
-        "epochs, and scheduler.step() is called in each step.",
+        cause=f"The schedule {_lowers if now < lately else _is_over}: it may be meant for epochs, "
+        "and scheduler.step() is called in each step.",
         action="Call scheduler.step() once an epoch, or give the schedule its lengths in steps.",
         evidence=Evidence("lr", int(step[-1]), now, top, "highest"),
     )
+
+
+_is_over, _lowers = "is over, and the training goes on", "lowers it further and further"
 
 
 def _falls_on(loss: Floats) -> bool:
