@@ -46,8 +46,8 @@ _OUTPUTS = {
     "nan": (
         "is nan",
         (
-            "an operation without a result (0/0, inf - inf, the softmax of only -inf, the root of "
-            f"a negative number), or a number in it beyond {FP16_MAX:.0f}"
+            "most often an operation without a result, such as the softmax of a row that a mask "
+            f"hides whole. Or a number in it went beyond {FP16_MAX:.0f} before"
         ),
     ),
     "inf": ("overflows half precision", f"fp16 ends at {FP16_MAX:.0f}"),
@@ -234,14 +234,20 @@ def _somewhere(case: Case, times: Times) -> RuleHit:
 
 
 def _nan_action(case: Case, first: CulpritOverflows) -> str:
-    """What to do about outputs that are nan and not inf: most often nothing was too large."""
+    """What to do about outputs that are nan and not inf: most often nothing was too large.
+
+    What the steps between had none of came with the batch.
+    """
     if first.layer == ROOT and first.own_code is not None:
         return _forward_action(case, first)
     return (
         f"Look in {_who(first)[0].lower()}{_who(first)[1:]} for an operation without a result: "
-        "a mask that hides a whole row of attention scores, a division by zero, the root or the "
-        "logarithm of a negative number. Float32 cures none of these. If there is none: "
-        f"{_forward_action(case, first)}"
+        "a mask that hides a whole row of attention scores (an empty sequence), a division by "
+        "zero, the root or the logarithm of a negative number; float32 cures none of these."
+        + " Look at the batches of these steps, too."
+        * case.comes_and_goes(first.times)
+        + f" Only if there is none, run layer {first.layer} in float32: "
+        f"`{_float32_call(case, first.layer)}`, once, after the model is created."
     )
 
 
