@@ -87,10 +87,18 @@ def test_a_fall_of_many_octaves_that_stays_down_is_a_collapse():
     diagnosis = diagnose(scaled_run(skips("." * 100 + "x" * 30)))
     finding = diagnosis.headline
     assert (finding.code, finding.severity.value) == ("AMP103", "error")
+    assert "the gradients overflowed again at every lower scale" in finding.cause
     assert (finding.first_step, finding.last_step) == (100, 129)
     assert "from 65,536, its established level, to 6.1e-5" in finding.summary
     assert diagnosis.verdict.value == "failing"
     assert diagnosis.learning_rate.action.value == "unknown"
+
+
+def test_a_fall_by_steps_whose_loss_is_not_finite_is_not_put_down_to_the_gradients():
+    run = scaled_run(skips("." * 100 + "x" * 30), loss=[1.0] * 100 + [float("nan")] * 30)
+    (fall,) = [one for one in diagnose(run).findings if one.code == "AMP103"]
+    assert "in most of them the loss itself was inf or NaN" in fall.cause
+    assert "gradients" not in fall.cause
 
 
 def test_a_fall_with_a_few_accepted_steps_in_it_is_one_fall():

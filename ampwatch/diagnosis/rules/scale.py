@@ -367,13 +367,20 @@ def _fall(case: Case, fall: ScaleFall, *, healed: bool) -> RuleHit:
         summary=f"The loss scale fell from {scale_text(fall.level)}, its established level, to "
         f"{scale_text(fall.lowest)} {ending}.",
         cause=f"Since then {count_text(skips, 'step was', 'steps were')} "
-        "skipped: the gradients overflowed again at every lower scale." + unknown_cause_text(case),
+        f"skipped: {_of_the_skips(case, fall, skips)}.{unknown_cause_text(case)}",
         action=action,
         evidence=(
             Evidence("scale", last, final, fall.level, "established before"),
             Evidence("skipped", last, float(skips)),
         ),
     )
+
+
+def _of_the_skips(case: Case, fall: ScaleFall, skips: int) -> str:
+    lost = case.numbers.bad_loss
+    is_lost = 2 * lost.count > skips and (lost.last_step or 0) >= fall.first_step
+    loss = "in most of them the loss itself was inf or NaN, which no loss scale mends"
+    return loss if is_lost else "the gradients overflowed again at every lower scale"
 
 
 _ACCEPTED_AGAIN = "Steps are accepted again, but at a scale at which small gradients are lost."
