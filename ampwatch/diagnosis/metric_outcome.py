@@ -266,8 +266,10 @@ def _adversary_won(case: Case, metric: MetricCourse, course: LossCourse) -> Iter
     for whose, risen in (("the generator's loss", course), *others):
         if not risen.last > max(risen.first, risen.best):
             continue
-        alive = np.flatnonzero(values > _NOTHING_LEFT * first)
-        step = int(metric.step[min(int(alive[-1]) + 1, len(values) - 1)])
+        # A single batch that is told apart less well is no return.
+        alive = np.flatnonzero(trailing_medians(values, _FEW_LOST) > _NOTHING_LEFT * first)
+        since = int(alive[-1]) + 1 - _FEW_LOST // 2 if len(alive) else 0
+        step = int(metric.step[min(max(since, 0), len(values) - 1)])
         yield Outcome(
             State.ADVERSARY_WON, step, ("loss", metric.name),
             f"The discriminator has won: {metric.name} is {two_digits(last)}, and {whose} rose "

@@ -111,6 +111,8 @@ def test_a_discriminator_that_is_always_right_has_won_and_a_balance_is_none():
     told = diagnose(logged(g, {"loss_D": d}))
     assert told.outcome.state is State.ADVERSARY_WON
     assert codes(told)["AMP312"] == "error"
+    d[250] = 0.6  # a batch that it tells apart less well is no return
+    assert abs(diagnose(logged(g, {"loss_D": d})).outcome.since_step - 120) <= 2
 
 
 @pytest.mark.parametrize("name", ["seq_len", "horizon", "num_frames"])
