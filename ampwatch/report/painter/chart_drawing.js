@@ -285,28 +285,33 @@ export function paint(plot, drawn, { places, view, reach }) {
     moving({ ...clipped, class: "uprights" }, drawn.uprights.map((line) => uprightOf(line, x, plotHeight))),
     ...panels.flatMap(({ title, head }) => title.map((line, n) => heading(line, head - (title.length - 1 - n) * TITLE_LINE))), // over the uprights
     element("g", { class: "lanes" }, drawn.lanes.flatMap(laneOf)),
-    stepAxisOf(drawn, place),
+    element("path", { d: `M${LEFT},${plotHeight + 0.5}h${plotWidth}`, class: "grid" }),
+    stepAxisOf(drawn, drawn.ticks, place),
     moving(clipped, drawn.flags.map((flag) => flagOf(flag, x))),
   ]);
   plot.drawn = drawn; // for whoever looks from outside
   plot.replaceChildren(svg);
 }
 
-// Moves what was painted to where it lies in another view of the same length; what is short, the axis of steps and the
-// lanes, is painted anew.
+// Moves what was painted to where it lies in another view of the same length; the lanes are painted anew, and the
+// steps once they are others: what is new is laid out with all the rest.
 export function shift(plot, { drawn, span, places, header, axis }) {
   const range = span.map((step) => places.at(step));
   const pixels = ((drawn.range[0] - range[0]) / (range[1] - range[0] || 1)) * drawn.plotWidth;
   for (const part of plot.querySelectorAll(".moving:not(:empty)")) Object.assign(part.style, { transform: `translateX(${pixels}px)`, ...LAYER });
   const ticks = axisTicks({ header, axis }, range, drawn.width);
+  const steps = plot.querySelector(".step-axis");
+  if (steps.dataset.said === saidBy(ticks)) steps.style.transform = `translateX(${pixels - steps.dataset.at}px)`;
+  else replace(steps, stepAxisOf(drawn, ticks, scaler(range, LEFT, LEFT + drawn.plotWidth), pixels));
   const pixel = scaler(range, 0, drawn.plotWidth);
   const lanes = lanesOf(header, (step) => pixel(places.at(step)), drawn.plotWidth, drawn.family);
-  const parts = { ".step-axis": stepAxisOf({ ...drawn, ticks }, scaler(range, LEFT, LEFT + drawn.plotWidth)),
-    ".lanes": element("g", { class: "lanes" }, lanes.flatMap(laneOf)) };
-  for (const [name, part] of Object.entries(parts)) {
-    Object.assign(part.style, LAYER);
-    plot.querySelector(name).replaceWith(part);
-  }
+  const before = plot.querySelector(".lanes");
+  if (lanes.length || before.hasChildNodes()) replace(before, element("g", { class: "lanes" }, lanes.flatMap(laneOf)));
+}
+
+function replace(part, other) {
+  Object.assign(other.style, LAYER);
+  part.replaceWith(other);
 }
 
 const LAYER = { willChange: "transform" }; // of its own: all lines would be drawn anew
@@ -377,11 +382,13 @@ function gridline(text, y, top, bottom, { x, width }) {
   return [element("path", { d: `M${x},${y + 0.5}h${width}`, class: "grid" }), element("text", label, [text])];
 }
 
-function stepAxisOf({ ticks, plotWidth, plotHeight }, x) {
-  const y = plotHeight + 0.5;
-  const labels = ticks.map(([value, text]) => element("text", { x: x(value), y: y + 17, "text-anchor": "middle" }, [text]));
-  return element("g", { class: "step-axis" }, [element("path", { d: `M${LEFT},${y}h${plotWidth}`, class: "grid" }), ...labels]);
+// The steps below the axis, and by how many pixels the view had been moved when they were put there.
+function stepAxisOf({ plotHeight }, ticks, x, at = 0) {
+  const labels = ticks.map(([value, text]) => element("text", { x: x(value), y: plotHeight + 17.5, "text-anchor": "middle" }, [text]));
+  return element("g", { class: "step-axis", "data-said": saidBy(ticks), "data-at": at }, labels);
 }
+
+const saidBy = (ticks) => JSON.stringify(ticks);
 
 // The line, or what was made smooth with the raw one pale beneath; and the band about it.
 function curve(line, x, y, ends, wide) {
