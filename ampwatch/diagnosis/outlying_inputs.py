@@ -76,12 +76,12 @@ class OutlyingInputs:
         recent, history = before.part(-_WINDOW - _AFTER), self
         both = RateRows(np.concatenate([recent.values, rows.values]))
         marks = (*self.unjudged, *guarded.tolist())
-        for at, outlier in _outliers(both, max(0, len(recent) - _AFTER)):
-            if _stays(both.part(at + 1).part(0, _AFTER), outlier):
-                history = history._with_change(outlier)
-                continue
+        for at, outlier, stays in _outliers(both, max(0, len(recent) - _AFTER)):
             is_left_out = marks[at - len(both)]
-            history = history._with(outlier, start + at - len(recent), left_out=is_left_out)
+            if stays:
+                history = history._with_change(outlier)
+            else:
+                history = history._with(outlier, start + at - len(recent), left_out=is_left_out)
         return replace(history, unjudged=marks[-_AFTER:])
 
     def _with(self, outlier: OutlyingInput, position: int, *, left_out: bool) -> OutlyingInputs:
@@ -102,8 +102,8 @@ class OutlyingInputs:
         return self if is_same else replace(self, change=change)
 
 
-def _outliers(rows: RateRows, begin: int) -> Iterator[tuple[int, OutlyingInput]]:
-    """Skips and leaps of the loss that come with an outlying input, alone or the first of many."""
+def _outliers(rows: RateRows, begin: int) -> Iterator[tuple[int, OutlyingInput, bool]]:
+    """Skips and leaps of the loss that come with an outlying input; whether the inputs stay so."""
     skipped, loss, scale = rows.of("skipped") > 0, rows.of("loss"), rows.of("scale")
     troubled = skipped | (rows.of("loss_bad") > 0)
     troubled[1:] &= ~skipped[:-1] & ~(scale[1:] > scale[:-1])  # that skip is growth's own
@@ -114,8 +114,11 @@ def _outliers(rows: RateRows, begin: int) -> Iterator[tuple[int, OutlyingInput]]
         past = rows.part(max(0, at - _WINDOW), at)
         accepted, after = past.where(past.accepted), rows.part(at + 1).part(0, _AFTER)
         outlier = _outlier(accepted, rows, at)
-        if outlier is not None and (_is_calm(after, past, outlier) or _stays(after, outlier)):
-            yield at, outlier
+        if outlier is None:
+            continue
+        stays = _stays(after, outlier)
+        if stays or _is_calm(after, past, outlier):
+            yield at, outlier, stays
 
 
 def _outlier(past: RateRows, rows: RateRows, at: int) -> OutlyingInput | None:

@@ -387,7 +387,7 @@ def _untold(outcome: Outcome, advice: Advice) -> Advice:
 def _is_undecided(case: Case, advice: Advice) -> bool:
     """Whether neither rules nor the table of evidence say if the learning rate is the cause."""
     untold = advice.action is Action.NOT_THE_CAUSE and not case.judgement.is_judged
-    untold &= advice.explained_by != CHANGED
+    untold &= advice.explained_by != CHANGED or case.batches.change is None
     return advice.action is Action.UNKNOWN or untold or advice.explained_by in _BY_NUMBERS
 
 

@@ -74,6 +74,15 @@ def test_inputs_that_become_larger_for_good_are_the_cause_and_no_learning_rate_i
     assert all(f.because_of == "AMP306" for f in diagnosis.findings if f.code == "AMP103")
 
 
+def test_inputs_that_changed_long_before_the_trouble_are_not_its_cause():
+    count = 600
+    at = np.arange(count)
+    loss = np.where(at == 120, 9.0, np.linspace(1.2, 0.2, count))
+    loss[500:] = np.nan
+    columns = ordinary(count, input_amax=np.where(at < 120, 3.0, 300.0).tolist(), loss=loss)
+    assert "AMP306" not in found(run_with((at >= 500).tolist(), **columns))
+
+
 def test_inputs_that_are_larger_for_a_while_or_do_no_harm_are_no_change():
     assert "AMP306" not in found(changed_at(120, back_at=125))
     harmless = ordinary(200, input_amax=[3.0] * 120 + [300.0] * 80)

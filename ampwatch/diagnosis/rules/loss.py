@@ -410,8 +410,9 @@ def jump_at_event(case: Case) -> Iterator[RuleHit]:
         return
     if outcome_of(case).is_good:  # whatever it was, it has passed
         return
-    if case.batches.change is not None:
-        yield _changed_inputs(case, case.batches.change)
+    change = case.batches.change
+    if change is not None and _began_near(case, change.step):
+        yield _changed_inputs(case, change)
         return
     if onset is not None:
         began, sign = onset.step, onset.sign.value
@@ -435,6 +436,20 @@ def jump_at_event(case: Case) -> Iterator[RuleHit]:
             action=_back(case, step),
             evidence=Evidence("onset", began, float(began), float(step), "step of the change"),
         )
+
+
+_NEAR = 0.01  # of a long record, whose points are medians of so many steps
+
+
+def _began_near(case: Case, step: int) -> bool:
+    """Whether the trouble that stands began about this step, as far as any row tells when."""
+    onset, fall, rise = case.judgement.onset, case.standing_fall, rise_that_stands(case)
+    begins = [onset.step] if onset is not None else []
+    begins += [sign.first_step for sign in (fall, rise) if sign is not None]
+    since = outcome_of(case).since_step
+    begins += [since] if since is not None else []
+    near = max(thresholds.JUMP_STEPS, int(_NEAR * case.scale.steps))
+    return any(abs(begin - step) <= near for begin in begins)
 
 
 def _changed_inputs(case: Case, change: OutlyingInput) -> RuleHit:
