@@ -242,9 +242,10 @@ _FRAMES = """() => {
     window.frameTimes = [];
     let [before, seen] = [null, null];
     const look = () => {
-        const [now, axis] = [performance.now(), document.querySelector('.aw-plot .step-axis')];
-        if (seen && axis !== seen) window.frameTimes.push(now - before);
-        [before, seen] = [now, axis];
+        const part = document.querySelector('.aw-plot .moving:not(:empty)');
+        const [now, place] = [performance.now(), part.style.transform];
+        if (seen !== null && place !== seen) window.frameTimes.push(now - before);
+        [before, seen] = [now, place];
         requestAnimationFrame(look);
     };
     requestAnimationFrame(look); }"""
