@@ -137,7 +137,16 @@ def test_a_burst_that_healed_is_no_storm_and_the_run_is_healthy():
     diagnosis = diagnose(spiking(6, 40))
     assert {f.code for f in diagnosis.findings} <= {"AMP303", "AMP901"}
     assert diagnosis.verdict.value == "healthy"
-    assert diagnosis.calm.startswith("No problem is left after 106 steps.")
+    assert diagnosis.calm.startswith("No problems found in 106 steps.")
+    assert diagnosis.calm.endswith("Noticed besides: recoverable spike (AMP303).")
+
+
+def test_a_spike_of_the_loss_that_came_back_is_over_and_not_called_no_problem():
+    loss = np.concatenate([np.linspace(2, 1, 200), np.full(60, 40.0), np.linspace(1, 0.5, 400)])
+    loss *= np.exp(0.01 * np.random.default_rng(0).standard_normal(len(loss)))
+    diagnosis = diagnose(run_with([False] * len(loss), **ordinary(len(loss), loss=loss)))
+    assert diagnosis.verdict is Verdict.HEALTHY
+    assert diagnosis.calm.startswith("No problem is left after 660 steps.")
     assert diagnosis.calm.endswith("It is over: recoverable spike (AMP303).")
 
 

@@ -249,7 +249,6 @@ def _burst(case: Case) -> RuleHit:
     depth = f", by a factor of {2**octaves:,.0f} at most," if octaves else ""
     return RuleHit(
         severity=Severity.INFO,
-        standing=FindingStatus.PAUSED,
         first_step=bursts.first_step,
         last_step=bursts.last_step,
         summary=f"{count_text(bursts.episodes, 'spike')} of {count_text(bursts.skips, 'skip')}"
