@@ -153,6 +153,7 @@ _OF_FINITE: dict[Reading, Callable[[Mapping[int, float]], float]] = {
     Reading.LOWEST: lambda of: min(of.values()),
     Reading.MEDIAN: lambda of: statistics.median(of.values()),
     Reading.STEP_OF_HIGHEST: lambda of: max(of, key=lambda step: (of[step], -step)),
+    Reading.STEP_OF_LOWEST: lambda of: min(of, key=lambda step: (of[step], step)),
 }
 
 
@@ -198,8 +199,8 @@ def _outside_rows(fact: Fact, truth: Truth) -> float:
 
 _EXACT = frozenset(
     (
-        Reading.COUNT, Reading.STEPS, Reading.STEP, Reading.STEP_OF_HIGHEST, Reading.FIRST_STEP,
-        Reading.LAST_STEP, Reading.SINCE,
+        Reading.COUNT, Reading.STEPS, Reading.STEP, Reading.STEP_OF_HIGHEST, Reading.STEP_OF_LOWEST,
+        Reading.FIRST_STEP, Reading.LAST_STEP, Reading.SINCE,
     )
 )  # fmt: skip
 _NUMBER = re.compile(

@@ -158,6 +158,11 @@ class Block:
         self.columns["loss"], self.loss_known = _worst_loss(rows, firsts)
         self._set_skips(rows, firsts)
         self._set_norms(rows, firsts)
+        loss, norm = self.columns["loss"], self.columns["grad_norm"]
+        # Hugging Face's Trainer, and loops like it, put 0 in place of a loss that is nan.
+        self.columns["loss"] = np.where(
+            (loss == 0) & self.norm_known & np.isnan(norm), np.nan, loss
+        )
         self.input_finite = _any_not(flags(rows, "input_finite"), firsts)
         self.update_seen: Flags = _fold(np.maximum, flags(rows, "update_seen"), firsts)
         self.left_out = (self.update_seen == 0) & self._is_left_out()
@@ -201,8 +206,7 @@ class Block:
         if not no_turn.any():
             return no_turn
         guarded = np.isin(self.step, [event.step for event in self.events if event.is_guarded])
-        loss_bad = self.loss_known & ~np.isfinite(self.columns["loss"])
-        return np.asarray(no_turn & (loss_bad | guarded))
+        return np.asarray(no_turn & (self.loss_bad | guarded))
 
     def _is_guarded(self) -> Mask:
         """The steps in which a guard (`ampwatch.guard`) kept the weights from moving."""
@@ -220,10 +224,8 @@ class Block:
 
     @property
     def loss_bad(self) -> Mask:
-        """Where the loss was not finite, including a nan that somebody replaced by zero."""
-        loss, norm = self.columns["loss"], self.columns["grad_norm"]
-        bad = self.loss_known & ~np.isfinite(loss)
-        return np.asarray(bad | ((loss == 0) & self.norm_known & np.isnan(norm)))
+        """Where the loss was not finite."""
+        return np.asarray(self.loss_known & ~np.isfinite(self.columns["loss"]))
 
     def position(self, step: int) -> int:
         """A step's position in the run, counted in entries; past the end if the block lacks it."""

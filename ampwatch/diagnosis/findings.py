@@ -336,11 +336,15 @@ class Diagnosis:
         )
         return " ".join(filter(None, texts))
 
+    @property
+    def noticed(self) -> list[Finding]:
+        """What is no trouble and yet plain to see."""
+        return [f for f in self.findings if f.code in _NOTICED and f.muted is None]
+
     def _noticed(self, *, over: bool) -> str:
-        seen = [f for f in self.findings if f.code in _NOTICED and f.muted is None]
         return ", ".join(
             f"{f.name.replace('-', ' ')} ({f.code})"
-            for f in seen
+            for f in self.noticed
             if (f.standing is not FindingStatus.STANDS) is over
         )
 

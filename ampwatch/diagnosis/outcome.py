@@ -49,7 +49,7 @@ _FAR = 4.0  # times its best: no other data make a loss so much higher
 _FEW_SKIPS = 2  # of the last rows, of a training whose steps are taken
 _ANNOUNCED, _RISING, _LEAP = 12, 1.2, 2.0  # entries before the loss rose; times: a rate
 _LEFT, _MORE = 0.1, 0.9  # of the first losses: what is left where all is learnt
-_RUNAWAY = 1000.0  # times the first loss, and finite: it grows from step to step
+RUNAWAY = 1000.0  # times the first loss, and finite: it grows from step to step
 _BEYOND = 1e6  # times the first loss: no return of rewards grows so far
 _MOMENTS, _TIMES_LEARNT = 0.1, 4  # of the record; times as long as half of all took to learn
 _WORTH, _CALM = 0.15, 0.15  # of the first loss: a gain; of the gain: the noise where all is lost
@@ -263,8 +263,7 @@ def _before(case: Case, step: int) -> tuple[Sign | None, bool]:
     course = loss_course(series.loss[:since])
     calm = course.end is LossEnd.LEARNING and not _is_doubted(case, series, course)
     sign = _ROSE_BEFORE if _is_announced(series, since) else None
-    if not sign and _ran_away(series.loss[:since]):
-        sign = _RAN_AWAY
+    sign = sign or (_RAN_AWAY if _ran_away(series.loss[:since]) else None)
     return sign, calm and not sign
 
 
@@ -290,9 +289,15 @@ def _is_announced(series: LossSeries, since: int) -> bool:
             return True
     rates = lr[np.isfinite(lr)][-2 * LEAST :]
     # A leap within one entry is a change by hand, and has a finding of its own.
-    rises = len(rates) > LEAST and bool((np.diff(rates) >= 0).all())
+    rises = len(rates) > LEAST and bool((np.diff(rates) >= 0).all()) and not _falls(norm)
     leapt = rises and rates[-1] >= _LEAP * rates[-2]
     return bool(rises and not leapt and rates[-1] >= _RISING * rates[0] > 0)
+
+
+def _falls(norm: Floats) -> bool:
+    """Whether gradients became smaller to the last, which no learning rate too high does."""
+    told = norm[np.isfinite(norm)]
+    return len(told) > LEAST and told[-1] <= min(told[0], median(told))
 
 
 def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
@@ -315,8 +320,8 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     fell = course.last <= _MOST * series.loss[0] or (
         stayed and _falls_since(series.loss, course.best)
     )
-    early = since <= _MOMENTS * len(series.loss) and fell
-    if (slow and (stayed or len(series.loss) >= _LONG)) or early:
+    early = fell and since <= _MOMENTS * len(series.loss)
+    if early or (slow and (stayed or len(series.loss) >= _LONG)):
         flat = Outcome(State.FLAT, None, ("loss", "grad_norm"))  # as an adversary's or a reward's
         return _above_its_start(case, series, course) or flat
     step = int(series.step[since])
@@ -325,7 +330,7 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     alone |= rose >= _FAR and course.best > 0
     sign = _ROSE_BEFORE if _is_announced(series, since) else None
     sure = bool(sign) or lost or (alone if times is None else grew and times > rose)
-    runaway = course.last >= _RUNAWAY * course.first > NOTHING
+    runaway = course.last >= RUNAWAY * course.first > NOTHING
     if not sign and (runaway or _is_forgotten(series, course)):
         sign = _RAN_AWAY if runaway else _FORGOTTEN
     # A critic's part grows with what it values: alone it is no sure sign.
@@ -597,12 +602,13 @@ def without_bound(series: LossSeries) -> Outcome | None:
 
 
 def _without_end(series: LossSeries) -> Outcome | None:
-    first = float(np.abs(series.loss[: len(series.loss) // 10]).max())
+    first = max(NOTHING, float(np.abs(series.loss[: len(series.loss) // 10]).max()))
     quarters = [median(part) for part in np.array_split(series.loss, 4)]
     falls = -np.diff(quarters)
     faster = falls[0] > 0 and bool((np.diff(falls) > 0).all())
     gradients, weights = _growth(series.norm), _growth(series.weights)
     grew = weights >= _WEIGHTS or _growth(series.activation) >= _ACTIVATIONS
+    grew |= quarters[-1] <= -RUNAWAY * first  # which no loss with an end does
     if not (faster and quarters[-1] <= -_BEYOND_FIRST * first and gradients >= _GRADIENTS and grew):
         return None
     low, high = two_digits(quarters[-1]), two_digits(quarters[0])
@@ -610,10 +616,9 @@ def _without_end(series: LossSeries) -> Outcome | None:
         f"The loss falls without end, faster and faster: {high} in the first quarter, {low} in the "
         f"last, while the gradients grew {two_digits(gradients)} times."
     )
-    step = int(series.step[np.argmax(series.loss < -first)])
-    evidence = Evidence("loss", int(series.step[-1]), quarters[-1], quarters[0], "first quarter")
-    columns = ("loss", "grad_norm", "param_norm")
-    return Outcome(State.WITHOUT_END, step, columns, words, evidence=(evidence,))
+    step, last = int(series.step[np.argmax(series.loss < -first)]), int(series.step[-1])
+    evidence = Evidence("loss", last, quarters[-1], quarters[0], "first quarter")
+    return Outcome(State.WITHOUT_END, step, ("loss", "grad_norm"), words, evidence=(evidence,))
 
 
 def _wider(series: LossSeries) -> Outcome | None:

@@ -26,6 +26,7 @@ from ampwatch.diagnosis.learning_rate.advice import UNCERTAIN, Action, Advice
 from ampwatch.diagnosis.outcome import outcome_of, series_of_case
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.rules.loss import UNKNOWN, outcome_hit
+from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.value_text import count_text, rate_text
 
 
@@ -291,7 +292,10 @@ def conclude(case: Case) -> Diagnosis:
 def _named_by_cause(
     findings: Sequence[Finding], advice: Advice, outcome: Outcome
 ) -> Iterator[Finding]:
-    """The findings; where the learning rate is to be lowered, a loss that rose is called by it."""
+    """The findings; where the learning rate is to be lowered, what went wrong is called by it.
+
+    A loss that rose gets its name. Numbers that left their format are told as what followed.
+    """
     if not findings or advice.action is not Action.LOWER or outcome.is_leap:
         yield from findings
         return
@@ -299,18 +303,28 @@ def _named_by_cause(
     head, *rest = findings
     if head.cause == UNKNOWN:
         head = replace(head, cause=f"{_LIKELY_RATE}{sign}.")
-    if head.code != _RISE or head.severity is not Severity.ERROR:
+    is_announced = head.code in _BY_NUMBERS and outcome.sign is not None
+    if not (head.code == _RISE or is_announced) or head.severity is not Severity.ERROR:
         yield from (head, *rest)
         return
     too_high = next(rule for rule in RULES if rule.code == RATE[0])
     # A milder finding that the table of evidence has of the same cause comes and goes beside it.
     same = [f for f in rest if f.code == too_high.code]
     evidence = (*head.evidence, *(piece for f in same for piece in f.evidence))
-    yield replace(head, code=too_high.code, name=too_high.name, evidence=evidence)
+    named = replace(head, code=too_high.code, name=too_high.name, evidence=evidence)
+    if is_announced:
+        cause, action = f"{_LIKELY_RATE}{sign}.", _lower_text(advice)
+        named = replace(named, summary=f"{_LIKELY_RATE}.", cause=cause, action=action)
+        rest = [head, *rest]
+    yield named
     for finding in rest:
-        follows = finding.because_of == _RISE or finding.code in RATE
+        follows = finding.because_of == head.code or finding.code in RATE or finding is head
         if finding not in same:
             yield replace(finding, because_of=too_high.code) if follows else finding
+
+
+def _lower_text(advice: Advice) -> str:
+    return "Lower the learning rate." if advice.factor is None else how_to_change_rate(advice)
 
 
 _LIKELY_RATE = "The learning rate is likely too high"

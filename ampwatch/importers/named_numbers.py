@@ -177,7 +177,8 @@ class NamedNumber:
 def named_losses(numbers: Sequence[NamedNumber], figures: Collection[str] = ()) -> dict[str, float]:
     """A plain line's numbers that are losses by their words, such as `mse` or `Loss_G`."""
     values = metrics_of(numbers, figures)
-    return {n: values[n] for n in losses_among(tuple(values)) if not n.startswith("aux")}
+    losses = losses_among(tuple(values))
+    return {n: values[n] for n in losses if not n.startswith("aux") and "scale" not in n}
 
 
 def names_of(lines: Iterable[Sequence[NamedNumber]], most: int = 6) -> list[str]:

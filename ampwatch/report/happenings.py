@@ -15,25 +15,27 @@ import numpy as np
 
 from ampwatch.diagnosis import Diagnosis
 from ampwatch.diagnosis.column_arrays import Integers
-from ampwatch.diagnosis.findings import State
+from ampwatch.diagnosis.findings import Finding, State
 from ampwatch.report.facts import telling_step
 from ampwatch.report.letter_facts import Fact, FactReader, Holds, Name, Reading, Sentence, Series
 from ampwatch.rows import EventKind, Table
 
 _LEVEL_ENTRIES = 10  # whose median is the level before
-_SHORTLY_SHARE = 4  # a quarter of the entries before the trouble, in which a rise may have begun
+_BLOCKS, _PATIENCE = 30, 6  # of the entries before the trouble; as many may be no lower
 _STAYS = " and does not come back"  # of a loss that stays above its level
 _LEAST_ENTRIES = 3
 _MUCH = 4.0  # times: growth of a norm or of an activation that is worth a line
 _LOSS_RISE = 1.5  # times the level before
 _CALM_STEPS = 20  # accepted steps between two stretches of skips
+_BURST = 5  # skips in one stretch
 _DENSE = 0.5  # of the steps from there on are skipped
-_NEAR_END = 0.05  # of the run: skips that reach so far go on at its end
+_NEAR_END = 2  # steps: skips that reach so far go on at the end of the run
 _SCALE_FALL = 16.0  # times
 _ZERO_TO_THE_END = "the log shows a loss of zero to the end"
-_HF_TRAINER, _LOSS_LOST = "hf-trainer", "AMP204"
+_NAN_AS_ZERO = "the loss is NaN to the end; this log shows zero for it"
 _LEAP, _SHORTLY, _BEGINNING = 2.0, 30, 10  # times; steps before the trouble; steps of a warm-up
 _ROSE = frozenset((State.WORSE, State.NOT_BACK, State.ANOTHER_LEVEL))
+_OF_LOSS = frozenset(("AMP206", "AMP303"))
 _PROGRESS = 0.9  # a loss above this part of its first level did not come down
 
 
@@ -114,7 +116,8 @@ def _loss_course(
     peak = reader.fact(Reading.HIGHEST, "loss", int(span[-1]) + 1, None)
     if level is None or peak is None or not 0 < _LOSS_RISE * level.value <= peak.value:
         return level, None, None
-    left = reader.since("loss", Holds.ABOVE, level.value)
+    lines = _LOSS_RISE * level.value, level.value
+    left = next(filter(None, (reader.since("loss", Holds.ABOVE, line) for line in lines)), None)
     at = reader.fact(Reading.STEP_OF_HIGHEST, "loss", peak.first, peak.last)
     if left is not None and left.value > peak_step(at):
         left = None  # the loss had risen and come back before: its last steps are no beginning
@@ -124,28 +127,30 @@ def _loss_course(
 def _span_before_rise(before: Series) -> Integers:
     """The steps whose median is the loss before it rose.
 
-    They are the last before the trouble; if the loss was many times lower shortly before, those at
-    which it was lowest: it had begun to rise before anything else showed.
+    Back from the trouble as far as the loss was lower before: it may have risen for long before
+    anything else showed.
     """
-    last = before.step[-_LEVEL_ENTRIES:]
-    blocks = len(before) // _SHORTLY_SHARE // _LEVEL_ENTRIES
+    size = max(min(len(before) // _BLOCKS, _LEVEL_ENTRIES), len(before) // 100)
+    size = max(size, _LEAST_ENTRIES if len(before) > _LEVEL_ENTRIES else 1)
+    blocks = len(before) // size
     if not blocks:
-        return last
-    recent = slice(-blocks * _LEVEL_ENTRIES, None)
-    levels = np.median(before.value[recent].reshape(blocks, _LEVEL_ENTRIES), axis=1)
-    lowest = blocks - 1 - int(np.argmin(levels[::-1]))
-    if not 0 < _MUCH * levels[lowest] <= levels[-1]:
-        return last
-    ends = len(before) - _LEVEL_ENTRIES * (blocks - lowest - 1)
-    return before.step[ends - _LEVEL_ENTRIES : ends]
+        return before.step
+    begin = len(before) - blocks * size
+    levels = np.median(before.value[begin:].reshape(blocks, size), axis=1)
+    lowest = blocks - 1
+    for at in range(blocks - 2, -1, -1):
+        if levels[at] < levels[lowest]:
+            lowest = at
+        elif lowest - at > _PATIENCE:
+            break
+    return before.step[begin + lowest * size : begin + (lowest + 1) * size]
 
 
 def _skip_course(reader: FactReader) -> tuple[Fact | None, Fact | None, Fact | None]:
     skipped, last = reader.holding("skipped", Holds.TRUE), reader.last_step
     if len(skipped) < _LEAST_ENTRIES or last is None:
         return None, None, None
-    reach = max(1, round(_NEAR_END * (last - int(reader.steps[0]) + 1)))
-    if last - int(skipped[-1]) > reach:
+    if last - int(skipped[-1]) > _NEAR_END:
         return None, None, None
     gaps = np.flatnonzero(np.diff(skipped) > _CALM_STEPS)
     begin = int(gaps[-1]) + 1 if len(gaps) else 0
@@ -215,11 +220,10 @@ def _grown(series: Series) -> tuple[int, tuple[int, int]] | None:
     return None
 
 
-def _is_nan_logged_as_zero(course: Course, diagnosis: Diagnosis) -> bool:
-    """Whether a lost loss stands as zero in the log, as Hugging Face's Trainer prints it."""
-    lost = any(finding.code == _LOSS_LOST for finding in diagnosis.findings)
-    is_hf = diagnosis.run.source == _HF_TRAINER
-    return lost and is_hf and course.reader.since("loss", Holds.ZERO) is not None
+def _is_nan_logged_as_zero(reader: FactReader, zeros: Fact) -> bool:
+    """Whether the log shows a loss of zero to the end where it was NaN: so were the gradients."""
+    norms = reader.series("grad_norm").within(int(zeros.value), None).value
+    return bool(len(norms)) and bool(np.isnan(norms).all())
 
 
 def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
@@ -229,12 +233,11 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
         highest: tuple[str | Fact, ...] = (peak, " at step ", at) if at else (peak,)
         if course.loss_left is None:
             yield Happening(at, Sentence.of("the loss reaches ", peak, *_around(reader, level, at)))
-        elif course.loss_left.value < peak_step(at):
-            words = Sentence.of("the loss starts to rise from ", level, "; its peak is ", *highest)
-            yield Happening(course.loss_left, words)
         else:
-            words = Sentence.of("the loss rises from ", level, " to ", peak, _STAYS)
-            yield Happening(course.loss_left, words)
+            at_once = course.loss_left.value >= peak_step(at)
+            top = (peak,) if at_once else highest
+            words = ("the loss rises from ", level, " to ", *top, *_stands_at(reader, peak, at))
+            yield Happening(course.loss_left, Sentence.of(*words))
     elif (rise := _slight_rise(reader, diagnosis)) is not None:
         yield rise
     if course.loss_lost is not None:
@@ -242,12 +245,22 @@ def _loss_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
         return
     zeros = reader.since("loss", Holds.ZERO)
     if zeros is not None and zeros.value < (reader.last_step or 0):
-        is_nan = _is_nan_logged_as_zero(course, diagnosis)
-        told = "the loss is NaN to the end" if is_nan else _ZERO_TO_THE_END
+        is_nan = _is_nan_logged_as_zero(reader, zeros)
+        told = _NAN_AS_ZERO if is_nan else _ZERO_TO_THE_END
         yield Happening(zeros, Sentence.of(told))
     lost = reader.holding("loss", Holds.NOT_FINITE)
     if len(lost):
         yield _not_finite_in_steps(reader, "loss", "the loss", lost)
+
+
+def _stands_at(reader: FactReader, peak: Fact, at: Fact | None) -> tuple[str | Fact, ...]:
+    """Where the loss stands since its peak, as the end of a sentence."""
+    later = reader.series("loss").finite.within(int(peak_step(at)) + 1, None).step
+    end = _median(reader, later[-_LEVEL_ENTRIES:]) if len(later) else None
+    is_lost = len(reader.series("loss")) and reader.since("loss", Holds.NOT_FINITE) is not None
+    if end is None or is_lost:
+        return ()
+    return (_STAYS,) if end.text == peak.text else ("; at the end it is ", end)
 
 
 def _slight_rise(reader: FactReader, diagnosis: Diagnosis) -> Happening | None:
@@ -298,7 +311,7 @@ def _around(reader: FactReader, level: Fact, at: Fact | None) -> tuple[str | Fac
     before = losses.within(None, step - 1).step[-_LEVEL_ENTRIES:]
     after = losses.within(step + 1, None).step[:_LEVEL_ENTRIES]
     words: list[str | Fact] = [" (", _median(reader, before) or level, " before"]
-    if len(after) and (later := _median(reader, after)) is not None:
+    if len(after) and (later := _median(reader, after)) is not None and later.value:
         words += [", ", later, " after"]
     return (*words, ")")
 
@@ -330,15 +343,36 @@ def _skip_lines(course: Course) -> Iterator[Happening]:
     skipped = reader.holding("skipped", Holds.TRUE)
     if not len(skipped):
         return
+    stretches = np.split(skipped, np.flatnonzero(np.diff(skipped) > _CALM_STEPS) + 1)
+    longest = max(stretches, key=len)
+    if len(longest) >= _BURST and 2 * len(longest) > len(skipped) > len(longest):
+        yield _skips_between(reader, longest)
+        return
     first = reader.step_fact(Reading.FIRST_STEP, int(skipped[0]), "skipped", Holds.TRUE)
     last = reader.step_fact(Reading.LAST_STEP, int(skipped[-1]), "skipped", Holds.TRUE)
     count = reader.count("skipped", Holds.TRUE)
     if len(skipped) == 1:
         yield Happening(first, Sentence.of("this step is skipped, and no other"))
+    elif len(stretches) == 1 and len(skipped) >= _BURST:
+        yield _skips_between(reader, longest)
     else:
         yield Happening(
             first, Sentence.of("first of ", count, " skipped steps; the last is step ", last)
         )
+
+
+def _skips_between(reader: FactReader, stretch: Integers) -> Happening:
+    """A stretch of skips that was over before the end, and how many others there were."""
+    begin, end = int(stretch[0]), int(stretch[-1])
+    first = reader.step_fact(Reading.FIRST_STEP, begin, "skipped", Holds.TRUE, begin, end)
+    last = reader.step_fact(Reading.LAST_STEP, end, "skipped", Holds.TRUE, begin, end)
+    count, steps = reader.count("skipped", Holds.TRUE, begin, end), reader.count_steps(begin, end)
+    every = reader.count("skipped", Holds.TRUE)
+    share = ("all ", count) if count.value == steps.value else (count, " of ", steps)
+    others = () if every.value == count.value else (" (in the whole log ", every, ")")
+    return Happening(
+        first, Sentence.of("from here to step ", last, ", ", *share, " steps are skipped", *others)
+    )
 
 
 def _overflow_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
@@ -399,6 +433,18 @@ def _one_rank_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]
         yield Happening(first, words)
 
 
+def noticed_line(reader: FactReader, finding: Finding) -> Iterator[Happening]:
+    """When something that is no trouble was seen, and how high the loss was then."""
+    begin, end = finding.first_step, finding.last_step
+    if begin is None or begin not in reader.steps:
+        return
+    words: list[str | Fact] = [f"{finding.name.replace('-', ' ')} ({finding.code})"]
+    highest = reader.fact(Reading.HIGHEST, "loss", begin, end)
+    if highest is not None and finding.code in _OF_LOSS:
+        words += [": the loss reaches ", highest]
+    yield Happening(reader.at_step(begin), Sentence.of(*words))
+
+
 def _metric_lines(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Happening]:
     """The metric that the main finding is about: where it was best, and where it ended."""
     for piece in () if diagnosis.headline is None else diagnosis.headline.evidence:
@@ -407,12 +453,17 @@ def _metric_lines(reader: FactReader, diagnosis: Diagnosis) -> Iterator[Happenin
             continue
         reading = {"lowest": Reading.LOWEST, "highest": Reading.HIGHEST}.get(best, Reading.FIRST)
         was, now = reader.fact(reading, name), reader.fact(Reading.LAST, name)
-        if was is not None and now is not None:
-            words = (Name(name), " was ", was, f" at {_BEST[reading]} and ", now, " at the end.")
-            yield Happening(None, Sentence.of(*words))
+        if was is None or now is None:
+            continue
+        words: list[str | Fact | Name] = [Name(name), " was ", was, f" at {_BEST[reading]}"]
+        at = reader.fact(_STEP_OF[reading], name) if reading in _STEP_OF else None
+        if at is not None:
+            words += [", at step ", at, ","]
+        yield Happening(None, Sentence.of(*words, " and ", now, " at the end."))
 
 
 _BEST = {Reading.LOWEST: "its lowest", Reading.HIGHEST: "its highest", Reading.FIRST: "first"}
+_STEP_OF = {Reading.LOWEST: Reading.STEP_OF_LOWEST, Reading.HIGHEST: Reading.STEP_OF_HIGHEST}
 
 
 def _exception_lines(course: Course) -> Iterator[Happening]:
@@ -448,16 +499,16 @@ def _scale_lines(course: Course) -> Iterator[Happening]:
 
 
 def loss_ends(reader: FactReader) -> Sentence | None:
-    """The loss at the beginning and at the end: the medians of its ten entries there, or fewer."""
+    """The first loss that a log shows, and the median of its last ten, or fewer."""
     losses = reader.series("loss").finite
     if len(losses) < 2:
         return None
     few = min(_LEVEL_ENTRIES, (len(losses) + 3) // 4)
-    first = reader.fact(Reading.MEDIAN, "loss", int(losses.step[0]), int(losses.step[few - 1]))
+    first = reader.fact(Reading.FIRST, "loss")
     last = reader.fact(Reading.MEDIAN, "loss", int(losses.step[-few]), int(losses.step[-1]))
     if first is None or last is None:
         return None
-    how = " (medians)" if few > 1 else ""  # beside a figure of the last value
+    how = " (median of its last values)" if few > 1 else ""
     return Sentence.of("loss was ", first, " at first and ", last, f" at the end{how}")
 
 

@@ -27,6 +27,7 @@ from ampwatch.report.happenings import (
     happenings,
     in_order,
     loss_ends,
+    noticed_line,
 )
 from ampwatch.report.letter_facts import (
     SIGNALS,
@@ -67,6 +68,7 @@ _CERTAIN_ENOUGH = 0.8  # of a cause: a title that states it below this says "pro
 CAUSE_UNKNOWN = "Cause: not known; the above is what the log shows."
 _SAME_RATE = 0.01  # of the peak: a schedule that has not begun to lower it
 _LEVEL_ENTRIES = 10  # whose median is what is usual
+_LEAP = 1.5  # times: a learning rate that leapt; one that climbed did so over many steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,9 @@ def _first_seen(diagnosis: Diagnosis, head: Finding) -> int | None:
 
 def _title(diagnosis: Diagnosis, head: Finding | None) -> str:
     if head is not None and diagnosis.learning_rate.leapt_at_step is not None:
-        return "The learning rate jumped, and training broke down"
+        is_over = diagnosis.verdict is Verdict.FAILING
+        what = "training broke down" if is_over else "the loss rose"
+        return f"The learning rate jumped, and {what}"
     title = "" if head is None else title_of(head, diagnosis.run.ranks)
     doubt = _doubt(diagnosis, head)
     return f"{doubt} {title[:1].lower()}{title[1:]}" if doubt else title
@@ -261,6 +265,7 @@ def _opening(course: Course, diagnosis: Diagnosis, head: Finding | None) -> Iter
 def _breakdown(course: Course, diagnosis: Diagnosis) -> Sentence:
     """At which step a training with too high a learning rate broke down, and what it was there."""
     reader, begin = course.reader, course.begin
+    what = "Training broke down" if diagnosis.verdict is Verdict.FAILING else "The loss rose"
     if begin is None:
         ends = loss_ends(reader)
         if ends is not None and did_not_come_down(reader):
@@ -271,12 +276,12 @@ def _breakdown(course: Course, diagnosis: Diagnosis) -> Sentence:
         return Sentence.of("The ", ends, "; its lowest value is ", best, ".")
     if (leap := diagnosis.learning_rate.leapt_at_step) is not None:
         before, after = (reader.value("lr", step) for step in (leap - 1, leap))
-        if before is not None and after is not None:
+        if before is not None and after is not None and after.value >= _LEAP * before.value:
             return Sentence.of(
-                "Training broke down after the learning rate had gone from ", before, " to ",
+                f"{what} after the learning rate had gone from ", before, " to ",
                 after, " at step ", estimated_step("leapt_at_step", leap), ".",
             )  # fmt: skip
-    words: list[str | Fact | Name] = ["Training broke down at step ", begin]
+    words: list[str | Fact | Name] = [f"{what} at step ", begin]
     rate = reader.value("lr", int(begin.value))
     base = reader.value("lr_base", int(begin.value))
     if rate is None:
@@ -356,12 +361,14 @@ def _skips_of_all(reader: FactReader) -> Sentence:
 def _happened(course: Course, diagnosis: Diagnosis, head: Finding | None) -> Iterator[Happening]:
     found = happenings(course, diagnosis)
     if head is None:
-        yield from (one for one in found if one.step is not None)
+        noticed = (line for one in diagnosis.noticed for line in noticed_line(course.reader, one))
+        yield from in_order([*(one for one in found if one.step is not None), *noticed])
         ends = loss_ends(course.reader)
         if ends is not None:
-            stood = (
-                ", which by itself is no fault." if did_not_come_down(course.reader, _SAME) else "."
-            )
+            stood = "."
+            if did_not_come_down(course.reader, _SAME):
+                explained = diagnosis.outcome.is_explained
+                stood = _EXPLAINED if explained else ", which by itself is no fault."
             yield Happening(None, Sentence.of("The ", ends, stood))
         return
     shown = found[:_MOST_HAPPENINGS]
@@ -384,7 +391,7 @@ def _evidence(reader: FactReader, head: Finding, told: set[str]) -> Iterator[Hap
             what, every = what[0].upper() + what[1:], reader.count(fact.column, Holds.PRESENT)
             yield Happening(None, Sentence.of(what, ": ", fact, " in all ", every, " steps."))
             continue
-        words = (what, *layer, ": ", fact, *_context(reader, fact))
+        words = (what, *layer, ": ", fact, *_context(reader, fact, head.first_step))
         yield Happening(step, Sentence.of(*words))
 
 
@@ -395,7 +402,7 @@ def _is_always_zero(reader: FactReader, fact: Fact) -> bool:
     return 1 < zero.value == every.value
 
 
-def _context(reader: FactReader, fact: Fact) -> tuple[str | Fact, ...]:
+def _context(reader: FactReader, fact: Fact, began: int | None) -> tuple[str | Fact, ...]:
     """What a number of the steps usually is before, or in how many steps it is zero."""
     if fact.table is not Table.STEPS or fact.first is None:
         return ()
@@ -403,7 +410,9 @@ def _context(reader: FactReader, fact: Fact) -> tuple[str | Fact, ...]:
     if not fact.value:
         zero, every = (reader.count(fact.column, holds) for holds in (Holds.ZERO, Holds.PRESENT))
         return " (zero in ", zero, " of ", every, " steps)"
-    before = series.finite.within(None, fact.first - 1).step[-_LEVEL_ENTRIES:]
+    # What is usual was so before the trouble, which the finding dates.
+    until = fact.first if began is None else min(began, fact.first)
+    before = series.finite.within(None, until - 1).step[-_LEVEL_ENTRIES:]
     if len(before) < _LEVEL_ENTRIES:
         return ()
     usual = reader.fact(Reading.MEDIAN, fact.column, int(before[0]), int(before[-1]))
@@ -427,6 +436,7 @@ def _listed(diagnosis: Diagnosis, head: Finding | None, *, follows: bool) -> Ite
             yield Listed(finding)
 
 
+_EXPLAINED = ", which other numbers of this log explain."
 _SAME = 0.98  # of the first loss: as high, in two digits
 _GUESS = re.compile(r"Read as (\w+).+?(?=\. If another)")  # of a log of no known format
 
@@ -516,10 +526,9 @@ def _remedy_words(diagnosis: Diagnosis) -> Iterator[Sentence]:
             "Remedy: tested. The learning rate held in a rerun of ", steps, " steps.",
             *_tested_range(advice),
         )  # fmt: skip
-    elif advice.low is not None and advice.high is not None:
-        yield Sentence.of("Remedy: not tested", *_beside_limit(advice, advice.low, advice.high))
-    else:
-        yield Sentence.of("Remedy: not tested.")
+    elif advice.recommended is not None:
+        rate = estimate("recommended", advice.recommended)
+        yield Sentence.of("Remedy: not tested. The learning rate of ", rate, " is estimated.")
 
 
 def _remedy_beside_rate(advice: Advice) -> Iterator[Sentence]:
@@ -529,15 +538,6 @@ def _remedy_beside_rate(advice: Advice) -> Iterator[Sentence]:
         return
     steps = estimated_step("proved_steps", advice.proved_steps)
     yield Sentence.of("Remedy: tested. The trouble was gone in a rerun of ", steps, " steps.")
-
-
-def _beside_limit(advice: Advice, low: float, high: float) -> Sequence[str | Fact]:
-    """That the remedy is estimated; where the limit is, if it does not lie below that."""
-    if advice.recommended is None or advice.recommended >= low:
-        limits = estimate("low", low), estimate("high", high)
-        return (". Estimated limit of the learning rate: ", limits[0], " to ", limits[1], ".")
-    below = estimate("recommended", advice.recommended)
-    return (". The learning rate of ", below, " is estimated.")
 
 
 def _tested_range(advice: Advice) -> Sequence[str | Fact]:

@@ -52,6 +52,7 @@ class Reading(str, enum.Enum):
     STEPS = "steps"  # that have a row
     STEP = "step"  # the span's first step, at which `holds` is true
     STEP_OF_HIGHEST = "step of the highest"  # the first such step
+    STEP_OF_LOWEST = "step of the lowest"  # the first such step
     FIRST_STEP = "first step"  # in which `holds` is true
     LAST_STEP = "last step"  # in which `holds` is true
     SINCE = "since"  # the first step from which `holds` is true of every value
@@ -192,7 +193,14 @@ def estimated_step(key: str, step: int) -> Fact:
 _RATES = frozenset(("lr_base",))  # as its user gave it; what a schedule makes of it has two digits
 _SCALES = frozenset(("scale", "scale_after"))
 _STEP_READINGS = frozenset(
-    (Reading.STEP, Reading.STEP_OF_HIGHEST, Reading.FIRST_STEP, Reading.LAST_STEP, Reading.SINCE)
+    (
+        Reading.STEP,
+        Reading.STEP_OF_HIGHEST,
+        Reading.STEP_OF_LOWEST,
+        Reading.FIRST_STEP,
+        Reading.LAST_STEP,
+        Reading.SINCE,
+    )
 )
 
 
@@ -512,6 +520,10 @@ def _step_of_highest(found: Series) -> float:
     return float(found.step[int(np.argmax(found.value))])
 
 
+def _step_of_lowest(found: Series) -> float:
+    return float(found.step[int(np.argmin(found.value))])
+
+
 _READINGS = {
     Reading.VALUE: lambda found: float(found.value[0]),
     Reading.FIRST: lambda found: float(found.value[0]),
@@ -520,6 +532,7 @@ _READINGS = {
     Reading.LOWEST: lambda found: float(found.value.min()),
     Reading.MEDIAN: lambda found: float(np.median(found.value)),
     Reading.STEP_OF_HIGHEST: _step_of_highest,
+    Reading.STEP_OF_LOWEST: _step_of_lowest,
 }
 
 

@@ -73,16 +73,19 @@ def what_to_do(
         return
     if head is None:
         if advice.action is Action.RAISE and None not in (advice.recommended, advice.current):
-            yield Sentence.of("Optional: try a ", *_peak(advice, "now"), ".")
+            yield Sentence.of("Optional: try a ", *_peak(advice), ".")
         elif diagnosis.verdict is Verdict.CUT_OFF:
             yield from _resume(place)
         return
     restarts = head.severity is Severity.ERROR and head.code in _LEAVES_HARM
+    if restarts and advice.action is Action.LOWER:
+        yield from _lower_without_value(place, course)
+        return
     told = [text for text in sentences_of(head.action) if not _is_recorded(text, course.reader)]
     steps = [Sentence.of(*_with_steps(text, head)) for text in told]
     is_known = None not in (advice.recommended, advice.current)
     if head.code == _NO_PROGRESS and advice.action is Action.RAISE and is_known:
-        steps.insert(0, Sentence.of("Try a ", *_peak(advice, "now"), "."))
+        steps.insert(0, Sentence.of("Try a ", *_peak(advice), "."))
     del steps[_MOST_STEPS:]
     if diagnosis.run.state == CUT_OFF and not restarts:
         steps = [*_resume(place), *steps]
@@ -110,17 +113,11 @@ def _resume(place: RestartPlace) -> Iterator[Sentence]:
     )
 
 
-def _peak(advice: Advice, state: str) -> tuple[str | Fact, ...]:
-    """The advised peak and the present one; `state` says whether that one was ever reached."""
+def _peak(advice: Advice) -> tuple[str | Fact, ...]:
+    """The advised peak and that of the run, which it may not have reached yet."""
     assert advice.current is not None
     now = present_rate(advice.current)
-    return "peak learning rate of ", _advised_rate(advice), f" ({state} ", now, ")"
-
-
-def _state_of_peak(course: Course, advice: Advice) -> str:
-    rates = course.reader.series("lr").finite.value
-    reached = not len(rates) or advice.current is None or rates.max() >= 0.99 * advice.current
-    return "now" if reached else "planned"
+    return "peak learning rate of ", _advised_rate(advice), " instead of ", now
 
 
 def _advised_rate(advice: Advice) -> Fact:
@@ -149,15 +146,21 @@ def _lower(
             "Set it back from ", present_rate(advice.current), " to ", rate,
             ". The run had trained with that before.",
         )  # fmt: skip
-        yield restart_sentence(place)
+        if place.checkpoint is None and not place.sees_saves:
+            risen = course.begin
+            begin = leap if risen is None or leap.value <= risen.value else risen
+            yield Sentence.of("Then restart from your last checkpoint before step ", begin, ".")
+        else:
+            yield restart_sentence(place, course)
         return
-    with_rate: list[str | Fact | Name] = [
-        " with a ", *_peak(advice, _state_of_peak(course, advice))
-    ]  # fmt: skip
+    with_rate: list[str | Fact | Name] = [" with a ", *_peak(advice)]
     if advice.besides is not None:
         with_rate += [" and ", Name(advice.besides)]
     if place.checkpoint is None:
-        yield Sentence.of("Start from scratch", *with_rate, ".", *_no_clean_checkpoint(place))
+        before = _before_the_trouble(course)
+        yield Sentence.of(
+            "Start from scratch", *with_rate, ".", *_no_clean_checkpoint(place, before)
+        )
     else:
         yield Sentence.of("Restart from the checkpoint of step ", *_saved(place), *with_rate, ".")
     command = command_with_rate(run, advice.current, plain)
@@ -173,6 +176,15 @@ def _lower(
         )
 
 
+def _lower_without_value(place: RestartPlace, course: Course) -> Iterator[Sentence]:
+    """What to do where the learning rate is too high, and the log does not show it."""
+    yield Sentence.of("Lower the learning rate. This log does not show it, so no value is advised.")
+    yield Sentence.of(
+        "Look whether inputs and targets are normalised: large ones have the same effect."
+    )
+    yield restart_sentence(place, course)
+
+
 def _own_command(run: Record) -> str:
     """What a rerun needs besides the run's name: the command, where the run has not recorded it."""
     origin = getattr(run.info, "origin", {})
@@ -180,9 +192,9 @@ def _own_command(run: Record) -> str:
     return "" if has_one and getattr(run.info, "world_size", 1) == 1 else " -- COMMAND"
 
 
-def _no_clean_checkpoint(place: RestartPlace) -> Sequence[str]:
+def _no_clean_checkpoint(place: RestartPlace, before: Sequence[str | Fact]) -> Sequence[str | Fact]:
     if not place.sees_saves:
-        return (" Or resume from a checkpoint saved before the trouble.",)
+        return (" Or resume from a checkpoint saved before ", *before, ".") if before else ()
     return (" No recorded checkpoint is from before the trouble.",) if place.saves else ()
 
 
@@ -196,19 +208,31 @@ def _saved(place: RestartPlace) -> Sequence[str | Fact | Name]:
     return (step,) if saved.path is None else (step, " (", Name(saved.path), ")")
 
 
-def restart_sentence(place: RestartPlace, course: Course | None = None) -> Sentence:
+def restart_sentence(place: RestartPlace, course: Course) -> Sentence:
     """Where to restart, in words."""
     start, restart = "Then start", "Then restart"
     if place.checkpoint is not None:
         return Sentence.of(f"{restart} from the checkpoint of step ", *_saved(place), ".")
     if place.sees_saves:
-        return Sentence.of(f"{start} from scratch.", *_no_clean_checkpoint(place))
-    begin = None if course is None else course.begin
-    if begin is not None and begin.value <= _FIRST_STEPS:
+        return Sentence.of(f"{start} from scratch.", *_no_clean_checkpoint(place, ()))
+    before = _before_the_trouble(course)
+    if not before:
         return Sentence.of(f"{start} from scratch.")
-    if begin is None or course is None or begin.value <= course.reader.steps[0]:
-        return Sentence.of(f"{start} from scratch, or from a checkpoint saved before the trouble.")
-    return Sentence.of(f"{restart} from your last checkpoint before step ", begin, ".")
+    if len(before) == 1:
+        return Sentence.of(
+            f"{start} from scratch, or from a checkpoint saved before ", *before, "."
+        )
+    return Sentence.of(f"{restart} from your last checkpoint before ", *before, ".")
+
+
+def _before_the_trouble(course: Course) -> Sequence[str | Fact]:
+    """Before what a checkpoint has to be saved; empty if the trouble was there from the start."""
+    begin, reader = course.begin, course.reader
+    if begin is not None and begin.value <= _FIRST_STEPS:
+        return ()
+    if begin is None or begin.value <= reader.steps[0]:
+        return ("the trouble",)
+    return ("entry " if reader.counts_entries else "step ", begin)
 
 
 _ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z`(])")

@@ -96,7 +96,7 @@ def test_after_a_leap_the_band_says_which_rate_to_go_back_to(shown_of):
     [(Action.NOT_THE_CAUSE, "Learning rate: nothing recorded points to it."),
      (Action.KEEP, "Learning rate: nothing recorded points to it."),
      (Action.UNKNOWN, "Learning rate: it may be the cause; this log cannot tell."),
-     (Action.LOWER, "Start from scratch with a peak learning rate of 0.01 (now 0.05).")],
+     (Action.LOWER, "Start from scratch with a peak learning rate of 0.01 instead of 0.05.")],
 )  # fmt: skip
 def test_the_band_says_what_the_report_says_of_the_learning_rate(action, words, shown_of):
     rate = {"current": 0.05, "recommended": 0.01, "factor": 0.2}

@@ -57,7 +57,7 @@ def test_a_cure_that_ends_the_trouble_is_kept_while_the_rate_is_searched(tmp_pat
     assert f"Proved: a learning rate of {rate:.3g} with wide in float32 held for 60 steps" in said
     assert "was kept while learning rates were tried" in said
     shown = " ".join(ran(tmp_path, "-m", "ampwatch", "report", run).stdout.split())
-    assert f"peak learning rate of {rate:.3g} (now 0.1) and wide in float32" in shown
+    assert f"peak learning rate of {rate:.3g} instead of 0.1 and wide in float32" in shown
     planned = json.loads(ran(tmp_path, "-m", "ampwatch", "plan", run, "--json").stdout)
     assert planned["learning_rate"]["groups"] == [pytest.approx(rate)]
     assert planned["keep_in_float32"] == ["wide"]

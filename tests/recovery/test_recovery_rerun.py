@@ -94,7 +94,7 @@ def test_a_rate_that_holds_is_found_and_the_users_files_stay_as_they_are(trained
     shown = ran(folder, "-m", "ampwatch", "report", run)
     words = " ".join(shown.stdout.split())
     assert "Remedy: tested. The learning rate held in a rerun of" in words
-    assert f"peak learning rate of {proved:.3g} (now" in words
+    assert f"peak learning rate of {proved:.3g} instead of" in words
 
 
 @pytest.mark.slow_trainings

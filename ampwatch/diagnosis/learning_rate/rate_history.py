@@ -322,7 +322,7 @@ def rows_of_block(block: Block, forward: Flags) -> RateRows:
     return rows_of(
         step=block.step,
         skipped=block.skipped | block.left_out,
-        loss_bad=(block.loss_known & ~np.isfinite(columns["loss"])) | block.left_out,
+        loss_bad=block.loss_bad | block.left_out,
         act_amax=_largest_activations(block),
         forward_bad=forward == 0,
         **{name: columns[name] for name in _SAME},

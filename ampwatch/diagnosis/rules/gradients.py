@@ -15,8 +15,9 @@ from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Integers, median_of_known
 from ampwatch.diagnosis.event_history import NO_GRADIENTS, NO_GRAPH
-from ampwatch.diagnosis.findings import Severity
+from ampwatch.diagnosis.findings import Severity, State
 from ampwatch.diagnosis.learning_rate import RateRows, constants
+from ampwatch.diagnosis.outcome import REMEDIES, outcome_of
 from ampwatch.diagnosis.rule import RuleHit, rule
 from ampwatch.diagnosis.rules.scale import raise_scale_text
 from ampwatch.diagnosis.value_text import Evidence, count_text, scale_text
@@ -213,14 +214,19 @@ def gradient_norm_drift(case: Case) -> Iterator[RuleHit]:
     began, first, last = drift
     end = _norm_at_the_end(case)
     last, step = end if end is not None else (last, case.scale.last_step)
+    outcome = outcome_of(case)
     yield RuleHit(
         first_step=began,
         last_step=case.scale.last_step,
         summary=f"The gradient norm has grown {last / first:.0f}-fold.",
         cause=f"It was about {first:.3g} until step {began}, and has risen since, to {last:.3g} "
         f"at step {step}.",
+        action=REMEDIES[outcome.state] if outcome.state in _WITH_THE_LOSS else None,
         evidence=Evidence("grad_norm", step, last, first, f"until step {began:,}, about"),
     )
+
+
+_WITH_THE_LOSS = frozenset((State.WITHOUT_END, State.WIDER))  # which says what to bound
 
 
 def _norm_at_the_end(case: Case) -> tuple[float, int] | None:

@@ -14,7 +14,7 @@ from ampwatch.diagnosis.findings import FindingStatus, Severity, State
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, TELLING, LossRise, RiseKind, SpikeOctave
 from ampwatch.diagnosis.metric_outcome import first_metric, is_reached
-from ampwatch.diagnosis.outcome import APART, FROM_ITS_START, REMEDIES, outcome_of
+from ampwatch.diagnosis.outcome import APART, FROM_ITS_START, REMEDIES, RUNAWAY, outcome_of
 from ampwatch.diagnosis.outlying_inputs import OutlyingInput
 from ampwatch.diagnosis.record import Event
 from ampwatch.diagnosis.rule import Rule, RuleHit, rule
@@ -160,7 +160,7 @@ def recoverable_spike(case: Case) -> Iterator[RuleHit]:
     if case.standing_fall is not None or case.judgement.onset is not None:
         return
     scale, bursts = case.scale, case.scale.spikes
-    rises = _spikes(case)
+    rises = _spikes(case) or _ran_away(case)
     since = scale.steps - 1 - bursts.last_position
     burst = bursts.episodes and since >= scale.scaler.established_steps
     burst = burst and not case.loop_tells_skips
@@ -197,6 +197,29 @@ def _spikes(case: Case) -> RuleHit | None:
             Evidence("spikes", last.last_step, float(both.count)),
             Evidence("lost_steps", last.last_step, float(steps), float(record), "steps in all"),
         ),
+    )
+
+
+def _ran_away(case: Case) -> RuleHit | None:
+    """A loss that ran far beyond its first ones before it had a band to leave, and came back."""
+    rows = case.rate.head.where(np.isfinite(case.rate.head.of("loss")))
+    loss, step = rows.of("loss"), rows.of("step").astype(np.int64)
+    first = median(loss[:_FIRST_LOSSES]) if len(loss) else 0.0
+    above = np.flatnonzero(loss >= RUNAWAY * first)
+    if first <= 0 or len(above) < _FIRST_LOSSES or median(loss[-_LATEST:]) > first:
+        return None
+    share = len(above) / len(loss)
+    peak = int(np.argmax(loss))
+    return RuleHit(
+        severity=Severity.WARNING if share > ONE_SHARE else Severity.INFO,
+        standing=FindingStatus.PAUSED,
+        first_step=int(step[above[0]]),
+        last_step=int(step[above[-1]]),
+        summary=f"The loss ran away to {loss[peak]:.2g} and came back by itself.",
+        cause=f"In {count_text(len(above), 'entry', 'entries')} from step {step[above[0]]} to step "
+        f"{step[above[-1]]} it was {RUNAWAY:,.0f} times as high as at first ({first:.3g}), or "
+        "higher.",
+        evidence=Evidence("loss_peak", int(step[peak]), float(loss[peak]), first, "at first"),
     )
 
 

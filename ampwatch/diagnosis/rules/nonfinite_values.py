@@ -9,6 +9,7 @@ import numpy as np
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.blocks import Times
 from ampwatch.diagnosis.case import Case
+from ampwatch.diagnosis.column_arrays import Floats
 from ampwatch.diagnosis.findings import FindingStatus, Severity
 from ampwatch.diagnosis.layer_history import innermost_layers
 from ampwatch.diagnosis.rule import RuleHit, rule
@@ -96,8 +97,9 @@ def _layers_seen(case: Case) -> str:
 
 def _loss_action(case: Case, times: Times) -> str:
     if not case.observed.loop:
+        try_it = "Try" if case.scale.has_scaler else "If you train in fp16, try"
         return (
-            "If you train in fp16, try bf16: some models, such as T5, have values too large for "
+            f"{try_it} bf16: some models, such as T5, have values too large for "
             "fp16. To find the first layer whose output is inf or NaN, attach ampwatch (Hugging "
             "Face's Trainer: AmpwatchCallback())."
         )
@@ -243,10 +245,12 @@ def gradients_not_finite(case: Case) -> Iterator[RuleHit]:
         return
     is_nan = times.first_step == course.nans.first_step
     value = "not finite" if most else "nan" if is_nan else "inf"
-    stands, spoils = case.stands(times), weights.count > 0
+    stands, is_lost = case.stands(times), _is_loss_lost(case, times)
+    spoils = weights.count > 0 or is_lost
     ending = f"{case.latest_text(times)}." if stands else ", none of them recent."
     if spoils:
-        ending = ", and the weights are not finite any more."
+        what = "weights are" if weights.count else "loss is"
+        ending = f", and the {what} not finite any more."
     elif most:
         ending = ", and the loop leaves them out: most of its steps are lost."
     where = f"It began in the backward pass of {course.layer}, which received finite ones. "
@@ -306,10 +310,20 @@ def _aftermath(case: Case, times: Times) -> str:
     """What weights and losses show after the last non-finite gradients, as part of a sentence."""
     if case.numbers.bad_weights.count:
         return ", and the weights were not finite after it."
-    tail, last = case.rate.tail, times.last_step or 0
-    if not np.isfinite(tail.of("loss")[tail.of("step") > last]).any():
+    if not np.isfinite(_losses_after(case, times)).any():
         return "."
     return (
         "; the loss is finite after the last of them, so they did not reach the weights, or only "
         "the norm is wrong."
     )
+
+
+def _is_loss_lost(case: Case, times: Times) -> bool:
+    """Whether every loss after the last non-finite gradients is not finite either."""
+    return case.numbers.any_bad_loss and not np.isfinite(_losses_after(case, times)).any()
+
+
+def _losses_after(case: Case, times: Times) -> Floats:
+    tail = case.rate.tail
+    told = (tail.of("loss_bad") > 0) | np.isfinite(tail.of("loss"))
+    return tail.of("loss")[told & (tail.of("step") > (times.last_step or 0))]

@@ -353,7 +353,8 @@ def _fall(case: Case, fall: ScaleFall, *, healed: bool) -> RuleHit:
     scale, last, final = case.scale, case.scale.last_step, case.final_scale
     skips = scale.skips - fall.skips_before
     ending = "and did not recover"
-    now = "" if len(scale.recent_skips) else f"{_ACCEPTED_AGAIN} "
+    is_lost = case.stands(case.unskipped.bad)
+    now = "" if is_lost or len(scale.recent_skips) else f"{_ACCEPTED_AGAIN} "
     action = f"{now}Find what changed just before the scale fell: learning rate, data, a resume."
     if healed:
         stays = final is not None and final <= fall.level * 2.0**-thresholds.COLLAPSE_OCTAVES
