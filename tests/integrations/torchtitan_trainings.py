@@ -1,9 +1,10 @@
 """Trains torchtitan's debug model with its own Trainer: `torchtitan_trainings.py FOLDER`.
 
-torchtitan asks a device for its name and memory, which torch's CPU does not have, and its attention
-has no backward pass there: it gets torch's own. FSDP adds up gradients as gloo can. Nothing else is changed. Each case runs
-twice, once watched; or once without attaching, the case that FOLDER/only.txt names. What torchtitan
-itself says of each step, and a digest of the weights, go to FOLDER/told-RANK.json.
+torchtitan asks a device for its name and memory, which torch's CPU does not have; its attention has
+no backward pass there, and gets torch's own; FSDP adds up gradients as gloo can. Nothing else of it
+is changed. Each case runs twice, once watched; or once without attaching, the case that
+FOLDER/only.txt names. What torchtitan itself says of each step, and a digest of the weights, go to
+FOLDER/told-RANK.json.
 """
 
 from __future__ import annotations
@@ -134,7 +135,9 @@ def trained(folder, name, limit, parts, steps, bad, *, watched):
         assert not {"train_step", "forward_backward_step"} & vars(trainer).keys()
         assert "step" not in vars(trainer.optimizers)
         assert distributed.clip_grad_norm_ is CLIP
-    held = [getattr(p, "_local_tensor", p) for part in trainer.model_parts for p in part.parameters()]
+    held = [
+        getattr(p, "_local_tensor", p) for part in trainer.model_parts for p in part.parameters()
+    ]
     flat = torch.cat([p.detach().reshape(-1) for p in held])
     trainer.close()
     return hashlib.sha256(flat.numpy()).hexdigest(), told, failed
