@@ -1,4 +1,4 @@
-"""Megatron-core's own optimizers and torchtitan's own Trainer on a CPU, against what they say."""
+"""Megatron-core's, torchtitan's and verl's own code on a CPU, against what it says of itself."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import ampwatch
 pytestmark = [pytest.mark.slow_frameworks, pytest.mark.filterwarnings("ignore")]
 
 HERE = Path(__file__).parent
+RUN = ("-m", "ampwatch", "run", "--name", "it", "-o")
+TWO_RANKS = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
 BAD = 5  # the step in which Megatron's loss is not finite
 
 
@@ -85,13 +87,15 @@ def test_megatrons_skip_lowers_the_scale_and_its_nan_in_bf16_is_seen(trained):
     assert "AMP207" in {one.code for one in ampwatch.diagnose(runs["bf16"][0]).findings}
 
 
-def test_ampwatch_run_finds_megatrons_optimizer_and_model(tmp_path):
+def test_ampwatch_run_finds_megatrons_optimizer_and_model_on_two_ranks(tmp_path):
     (tmp_path / "only.txt").write_text("fp16-distributed")
-    ended(tmp_path, "megatron", "-m", "ampwatch", "run", "--name", "it", "-o", tmp_path / "runs")
+    ended(tmp_path, "megatron", *RUN, tmp_path / "runs", *TWO_RANKS)
     run = ampwatch.open_run(tmp_path / "runs" / "it")
     said = json.loads((tmp_path / "told.json").read_text())["fp16-distributed"]["told"]
-    assert run.steps["skipped"].to_pylist() == [not one[2] for one in said]
-    assert run.steps["scale"].to_pylist() == [one[3] for one in said]
+    for rank in (0, 1):
+        rows = [row for row in run.steps.to_pylist() if row["rank"] == rank]
+        assert [row["skipped"] for row in rows] == [not one[2] for one in said]
+        assert [row["scale"] for row in rows] == [one[3] for one in said]
     assert "decoder.layers.0.mlp.linear_fc1" in run.layers["layer"].to_pylist()
 
 
@@ -120,9 +124,7 @@ def test_torchtitan_trains_to_the_same_bit_and_each_step_is_as_it_says(trained, 
 
 def test_ampwatch_run_watches_two_ranks_of_torchtitan_with_the_norm_of_both(tmp_path):
     (tmp_path / "only.txt").write_text("clipped")
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    run = ["-m", "ampwatch", "run", "--name", "it", "-o", tmp_path / "runs"]
-    ended(tmp_path, "torchtitan", *run, *launch)
+    ended(tmp_path, "torchtitan", *RUN, tmp_path / "runs", *TWO_RANKS)
     rows = ampwatch.open_run(tmp_path / "runs" / "it").steps.to_pylist()
     said = json.loads((tmp_path / "told-0.json").read_text())["clipped"]["told"]
     assert len(rows) == 2 * len(said)
@@ -130,3 +132,19 @@ def test_ampwatch_run_watches_two_ranks_of_torchtitan_with_the_norm_of_both(tmp_
         both = [row for row in rows if row["step"] == step]
         assert [row["grad_norm"] for row in both] == pytest.approx([norm] * 2)
         assert sum(row["loss"] for row in both) / 2 == pytest.approx(loss)
+
+
+# -- verl ------------------------------------------------------------------------------------------
+
+
+def test_plain_attach_watches_the_scaler_of_verls_fsdp_actor(trained):
+    """Its loss is the last micro-batch's: what the others leave, FSDP keeps apart until then."""
+    run, said = trained("verl", "told.json")["it"]
+    assert said["same"]
+    rows = run.steps.to_pylist()
+    assert [row["step"] for row in rows if row["skipped"]] == [4]
+    assert rows[4]["scale_after"] == rows[4]["scale"] / 2
+    for row, (loss, norm, scale) in zip(rows, said["told"], strict=True):
+        assert row["scale"] == scale
+        assert row["grad_norm"] == pytest.approx(norm, rel=1e-5, nan_ok=True)
+        assert row["loss"] == pytest.approx(loss, nan_ok=True)
