@@ -24,6 +24,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
 import importlib.abc
 import importlib.util
 import json
@@ -31,7 +32,7 @@ import multiprocessing
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import MethodType, ModuleType
@@ -44,7 +45,7 @@ from ampwatch.integrations import rerun_process
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ampwatch.probe import Watch
+    from ampwatch.probe import NoWatch, Watch
 
 
 OPTIONS = "AMPWATCH_RUN_OPTIONS"
@@ -55,6 +56,15 @@ PROCESS_ID = "AMPWATCH_RUN_PROCESS"
 
 STEPS_TO_SHOW_A_MODEL = 3
 """An optimizer that has stepped so often, with no module of its own ever run, trains none."""
+
+ENGINES = (
+    ("deepspeed", "deepspeed.runtime.engine", "DeepSpeedEngine", "forward"),
+    ("megatron", "megatron.core.optimizer.optimizer", "MegatronOptimizer", "zero_grad"),
+    ("torchtitan", "torchtitan.trainer", "Trainer", "train_step"),
+    ("torchtitan", "torchtitan.train", "Trainer", "train_step"),  # until 0.2
+)
+"""Libraries whose engines make their steps themselves: our file, their module, the class, and the
+method of it or of its subclasses with which a step begins."""
 
 BY_HAND = "call ampwatch.attach(scaler, model, optimizer=...) in the script"
 ITS_LOG = "give the log that it prints to `ampwatch report`"
@@ -134,7 +144,7 @@ class ScriptWatch:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # of no training so far
         self._fruitless: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._strangers: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hold nothing of theirs
-        self._engines: weakref.WeakSet[Any] = weakref.WeakSet()  # DeepSpeed's
+        self._engines: weakref.WeakSet[Any] = weakref.WeakSet()  # of ENGINES
         self._waiting: Any = None
         self._compiles = False
         self._seen = ScriptFacts()
@@ -181,9 +191,13 @@ class ScriptWatch:
         self._optimizers.add(optimizer)
         self._strangers.clear()
         self._watch_forwards()
-        engines = sys.modules.get("deepspeed.runtime.engine")
-        if engines is not None:
-            tell_of_calls(engines.DeepSpeedEngine, "forward", self._engine_runs)
+        for library, module, name, method in ENGINES:
+            engine = getattr(sys.modules.get(module), name, None)
+            if engine is not None:
+                begins = functools.partial(self._engine_begins, library)
+                for kind in [engine, *_subclasses(engine)]:
+                    if method in vars(kind):
+                        tell_of_calls(kind, method, begins)
 
     def _watch_forwards(self) -> None:
         """Look at the script's forward passes until there is nothing left to attach to."""
@@ -210,11 +224,21 @@ class ScriptWatch:
         elif module not in self._strangers:
             self._shield.run(self._begin_with, module)
 
-    def _engine_runs(self, engine: Any, *_: Any, **__: Any) -> None:
-        if engine not in self._engines and engine.training and engine.optimizer is not None:
-            self._engines.add(engine)
-            self._optimizers.discard(getattr(engine.optimizer, "optimizer", engine.optimizer))
-            self._shield.run(self._attach, None, [], engine)
+    def _engine_begins(self, library: str, engine: Any, *_: Any, **__: Any) -> None:
+        if engine not in self._engines:
+            self._shield.run(self._begin_with_engine, library, engine)
+
+    def _begin_with_engine(self, library: str, engine: Any) -> None:
+        """Attach to an engine of the script's that trains, by our file for its library."""
+        integration = importlib.import_module(f"ampwatch.integrations.{library}")
+        inner = integration.optimizers_of(engine)
+        if inner:
+            self._engines.update([engine, *getattr(engine, "chained_optimizers", ())])
+            made = [one for one in self._optimizers if hasattr(one, "param_groups")]
+            held = _held_parameters(inner)
+            own = [one for one in made if not held.isdisjoint(_held_parameters([one]))]
+            begin = functools.partial(integration.attach_in_script, engine, trained_models)
+            self._attach_by(lambda: begin(self._options), own, None)
 
     def _scaling(self, scaler: Any, outputs: Any, *_: Any, **__: Any) -> None:
         self._shield.run(self._losses.add_scaled, scaler, outputs)
@@ -302,22 +326,28 @@ class ScriptWatch:
     # -- attaching -----------------------------------------------------------------------------
 
     def _attach(self, scaler: Any, optimizers: list[Any], running: nn.Module | None) -> None:
+        from ampwatch.probe import attach
+
+        def begin() -> Watch | NoWatch:
+            models = trained_models(optimizers, running)
+            own = optimizers if scaler is None else None
+            return attach(scaler, models, optimizer=own, **self._options)
+
+        self._attach_by(begin, optimizers, scaler)
+
+    def _attach_by(
+        self, begin: Callable[[], Watch | NoWatch], optimizers: Iterable[Any], scaler: Any
+    ) -> None:
+        """Begin the watch of the training that steps these optimizers of the script's."""
         from ampwatch.errors import AttachError
-        from ampwatch.probe import Watch, attach, warn
+        from ampwatch.probe import Watch, warn
 
         for optimizer in optimizers:
             self._optimizers.discard(optimizer)
         if not self._optimizers:
             self._stop_watching_forwards()
         try:
-            if optimizers or scaler is not None:
-                models = trained_models(optimizers, running)
-                own = optimizers if scaler is None else None
-                watch = attach(scaler, models, optimizer=own, **self._options)
-            else:  # DeepSpeed's engine, whose optimizer steps on copies of the weights
-                from ampwatch.integrations import deepspeed
-
-                watch = deepspeed.attach(running, **self._options)
+            watch = begin()
         except AttachError as error:
             self._seen.refused = True
             self._scalers.discard(scaler)
@@ -533,6 +563,12 @@ def trained_models(optimizers: Iterable[Any], running: nn.Module | None) -> Any:
     if len(set(names)) == len(names):
         return dict(zip(names, models, strict=True))
     return models
+
+
+def _subclasses(kind: Any) -> Iterator[Any]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
 
 
 def _held_parameters(optimizers: Iterable[Any]) -> set[int]:

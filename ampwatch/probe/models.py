@@ -34,6 +34,7 @@ _WRAPPERS = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "OptimizedModule": "_orig_mod",
     "_FabricModule": "_forward_module",
+    "Float16Module": "module",  # Megatron's, whose DistributedDataParallel is named as torch's is
 }
 # What wrappers add to the names of layers.
 WRAPPER_ATTRIBUTES = frozenset({*_WRAPPERS.values(), "_original_module"})

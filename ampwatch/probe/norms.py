@@ -44,6 +44,7 @@ class NormCapture:
     scaled: bool  # whether the gradients still held the loss scale
     sharded: bool = False  # whether other ranks hold parts of these gradients
     dtype: torch.dtype | None = None  # of norms that one operation may join to the total
+    reported_at: int | None = None  # the total of all ranks, where a library has computed it
 
     def total(self, values: Sequence[float]) -> float:
         """The global norm of the gradients that this process holds, scaled if they were."""

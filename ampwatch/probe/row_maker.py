@@ -268,6 +268,8 @@ def _all_finite(values: Sequence[float]) -> bool | None:
 
 def _global_norm(record: StepRecord, norms: NormCapture | None) -> float | None:
     """One measurement's global norm, of unscaled gradients."""
+    if norms is not None and norms.reported_at is not None:
+        return record.pack.values[norms.reported_at]
     if norms is None or norms.unseen or norms.sharded:
         return None  # a part is missing: no total
     return _held_norm(record, norms)
