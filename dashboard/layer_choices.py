@@ -69,6 +69,11 @@ QUANTITIES = (
     Quantity("underflow_share", "share of the gradient's values", limit=UNDERFLOW_SHARE),
     Quantity("moment_ratio", "gradient / root of Adam's v", is_log=True),
 )
+_EXPERTS = (
+    Quantity("experts_idle", "of a router, as sampled"),
+    Quantity("expert_most", "tokens of a router's busiest expert / mean", is_log=True),
+    Quantity("expert_entropy", "of a router, 1 if even", worst_is_low=True),
+)
 _CASTS = (
     _of_roles("flushed", "flushed to zero", "flushed_share", "share of values", FLUSHED_SHARE),
     _of_roles("cut", "cut off", "saturated_share", "share of values", CUT_SHARE),
@@ -83,7 +88,7 @@ _WHAT_IF = tuple(
     for name, form in FORMAT_NAMES.items()
 )  # fmt: skip
 _ALL_LAYERS = 1 << 20
-_FAMILIES = (QUANTITIES, _CASTS, _WHAT_IF)
+_FAMILIES = (QUANTITIES, _EXPERTS, _CASTS, _WHAT_IF)
 ALL_QUANTITIES = tuple(quantity for family in _FAMILIES for quantity in family)
 _COLUMNS = (
     *VIEW_COLUMNS,
@@ -102,6 +107,7 @@ QUANTITY_OF_FINDING = {
         "grad_norm",
     ),
     **dict.fromkeys(("AMP308", "AMP414", "AMP418"), "update_ratio"),
+    "AMP314": "experts_idle",
     "AMP701": "cut",
     **dict.fromkeys(("AMP702", "AMP704"), "flushed"),
     **dict.fromkeys(("AMP703", "AMP706"), STALENESS),

@@ -52,7 +52,7 @@ LAYER_COLUMNS = (
     "grad_norm", "param_group", "flops", "rows", "order", "amax_staleness",
     "input_saturated_share", "weight_saturated_share", "grad_saturated_share",
     "input_flushed_share", "weight_flushed_share", "grad_flushed_share",
-    "input_scale", "weight_scale", "grad_scale",
+    "input_scale", "weight_scale", "grad_scale", "expert_tokens", "experts_idle",
     "output_dtype", "param_dtype", "input_format", "weight_format", "grad_format",
 )  # fmt: skip
 METRIC_COLUMNS = ("step", "name", "value")

@@ -16,6 +16,7 @@ from ampwatch.diagnosis.blocks import Block, Times
 from ampwatch.diagnosis.column_arrays import known_of, median_of_known
 from ampwatch.diagnosis.device_history import DeviceHistory
 from ampwatch.diagnosis.event_history import EventHistory, GuardHistory, overflows_of
+from ampwatch.diagnosis.expert_history import ExpertHistory
 from ampwatch.diagnosis.findings import FindingStatus, Outcome
 from ampwatch.diagnosis.finiteness_history import (
     FinitenessHistory,
@@ -86,6 +87,7 @@ class Case:
     restarts: RestartHistory = field(default_factory=RestartHistory)
     precision: PrecisionHistory = field(default_factory=PrecisionHistory, metadata=_OWN)
     casts: CastHistory = field(default_factory=CastHistory, metadata=_OWN)
+    experts: ExpertHistory = field(default_factory=ExpertHistory, metadata=_OWN)
     ranks: RankHistory = field(default_factory=RankHistory, metadata=_OWN)
     loop: LoopHistory = field(default_factory=LoopHistory, metadata=_OWN)
     zeros: ZeroGradientHistory = field(default_factory=ZeroGradientHistory, metadata=_OWN)

@@ -117,7 +117,7 @@ _SHOWN_LATE = codes("AMP204 AMP207 AMP604")
 _BEFORE_THE_RATE = codes("AMP103 AMP104 AMP105 AMP202 AMP208 AMP311")
 LATE_TO = {"AMP209": RATE} | dict.fromkeys(RATE, _BEFORE_THE_RATE)
 # What comes before a trouble and is none itself: once there is one, that is the headline.
-_FORETELLS = codes("AMP304")
+_FORETELLS = codes("AMP304 AMP314")
 # Over with its batch each time, however often it comes back: the skips that it costs add up.
 _PASSES = codes("AMP209")
 _ENDS_THE_RUN = "AMP902"  # its cause was still there then

@@ -241,6 +241,7 @@ _FORMS = {
     "saturated_share": _Form("values cut off at the format's end", _percent),
     "flushed_share": _Form("values flushed to zero", _percent),
     "amax_staleness": _Form("newest maximum over what the scale can hold", "{:.3g}".format),
+    "idle_tokens": _Form("most tokens of an idle expert", _number),
     "input_scale": _Form("scale of the input", "{:.4g}".format),
     "weight_scale": _Form("scale of the weight", "{:.4g}".format),
     "grad_scale": _Form("scale of the output gradient", "{:.4g}".format),

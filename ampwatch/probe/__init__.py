@@ -10,7 +10,7 @@ into the training, nothing synchronises a device, and no bit of the training cha
 - who calls us: watched_scaler, hooks
 - the loop: loop, current_step, optimizer_turns, optimizers, backward_passes, records
 - what is measured: tensor_values, norms, weight_updates, checkpoints, devices
-- layers while they run: models, layer_observer, formats
+- layers while they run: models, layer_observer, expert_load, formats
 - rows, on the courier's thread: courier, row_maker, layer_rows, exponent_histogram, culprit
 - what the user or a page may ask for: learning_rates, float32_layers, control
 """

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ampwatch.probe.expert_load import Router, routers_of, tokens_by_expert
 from ampwatch.probe.exponent_histogram import (
     Bins,
     bits_of,
@@ -136,6 +137,8 @@ class Visit:
     casts: LayerCasts | None = None  # of a matrix product
     input_shapes: tuple[Shape, ...] = ()
     output_shape: Shape | None = None
+    expert_tokens: list[Tensor] = field(default_factory=list)  # of each call of a router
+    expert_tokens_at: slice | None = None  # of all calls, in the pack
 
     def describe_call(self, tensors: list[Tensor]) -> None:
         """Note the data types and shapes that the layer's first call takes."""
@@ -183,14 +186,22 @@ class SampledLayers:
             if not self.on_host:
                 seen.counts_at = [pack.put(counts) for counts in seen.counts]
                 seen.extremes, seen.counts = [], []  # device memory is the training's
+        for visit in visits:
+            if visit.expert_tokens:
+                tokens, visit.expert_tokens = torch.stack(visit.expert_tokens).sum(dim=0), []
+                first = pack.put(tokens)
+                visit.expert_tokens_at = slice(first, first + len(tokens))
 
 
 class LayerNotes:
     """One step's notes; let go of with `release`, after which the tensors are unwatched."""
 
-    def __init__(self, survey: Survey, shield: FailureShield) -> None:
+    def __init__(
+        self, survey: Survey, shield: FailureShield, routers: Mapping[int, Router]
+    ) -> None:
         self.visits: dict[int, Visit] = {}
         self._survey = survey
+        self._routers = routers
         self._shield = shield
         self._seen: dict[int, MeasuredTensor] = {}
         self._order = itertools.count()
@@ -229,6 +240,10 @@ class LayerNotes:
             visit.casts = self.operands.leave(number, visit.casts)
             if visit.casts is not None and visit.outputs:
                 self.operands.follow_gradient(visit.casts, visit.outputs[0])
+        if number in self._routers:
+            tokens = tokens_by_expert(self._routers[number], tensors)
+            if tokens is not None:
+                visit.expert_tokens.append(tokens)
 
     def _cast_operands(self, number: int, visit: Visit, inputs: Sequence[MeasuredTensor]) -> None:
         """Sample what a matrix product takes, if it is cast below sixteen bits or might be."""
@@ -320,7 +335,8 @@ class LayerObserver:
         self._listener: ForwardListener | None = None
         self._ran_roots: set[int] = set()  # ids of root modules that have run
         self._part: Layer | None = None  # one that is called though its root is not, at work
-        self._notes = LayerNotes(survey, shield)
+        self._routers = routers_of(survey)
+        self._notes = LayerNotes(survey, shield, self._routers)
         self.local = LocalGradients(survey, shield) if several_ranks else None
         self._while_armed: dict[int, tuple[Handle, ...]] = {}  # by the layer's number
         self._hooks: dict[int, tuple[Hook, Hook]] = {}  # to enter and to leave, likewise
@@ -407,7 +423,7 @@ class LayerObserver:
     def _begin_notes(self) -> None:
         self._part = None
         self._notes.release()
-        self._notes = LayerNotes(self._survey, self._shield)
+        self._notes = LayerNotes(self._survey, self._shield, self._routers)
 
     def _is_inside_a_graph(self, layer: Layer) -> bool:
         """Whether hooks here would be compiled in; notes why a layer cannot be seen inside."""

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from ampwatch.probe import exponent_histogram as histograms
+from ampwatch.probe.expert_load import expert_columns
 from ampwatch.probe.formats import NONE, RoleFormats
 from ampwatch.probe.formats.casts import cast_columns
 from ampwatch.probe.formats.library_formats import formats_of
@@ -119,6 +120,7 @@ def figures_of(
             for layer, visit, given in zip(chosen, visits, outputs, strict=True)
         ],
         **cast_columns([visit.casts for visit in visits], values),
+        **expert_columns([visit.expert_tokens_at for visit in visits], values),
         **_gradient_columns(inputs, outputs, scale, flushed=_all_flushed(sampled, scaled_loss)),
     }
     return LayerFigures(sampled, columns)

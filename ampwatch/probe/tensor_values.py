@@ -79,10 +79,10 @@ def _parts(value: object) -> Iterable[object]:
     return ()
 
 
-def measurable(tensor: Tensor) -> bool:
+def measurable(tensor: Tensor, dtypes: frozenset[torch.dtype] = FLOATING) -> bool:
     """Whether reducing this tensor now is safe, cheap and invisible."""
     return (
-        tensor.dtype in FLOATING
+        tensor.dtype in dtypes
         and type(tensor) in PLAIN
         and tensor.layout is torch.strided
         and tensor.numel() > 0

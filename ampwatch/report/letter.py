@@ -491,7 +491,7 @@ def _next(name: str, diagnosis: Diagnosis, head: Finding | None) -> Iterator[tup
 _VERY_LIKELY, _LIKELY, _POSSIBLE = 0.95, 0.75, "possible"
 # What the probe itself saw done, or the values of a forward pass: nothing was inferred.
 _SEEN = codes(
-    "AMP206 AMP209 AMP401 AMP402 AMP403 AMP404 AMP405 AMP406 AMP407 AMP408 AMP409 AMP412 "
+    "AMP206 AMP209 AMP314 AMP401 AMP402 AMP403 AMP404 AMP405 AMP406 AMP407 AMP408 AMP409 AMP412 "
     "AMP414 AMP415 AMP416 AMP506 AMP704 AMP705 AMP902"
 )
 # What was seen there, and not why.
