@@ -214,7 +214,10 @@ def row_of(case: Case) -> dict[str, Any]:
         "about": case.label["about"],
         "is_of_rate": case.is_of_rate,
         "steps": len(broken),
-        "first": broken[0],
+        # Of a training whose first loss is NaN, what the others began with.
+        "first": min(
+            (losses[0] for losses in [broken, *known.values(), *ends.values()]), key=_nan_last
+        ),
         "broken_end": end_of(broken),
         "best": best,
         "known": {name: end_of(losses) for name, losses in known.items()},
