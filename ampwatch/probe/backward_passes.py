@@ -44,7 +44,7 @@ from ampwatch.probe.hooks import (
     tell_no_more,
     tell_of_lookups,
 )
-from ampwatch.probe.norms import Fingerprint, fingerprint
+from ampwatch.probe.norms import Fingerprint, any_written, fingerprint
 from ampwatch.probe.optimizers import OptimizerView
 from ampwatch.probe.records import Loss, Mark, Stale, StepRecord, Value, Waiting
 from ampwatch.probe.tensor_values import Pack
@@ -301,7 +301,7 @@ def _is_plain(pending: Sequence[Loss], sentinels: Sequence[Tensor]) -> bool:
     """One loss, one backward that used it, and gradients that nobody has written to again."""
     if len(pending) != 1 or not pending[0].counted:
         return False
-    return not any(p.grad is not None and p.grad._version for p in sentinels)
+    return not any_written([p.grad for p in sentinels])
 
 
 # -- gradients that are older than the step that is about to use them ------------------------------
@@ -380,8 +380,8 @@ class StaleGradients:
 
     def _marks(self, view: OptimizerView) -> tuple[Mark, ...]:
         return tuple(
-            Mark(p, id(p.grad), p.grad._version, self._backward.passes_of(p))
-            for p in view.sentinels
+            Mark(p, id(p.grad), version, self._backward.passes_of(p))
+            for p, version in zip(view.sentinels, fingerprint(view.sentinels).versions, strict=True)
             if p.grad is not None
         )
 
@@ -400,11 +400,12 @@ class StaleGradients:
 
     def _are_untouched(self, marks: Iterable[Mark]) -> bool:
         """Whether one of these gradients is still there, and nobody has written to it since."""
+        now = fingerprint([mark.parameter for mark in marks])
         return any(
-            mark.identity == id(grad := mark.parameter.grad)
-            and grad is not None
-            and grad._version == mark.version
-            for mark in marks
+            mark.parameter.grad is not None and (mark.identity, mark.version) == grad
+            for mark, grad in zip(
+                marks, zip(now.identities, now.versions, strict=True), strict=True
+            )
         )
 
     def _still_waiting(

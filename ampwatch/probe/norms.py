@@ -78,14 +78,16 @@ def fingerprint(parameters: Sequence[Tensor]) -> Fingerprint:
 
 def any_written(gradients: Iterable[Tensor | None]) -> bool:
     """Whether one of these gradients has been written to since it was made."""
-    try:
-        return any(map(_VERSION, gradients))
-    except AttributeError:  # one is None
-        return any(g is not None and g._version for g in gradients)
+    return any(versions_of(list(gradients)))
 
 
 def versions_of(gradients: Sequence[Tensor | None]) -> list[int]:
-    """How often each gradient has been written to; absent ones count as never."""
+    """How often each gradient has been written to; absent ones count as never.
+
+    FSDP adds to the local part of a sharded gradient, whose own count stays.
+    """
+    if gradients and hasattr(gradients[0], "_local_tensor"):
+        gradients = [getattr(g, "_local_tensor", g) for g in gradients]
     try:
         return list(map(_VERSION, gradients))
     except AttributeError:  # some parameter has none

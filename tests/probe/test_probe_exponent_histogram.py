@@ -30,8 +30,12 @@ from ampwatch.probe.exponent_histogram import (
 from ampwatch.probe.tensor_values import SAMPLE_LIMIT, strided
 from ampwatch.rows import EXPONENT_BINS, EXPONENT_LOWEST
 
-RANDOM = np.random.default_rng(0)
 BIN_OF_SMALLEST = -24 - EXPONENT_LOWEST + 1
+
+
+def seeded() -> np.random.Generator:
+    """The same numbers in every test, whichever ran before."""
+    return np.random.default_rng(0)
 
 
 def bins_of(values: np.ndarray) -> np.ndarray:
@@ -50,13 +54,14 @@ def lowest_scale(bins: np.ndarray, scale: float) -> float | None:
 
 def gradients(kind: str, count: int = 60_000) -> np.ndarray:
     """True gradients around one, of shapes that trainings show."""
+    random = seeded()
     if kind == "normal":
-        return RANDOM.standard_normal(count)
+        return random.standard_normal(count)
     if kind == "heavy":
-        return RANDOM.standard_t(2, count)
+        return random.standard_t(2, count)
     if kind == "log-normal":
-        return np.exp2(RANDOM.normal(0.0, 3.0, count)) * RANDOM.choice([-1.0, 1.0], count)
-    return RANDOM.standard_normal(count) * RANDOM.standard_normal(count)  # a product
+        return np.exp2(random.normal(0.0, 3.0, count)) * random.choice([-1.0, 1.0], count)
+    return random.standard_normal(count) * random.standard_normal(count)  # a product
 
 
 KINDS = ("normal", "heavy", "log-normal", "product")
@@ -140,7 +145,7 @@ def test_nothing_is_lost_where_nothing_is_small() -> None:
 
 
 def test_a_single_stray_value_does_not_turn_zeros_into_lost_values() -> None:
-    values = np.concatenate([np.zeros(1000), [2.0**-24], RANDOM.uniform(0.5, 1.0, 1000)])
+    values = np.concatenate([np.zeros(1000), [2.0**-24], seeded().uniform(0.5, 1.0, 1000)])
     assert underflow_share(bins_of(values)) < 0.01
 
 
@@ -164,7 +169,9 @@ def test_any_histogram_gives_a_share_and_a_scale_or_nothing(
 
 
 def test_many_histograms_at_once_give_what_each_gives_alone() -> None:
-    bins = RANDOM.poisson(3.0, (300, EXPONENT_BINS)) * RANDOM.integers(0, 2, (300, EXPONENT_BINS))
+    bins = seeded().poisson(3.0, (300, EXPONENT_BINS)) * seeded().integers(
+        0, 2, (300, EXPONENT_BINS)
+    )
     bins[:100, : BIN_OF_SMALLEST + 2] = 0
     bins[100] = 0
     assert underflow_shares(bins) == [underflow_share(row) for row in bins]
@@ -194,7 +201,7 @@ def test_at_the_lowest_scale_half_keep_their_digits_and_hardly_any_is_lost(
 
 
 def test_values_spread_over_many_octaves_are_judged_by_the_smallest_twentieth() -> None:
-    true = np.exp2(RANDOM.normal(0.0, 8.0, 60_000))
+    true = np.exp2(seeded().normal(0.0, 8.0, 60_000))
     low = lowest_scale(bins_of(true * 2.0**-10), 2.0**-10)
     lost, coarse = lost_and_coarse(true * low)
     assert lost == pytest.approx(LOST_SHARE_ALLOWED, abs=0.035)
@@ -203,10 +210,10 @@ def test_values_spread_over_many_octaves_are_judged_by_the_smallest_twentieth() 
 
 def saturated_softmax() -> np.ndarray:
     """Gradients at the inputs of softmaxes that are sure: most are e to the minus dozens."""
-    logits = 20 * RANDOM.standard_normal((4000, 8))
+    logits = 20 * seeded().standard_normal((4000, 8))
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     gradient = powers / powers.sum(axis=1, keepdims=True)
-    gradient[np.arange(4000), RANDOM.integers(0, 8, 4000)] -= 1
+    gradient[np.arange(4000), seeded().integers(0, 8, 4000)] -= 1
     return gradient.ravel()
 
 
