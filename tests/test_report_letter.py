@@ -281,6 +281,14 @@ def test_a_live_run_that_takes_no_step_any_more_is_to_be_stopped(tmp_path):
     first = run.steps.to_pydict()["skipped"].index(True)
     assert f"1. Stop this run: every step since step {first} was skipped." in shown(run, live)
     assert "Stop this run" not in shown(run, over)
+    log = tmp_path / "lost.csv"
+    log.write_text(
+        "\n".join(["step,loss", *(f"{at},{1.0 if at < 100 else math.nan}" for at in range(200))])
+    )
+    run = open_run(import_log(log, tmp_path / "out"))
+    live = diagnose(run)
+    live = dataclasses.replace(live, run=dataclasses.replace(live.run, state="live"))
+    assert "1. Stop this run: no loss since step 100 is finite." in shown(run, live)
 
 
 def test_a_letter_without_trouble_says_why_steps_were_skipped(tmp_path):

@@ -63,10 +63,8 @@ def what_to_do(
     place: RestartPlace,
 ) -> Iterator[Sentence]:  # fmt: skip
     """What to do, in the order in which to do it."""
-    if _is_idle(course, diagnosis) and not (head and head.action.startswith("Stop")):
-        since = course.skips_from
-        assert since is not None
-        yield Sentence.of("Stop this run: every step since step ", since, " was skipped.")
+    if diagnosis.run.state == LIVE and not (head and head.action.startswith("Stop")):
+        yield from _stop(course)
     advice = diagnosis.learning_rate
     if is_lowered(diagnosis) and head is not None:
         yield from _lower(name, run, course, diagnosis, place)
@@ -95,12 +93,14 @@ def what_to_do(
     yield from steps
 
 
-def _is_idle(course: Course, diagnosis: Diagnosis) -> bool:
-    """Whether a live run has skipped every step for longer than a scaler searches."""
-    skips, steps = course.skips, course.skips_of
-    if diagnosis.run.state != LIVE or skips is None or steps is None:
-        return False
-    return skips.value == steps.value >= thresholds.LONGEST_SEARCH
+def _stop(course: Course) -> Iterator[Sentence]:
+    """That a live run is to be stopped: for longer than a scaler searches it has learnt nothing."""
+    least, lost = thresholds.LONGEST_SEARCH, course.loss_lost
+    skips, steps, since = course.skips, course.skips_of, course.skips_from
+    if skips and steps and since and skips.value == steps.value >= least:
+        yield Sentence.of("Stop this run: every step since step ", since, " was skipped.")
+    elif lost and len(course.reader.series("loss").within(int(lost.value), None)) >= least:
+        yield Sentence.of("Stop this run: no loss since step ", lost, " is finite.")
 
 
 def _resume(place: RestartPlace) -> Iterator[Sentence]:
