@@ -244,15 +244,6 @@ COLUMNS: Mapping[Table, tuple[Column, ...]] = {
         ),
         Column("weight_scale", _f32, "the same of the weight", "scale of the weight"),
         Column("grad_scale", _f32, "the same of the output gradient", "scale of the gradient"),
-        Column("expert_tokens", pa.list_(_i64), "tokens that a router sent to each expert"),
-        Column(
-            "expert_most", _f32, "tokens of its busiest expert over the mean", "busiest expert"
-        ),
-        Column(
-            "expert_entropy", _f32, "entropy of the shares of its experts, 1 if all are equal",
-            "balance of experts",
-        ),
-        Column("experts_idle", _f32, "experts without a token", "experts without tokens"),
     ),
     # What seldom changes: a row when a layer is first seen and on each change, valid from `step`.
     Table.LAYER_INFO: (
@@ -281,6 +272,16 @@ COLUMNS: Mapping[Table, tuple[Column, ...]] = {
             "grad_format", _text, "format below 16 bits that the output's gradient is cast to",
             "gradient as",
         ),
+        # Of a router, in each sampled step: in the table of layers they would cost every other run.
+        Column("expert_tokens", pa.list_(_i64), "tokens that a router sent to each expert"),
+        Column(
+            "expert_most", _f32, "tokens of its busiest expert over the mean", "busiest expert"
+        ),
+        Column(
+            "expert_entropy", _f32, "entropy of the shares of its experts, 1 if all are equal",
+            "balance of experts",
+        ),
+        Column("experts_idle", _f32, "experts without a token", "experts without tokens"),
     ),
     Table.DEVICES: (
         Column("time_ns", _i64, "when it was sampled, since 1970", "time", "ns", "d"),
@@ -358,7 +359,7 @@ ADDED: Mapping[int, Mapping[Table, tuple[str, ...]]] = {
         Table.LAYER_INFO: ("input_format", "weight_format", "grad_format"),
     },
     4: {Table.LAYERS: ("input_scale", "weight_scale", "grad_scale")},
-    5: {Table.LAYERS: ("expert_tokens", "expert_most", "expert_entropy", "experts_idle")},
+    5: {Table.LAYER_INFO: ("expert_tokens", "expert_most", "expert_entropy", "experts_idle")},
 }
 
 

@@ -60,6 +60,7 @@ class ExpertHistory:
         history = ExpertHistory() if block.restart else self
         # The weights of a frozen router come from another training, and so does its choice.
         counted = (rows.numbers("experts_idle") >= 0) & (rows.flags("trainable") != 0)
+        counted &= rows.flags("act_finite") >= 0  # a sample: what it saw holds until the next one
         at = np.flatnonzero(counted & (rows.layer >= 0) & (rows.step >= FIRST_STEP))
         if not len(at):
             return history

@@ -50,6 +50,7 @@ class State(str, enum.Enum):
     RATE_LEAPT = "worse since the learning rate leapt"
     LOST_BY_LEAP = "much worse since the learning rate leapt, and not coming back"
     WITHOUT_END = "falls without end"
+    SETTLED = "settled at once, and its gradients vanished"
     WIDER = "swings about zero, ever wider"
     ANOTHER_LEVEL = "another level, cannot tell"
     NOT_BACK = "worse, and not back yet"
@@ -67,6 +68,7 @@ _BAD = {
 _DOUBTFUL = {
     State.ANOTHER_LEVEL, State.RATE_LEAPT, State.NOT_BACK, State.HARDLY_FALLS,
     State.OVERFITS, State.GOAL_FALLS, State.GOAL_STILL, State.WITHOUT_END, State.WIDER,
+    State.SETTLED,
 }  # fmt: skip
 
 

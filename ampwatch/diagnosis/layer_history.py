@@ -84,6 +84,7 @@ class LayerHistory:
     moved: Integers = field(default_factory=_no_counts)
     unowned: Integers = field(default_factory=_no_counts)
     unreached: Integers = field(default_factory=_no_counts)
+    frozen: Integers = field(default_factory=_no_counts)  # samples in which they were not to learn
     window_steps: int = 0  # judged steps with scale windows
     conflicts: int = 0
     first_conflict: ScaleConflict | None = None
@@ -147,6 +148,10 @@ class LayerHistory:
         """The innermost layers that no optimizer ever had, if it had others."""
         return self._never_trained(self.unowned)
 
+    def was_frozen(self, name: str) -> bool:
+        """Whether a layer was not to learn in some samples."""
+        return bool(self.frozen[self.numbers[name]])
+
     @property
     def without_gradient(self) -> list[str]:
         """The layers that an optimizer has and no gradient ever reached, if it reached others."""
@@ -175,7 +180,8 @@ class LayerHistory:
 
     def _with_training(self, layer: Integers, rows: BlockLayerRows) -> LayerHistory:
         """Count the samples of layers that should learn, by who trains them."""
-        learns = (rows.flags("trainable") == 1) & (layer >= 0)
+        trainable = rows.flags("trainable")
+        learns = (trainable == 1) & (layer >= 0)
         reached = (rows.flags("grad_finite") == 1) | (rows.flags("out_grad_finite") == 1)
         has_group = np.isfinite(rows.numbers("param_group"))
         return replace(
@@ -183,6 +189,7 @@ class LayerHistory:
             moved=self.moved + self._counts(layer[learns & reached & has_group]),
             unowned=self.unowned + self._counts(layer[learns & reached & ~has_group]),
             unreached=self.unreached + self._counts(layer[learns & ~reached & has_group]),
+            frozen=self.frozen + self._counts(layer[(trainable == 0) & (layer >= 0)]),
         )
 
     def _with_shares(

@@ -370,7 +370,8 @@ def is_reached(metric: MetricCourse) -> bool:
         return False
     size = max(3, len(values) // _PART)
     smooth = trailing_medians(values, size)[size - 1 :]
-    won = float(smooth.max() - smooth[0])
+    # Since it was lowest: the first values of a mean over the last episodes are of one or two.
+    won = float(smooth.max() - smooth[: int(np.argmax(smooth)) + 1].min())
     noise = _noise(values, size)
     return won > _WON * noise and won > 0 and smooth[-1] >= smooth.max() - (1 - LOST) * won
 

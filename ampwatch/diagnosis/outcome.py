@@ -10,13 +10,13 @@ enough; the first sentence says how few.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.column_arrays import Floats, Integers, median, median_of_known
+from ampwatch.diagnosis.column_arrays import Floats, median, median_of_known
 from ampwatch.diagnosis.findings import Outcome, Severity, Sign, State
 from ampwatch.diagnosis.learning_rate.constants import NOTHING
 from ampwatch.diagnosis.learning_rate.noise import (
@@ -24,9 +24,18 @@ from ampwatch.diagnosis.learning_rate.noise import (
     rounding_unit,
     trailing_medians,
 )
-from ampwatch.diagnosis.learning_rate.rate_history import RateRows
 from ampwatch.diagnosis.learning_rate.trouble import OnsetSign
 from ampwatch.diagnosis.loss_outcome import LEAST, LossCourse, LossEnd, loss_course
+from ampwatch.diagnosis.loss_series import (
+    FIFTHS,
+    LONG,
+    RUNAWAY,
+    LossSeries,
+    series_of,
+    series_of_case,
+    settled_at_once,
+    without_bound,
+)
 from ampwatch.diagnosis.metric_outcome import (
     LOST,
     beats_a_guess,
@@ -44,12 +53,10 @@ from ampwatch.metric_names import Metric
 # The last rows, and how many of them show how the numbers ended.
 _LAST, _MOST, _LINES = 20, 0.5, 2
 _RAISED, _GREW = 1.5, 1.5  # times: a learning rate, micro-batches; gradients
-_LONG = 100  # losses: a climb that takes them is slow
 _FAR = 4.0  # times its best: no other data make a loss so much higher
 _FEW_SKIPS = 2  # of the last rows, of a training whose steps are taken
 _ANNOUNCED, _RISING, _LEAP = 12, 1.2, 2.0  # entries before the loss rose; times: a rate
 _LEFT, _MORE = 0.1, 0.9  # of the first losses: what is left where all is learnt
-RUNAWAY = 1000.0  # times the first loss, and finite: it grows from step to step
 _BEYOND = 1e6  # times the first loss: no return of rewards grows so far
 _MOMENTS, _TIMES_LEARNT = 0.1, 4  # of the record; times as long as half of all took to learn
 _WORTH, _CALM = 0.15, 0.15  # of the first loss: a gain; of the gain: the noise where all is lost
@@ -101,7 +108,7 @@ def _not_finite(case: Case) -> Iterator[Outcome]:
         good = np.flatnonzero(~bad[entries])
         since = entries[good[-1] + 1] if len(good) else entries[0]
         step = int(tail.of("step")[since])
-        sign, at_once = _before(case, step)
+        sign, at_once = announced(case, step)
         words = f"The loss is inf or NaN from step {step:,} on."
         evidence = Evidence("loss", step, "nan")
         yield Outcome(State.NOT_FINITE, step, ("loss",), words, sign, (evidence,), at_once)
@@ -117,7 +124,7 @@ def _no_steps(case: Case) -> Iterator[Outcome]:
         step = int(case.rate.tail.of("step")[-streak])
         words = f"Every step is skipped from step {step:,} on."
         evidence = Evidence("skipped", case.scale.last_step, float(streak))
-        sign, at_once = _before(case, step)
+        sign, at_once = announced(case, step)
         yield Outcome(State.NO_STEPS, step, ("skipped",), words, sign, (evidence,), at_once)
 
 
@@ -201,6 +208,8 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     if takes_steps and not has_goal and (lost := without_bound(series)) is not None:
         return lost
     ended_calm = course.end in {LossEnd.LEARNING, LossEnd.FLAT}
+    if ended_calm and not has_goal and (settled := settled_at_once(series)) is not None:
+        return settled
     shows_none = ended_calm and not (has_goal or is_nearly_learnt(case) or beats_a_guess(case))
     if shows_none and (still := no_progress(case, series, course)) is not None:
         return still
@@ -256,7 +265,7 @@ def _is_doubted(case: Case, series: LossSeries, course: LossCourse) -> bool:
     return case.judgement.onset is not None and 0 < course.last > (1 - _WORTH) * first
 
 
-def _before(case: Case, step: int) -> tuple[Sign | None, bool]:
+def announced(case: Case, step: int) -> tuple[Sign | None, bool]:
     """What announced a trouble at this step, and whether the loss was at its best until then."""
     series = series_of_case(case)
     since = int(np.searchsorted(series.step, step))
@@ -321,7 +330,7 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
         stayed and _falls_since(series.loss, course.best)
     )
     early = fell and since <= _MOMENTS * len(series.loss)
-    if early or (slow and (stayed or len(series.loss) >= _LONG)):
+    if early or (slow and (stayed or len(series.loss) >= LONG)):
         flat = Outcome(State.FLAT, None, ("loss", "grad_norm"))  # as an adversary's or a reward's
         return _above_its_start(case, series, course) or flat
     step = int(series.step[since])
@@ -354,8 +363,8 @@ def _worse(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
 
 def _falls_since(loss: Floats, best: float) -> bool:
     """Whether a loss has fallen ever since its first moments, in which it did not rise far."""
-    parts = [median(part) for part in np.array_split(loss, _FIFTHS)[1:]]
-    return len(loss) >= _LONG and loss.max() < _FAR * best and bool((np.diff(parts) < 0).all())
+    parts = [median(part) for part in np.array_split(loss, FIFTHS)[1:]]
+    return len(loss) >= LONG and loss.max() < _FAR * best and bool((np.diff(parts) < 0).all())
 
 
 def _is_hump(series: LossSeries, course: LossCourse) -> bool:
@@ -363,7 +372,7 @@ def _is_hump(series: LossSeries, course: LossCourse) -> bool:
 
     Not where the learning rate came down since: then the schedule may have brought it back.
     """
-    if course.end is LossEnd.WORSE or len(series.loss) < _LONG:
+    if course.end is LossEnd.WORSE or len(series.loss) < LONG:
         return False
     size = max(LEAST, len(series.loss) // _LEAP_PARTS)
     smooth = trailing_medians(series.loss, size)[course.since :]
@@ -387,7 +396,7 @@ def _is_lost(series: LossSeries, course: LossCourse) -> bool:
     stands = course.since <= 2 * count // 3 and robust_deviation(late) <= _CALM * height
     times = _norm_times(series, course.since)
     as_before = times is not None and 1 / _GREW <= times <= _GREW  # the task may be another one
-    is_lost = count >= _LONG and was_won and is_up and stands and not as_before
+    is_lost = count >= LONG and was_won and is_up and stands and not as_before
     return is_lost or _is_forgotten(series, course)
 
 
@@ -440,38 +449,6 @@ _ZEROS = 5  # losses of exactly 0
 # A schedule that was lost: times, over so many parts of the record, for so much of it at least.
 _LEAPT, _LEAP_PARTS, _LEAP_SHARE, _STILL_UP, _DECAYED = 2.0, 40, 0.1, 0.6, 2.0
 _LEAP_WORSE, _DEVIATIONS = 1.05, 3.0
-# A loss that falls without end: times what it was at first, faster from quarter to quarter, while
-# gradients, and weights or activations, grow by so much. Of a likelihood that gets better the fall
-# slows down and the weights hardly grow, though its gradients may grow tenfold.
-_BEYOND_FIRST, _GRADIENTS, _WEIGHTS, _ACTIVATIONS = 10.0, 2.0, 2.0, 4.0
-# One that swings about zero: the last fifth is so many times as wide as the first three, and its
-# gradients have grown by as much as a drift of theirs.
-_WIDER, _FIFTHS = 4.0, 5
-
-
-@dataclass(frozen=True, slots=True)
-class LossSeries:
-    """The losses of a record in their order, each with its step: all of them, or points."""
-
-    step: Integers
-    loss: Floats
-    norm: Floats
-    lr: Floats
-    weights: Floats  # their norm
-    activation: Floats  # the largest
-
-
-def series_of_case(case: Case) -> LossSeries:
-    """A short record's losses as they are; a long one's as medians of stretches."""
-    return series_of(case.rate.head if case.rate.is_whole else case.rate.points.rows)
-
-
-def series_of(rows: RateRows) -> LossSeries:
-    """The losses of these rows that are finite."""
-    is_known = np.isfinite(rows.of("loss"))
-    names = ("loss", "grad_norm", "lr", "param_norm", "act_amax")
-    columns = (rows.of(name)[is_known] for name in names)
-    return LossSeries(rows.of("step")[is_known].astype(np.int64), *columns)
 
 
 def no_progress(case: Case, series: LossSeries, course: LossCourse) -> Outcome | None:
@@ -564,7 +541,7 @@ def rate_leapt(case: Case, series: LossSeries, course: LossCourse) -> Outcome | 
     is_known = np.isfinite(series.lr) & (series.lr > 0)
     lr, loss, step = series.lr[is_known], series.loss[is_known], series.step[is_known]
     wide = max(1, len(lr) // _LEAP_PARTS)
-    if len(lr) < _LONG or loss.min() <= 0:
+    if len(lr) < LONG or loss.min() <= 0:
         return None
     rose = np.flatnonzero(lr[wide:] >= _LEAPT * lr[:-wide])
     decayed = np.maximum.accumulate(lr)[rose] >= _DECAYED * lr[rose]
@@ -594,65 +571,6 @@ def rate_leapt(case: Case, series: LossSeries, course: LossCourse) -> Outcome | 
     return Outcome(state, first, ("loss", "lr"), words, evidence=(evidence,))
 
 
-def without_bound(series: LossSeries) -> Outcome | None:
-    """A loss that runs away below zero, or swings about it ever wider; its gradients grow along."""
-    if len(series.loss) < _LONG or series.loss.min() >= 0:
-        return None
-    return _without_end(series) or _wider(series)
-
-
-def _without_end(series: LossSeries) -> Outcome | None:
-    first = max(NOTHING, float(np.abs(series.loss[: len(series.loss) // 10]).max()))
-    quarters = [median(part) for part in np.array_split(series.loss, 4)]
-    falls = -np.diff(quarters)
-    faster = falls[0] > 0 and bool((np.diff(falls) > 0).all())
-    gradients, weights = _growth(series.norm), _growth(series.weights)
-    grew = weights >= _WEIGHTS or _growth(series.activation) >= _ACTIVATIONS
-    grew |= quarters[-1] <= -RUNAWAY * first  # which no loss with an end does
-    if not (faster and quarters[-1] <= -_BEYOND_FIRST * first and gradients >= _GRADIENTS and grew):
-        return None
-    low, high = two_digits(quarters[-1]), two_digits(quarters[0])
-    words = (
-        f"The loss falls without end, faster and faster: {high} in the first quarter, {low} in the "
-        f"last, while the gradients grew {two_digits(gradients)} times."
-    )
-    step, last = int(series.step[np.argmax(series.loss < -first)]), int(series.step[-1])
-    evidence = Evidence("loss", last, quarters[-1], quarters[0], "first quarter")
-    return Outcome(State.WITHOUT_END, step, ("loss", "grad_norm"), words, evidence=(evidence,))
-
-
-def _wider(series: LossSeries) -> Outcome | None:
-    parts = np.array_split(series.loss, _FIFTHS)
-    wide = [robust_deviation(part) for part in parts]
-    early = max(wide[:3])
-    about_zero = all(abs(median(part)) <= width for part, width in zip(parts, wide, strict=True))
-    if not (about_zero and wide[-1] >= max(_WIDER * early, wide[-2]) and wide[-2] >= early):
-        return None
-    first, last = _ends(series.norm)
-    if not last >= thresholds.DRIFT_FACTOR * first > 0:
-        return None
-    words = (
-        f"The loss swings about zero, ever wider: by {two_digits(wide[0])} in the first fifth, by "
-        f"{two_digits(wide[-1])} in the last, while the gradients grew {two_digits(last / first)} "
-        "times."
-    )
-    step = int(series.step[len(series.step) * 3 // _FIFTHS])
-    evidence = Evidence("grad_norm", int(series.step[-1]), last, first, "first tenth")
-    return Outcome(State.WIDER, step, ("loss", "grad_norm"), words, evidence=(evidence,))
-
-
-def _growth(values: Floats) -> float:
-    """How many times larger a column is in its last tenth than in its first; 0 if unknown."""
-    early, late = _ends(values)
-    return late / early if early > 0 and np.isfinite(late) else 0.0
-
-
-def _ends(values: Floats) -> tuple[float, float]:
-    """The medians of a column in its first tenth and in its last; nan where it is unknown."""
-    tenth = max(LEAST, len(values) // 10)
-    return median_of_known(values[:tenth]), median_of_known(values[-tenth:])
-
-
 # --- what to do -----------------------------------------------------------------------------------
 
 
@@ -678,11 +596,14 @@ REMEDIES = {
     State.WORSE: "Lower the learning rate. If that does not help, look at the batches around the "
     "step at which the loss rose. Record the gradient norm: it tells bad batches from a learning "
     "rate that is too high.",
-    State.NOT_BACK: "Wait: the loss may come back. If it does not, lower the learning rate, or "
-    "look at the batches around the step at which it rose.",
+    State.NOT_BACK: "Check what changed at that step: the data, the weights of the loss's terms, "
+    "the schedule. If nothing did, lower the learning rate.",
     State.ANOTHER_LEVEL: "Check whether the data or the task changed at that step.",
     State.WITHOUT_END: "Bound what is made large: normalise it, or put a log-sigmoid, a margin or "
     "a penalty on it. A lower learning rate only puts it off.",
+    State.SETTLED: "Look whether the model's outputs differ from input to input: they may have "
+    "become all alike. Learning without labels needs something against that: a stop-gradient, "
+    "negative pairs, a term for their spread. If the task is so easy, nothing is wrong.",
     State.WIDER: "Lower the learning rate, of the critic or adversary first, or damp it: weight "
     "decay, a gradient penalty, clipping.",
     State.NOT_FINITE: "Attach ampwatch to the training: it names the first layer whose numbers are "

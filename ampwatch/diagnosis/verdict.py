@@ -15,6 +15,7 @@ from ampwatch.diagnosis.findings import (
     CUT_OFF,
     Diagnosis,
     Finding,
+    FindingStatus,
     Outcome,
     RunFacts,
     Severity,
@@ -23,7 +24,8 @@ from ampwatch.diagnosis.findings import (
 )
 from ampwatch.diagnosis.learning_rate import Judgement, constants
 from ampwatch.diagnosis.learning_rate.advice import UNCERTAIN, Action, Advice
-from ampwatch.diagnosis.outcome import outcome_of, series_of_case
+from ampwatch.diagnosis.loss_series import series_of_case
+from ampwatch.diagnosis.outcome import announced, outcome_of
 from ampwatch.diagnosis.rules import RULES
 from ampwatch.diagnosis.rules.loss import UNKNOWN, outcome_hit
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
@@ -82,14 +84,18 @@ def _are_rare(case: Case) -> bool:
 
 def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome) -> list[Finding]:
     """The findings as grave as the outcome is: one that nothing tells of is told, in its words."""
+    if outcome.state is State.NOT_FINITE:
+        findings = [_to_the_end(finding, outcome.since_step or 0) for finding in findings]
     if outcome.is_explained:
         findings = _at_most(Severity.INFO, _OF_THE_LOSS, findings)
     if outcome.is_good:
         mild = _SYMPTOMS | (_NUMBERS if _are_rare(case) else frozenset())
         if case.evaluation_is_spoilt:
             mild -= {"AMP209"}
-        # Nothing is too high for a loss at its best.
-        findings = [finding for finding in findings if finding.code not in RATE]
+        # Nothing is too high for a loss at its best, and no loss where a score is.
+        is_told = any(f.code == _RISE and f.severity.weight for f in findings)
+        refuted = RATE if is_told else {*RATE, _RISE}
+        findings = [finding for finding in findings if finding.code not in refuted]
         return _at_most(Severity.WARNING, mild, findings)
     if outcome.state in {State.FLAT, State.TOO_LITTLE} and _are_rare(case):
         findings = _at_most(Severity.WARNING, _NUMBERS, findings)  # and it is finite again
@@ -108,6 +114,21 @@ def weighed_by_outcome(case: Case, findings: Sequence[Finding], outcome: Outcome
         return [replace(f, severity=outcome.severity) if f in tells else f for f in findings]
     finding = next(rule for rule in RULES if rule.code == codes[0]).finding(outcome_hit(case), case)
     return [*(f for f in findings if f.code != finding.code), finding]
+
+
+_OF_LOST_NUMBERS = frozenset(("AMP203", "AMP204", "AMP211", "AMP413"))
+_JUST_BEFORE = 20  # steps before the loss was lost
+
+
+def _to_the_end(finding: Finding, since: int) -> Finding:
+    """A finding of numbers that are not finite, which goes on where the loss is lost for good.
+
+    Once the weights are not finite either, nothing shows it any more.
+    """
+    if finding.code not in _OF_LOST_NUMBERS or (finding.last_step or 0) < since - _JUST_BEFORE:
+        return finding
+    summary = finding.summary.replace(finding.standing.ending or "\0", "")
+    return replace(finding, standing=FindingStatus.STANDS, comes_and_goes=False, summary=summary)
 
 
 def _at_most(most: Severity, codes: Set[str], findings: Sequence[Finding]) -> list[Finding]:
@@ -277,6 +298,8 @@ def conclude(case: Case) -> Diagnosis:
     """The diagnosis of a case: its findings, linked; the verdict; the advice."""
     outcome = outcome_of(case)
     by_rules = [finding for rule in RULES for finding in rule.findings(case)]
+    if _overflowed_at_once(case, by_rules):
+        outcome = replace(outcome, came_at_once=True)
     findings = link_causes(weighed_by_outcome(case, by_rules, outcome))
     verdict = verdict_of(case, findings, outcome)
     advice = _beside_outcome(case, advice_beside_findings(case, verdict, findings), outcome)
@@ -287,6 +310,16 @@ def conclude(case: Case) -> Diagnosis:
         fails_by_rules=any(f.severity is Severity.ERROR for f in link_causes(by_rules)),
         rate_by_rules=case.rate_advice,
     )  # fmt: skip
+
+
+def _overflowed_at_once(case: Case, findings: Sequence[Finding]) -> bool:
+    """Whether a layer was seen to overflow where the trouble began, and nothing announced it."""
+    onset = case.judgement.onset
+    if onset is None or not onset.hard:
+        return False
+    near = onset.step + _JUST_BEFORE
+    seen = any(f.code == "AMP203" and f.layer and (f.first_step or 0) <= near for f in findings)
+    return seen and announced(case, onset.step)[1]
 
 
 def _named_by_cause(
@@ -344,7 +377,8 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
         because = "The loss is at or near its best, so nothing shows that it is too high."
         return Advice(Action.KEEP, because, current=advice.current)
     if outcome.came_at_once and advice.action is Action.LOWER:
-        because = f"{outcome.words} The loss was at its best until then, and nothing announced it."
+        until = "The loss was at its best until then, and nothing announced it."
+        because = f"{outcome.words} {until}".strip()
         return Advice(Action.UNKNOWN, because, current=advice.current)
     if (announced := _as_announced(case, advice, outcome)) is not None:
         return announced

@@ -107,20 +107,16 @@ def _scored(router: Router, output: Tensor) -> Tensor | None:
     return _numbered(router, output.topk(router.choices, dim=-1).indices)
 
 
-def expert_columns(places: Sequence[slice | None], values: Sequence[float]) -> dict[str, list[Any]]:
-    """The columns of routers in `Table.LAYERS`, from where their tokens stand in the pack."""
-    columns: dict[str, list[Any]] = {name: [None] * len(places) for name in _COLUMNS}
-    for row, place in enumerate(places):
-        tokens = np.array([] if place is None else values[place])
-        if not tokens.sum() > 0:
-            continue
-        share = tokens / tokens.sum()
-        used = share[share > 0]
-        columns["expert_tokens"][row] = tokens.astype(np.int64).tolist()
-        columns["expert_most"][row] = float(share.max() * len(share))
-        columns["expert_entropy"][row] = float(-(used * np.log(used)).sum() / np.log(len(share)))
-        columns["experts_idle"][row] = len(share) - len(used)
-    return columns if any(places) else {}
-
-
-_COLUMNS = ("expert_tokens", "expert_most", "expert_entropy", "experts_idle")
+def expert_columns(counts: Sequence[float]) -> dict[str, Any]:
+    """What is written of a router in one step: the tokens of each expert, and how even they are."""
+    tokens = np.array(counts)
+    if not tokens.sum() > 0:
+        return {}
+    share = tokens / tokens.sum()
+    used = share[share > 0]
+    return {
+        "expert_tokens": tokens.astype(np.int64).tolist(),
+        "expert_most": float(share.max() * len(share)),
+        "expert_entropy": float(-(used * np.log(used)).sum() / np.log(len(share))),
+        "experts_idle": len(share) - len(used),
+    }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -120,7 +120,6 @@ def figures_of(
             for layer, visit, given in zip(chosen, visits, outputs, strict=True)
         ],
         **cast_columns([visit.casts for visit in visits], values),
-        **expert_columns([visit.expert_tokens_at for visit in visits], values),
         **_gradient_columns(inputs, outputs, scale, flushed=_all_flushed(sampled, scaled_loss)),
     }
     return LayerFigures(sampled, columns)
@@ -275,6 +274,10 @@ class LayerInfo:
     input_format: str | None = None
     weight_format: str | None = None
     grad_format: str | None = None
+    expert_tokens: list[int] | None = None
+    expert_most: float | None = None
+    expert_entropy: float | None = None
+    experts_idle: int | None = None
 
 
 INFO_COLUMNS = [field.name for field in fields(LayerInfo)]
@@ -305,6 +308,17 @@ class LayerInfos:
                 self.written[layer.number] = info
                 changed.append(info)
         return changed
+
+    def with_routers(
+        self, changed: list[LayerInfo], sampled: SampledLayers, values: Sequence[float]
+    ) -> list[LayerInfo]:
+        """The infos with those of the routers that this sample saw, which have each a row of it."""
+        routers = {}
+        for number, visit in sampled.visits.items():
+            if visit.expert_tokens_at is not None and number in self.written:
+                load = expert_columns(values[visit.expert_tokens_at])
+                routers[number] = replace(self.written[number], **load)
+        return [*(one for one in changed if one.layer not in routers), *routers.values()]
 
     def _source(self, layer: Layer, sampled: SampledLayers) -> tuple[Any, ...]:
         """All that an info is made from; comparing this is much cheaper than making the info.

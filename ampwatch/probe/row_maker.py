@@ -122,6 +122,7 @@ class RowMaker:
             figures = self._figures(record, record.layers)
             if left_out:
                 _add_outputs(figures, record, layers)
+            changed = self._infos.with_routers(changed, record.layers, record.pack.values)
             tables.append((Table.LAYER_INFO, info_columns(record.step, changed)))
             tables.append((Table.LAYERS, merged(figures.columns, layers)))
         events = []

@@ -191,6 +191,7 @@ _FACTS = (
     "order", "kind", "trainable", "param_group", "weight_shape", "rows", "flops", "observed",
     "input_dtype", "param_dtype", "output_dtype", "param_grad_dtype", "out_grad_dtype", "autocast",
     "input_format", "weight_format", "grad_format",
+    "expert_tokens", "expert_most", "expert_entropy", "experts_idle",
 )  # fmt: skip
 _DTYPE_COLUMNS = {name for name in _FACTS if name.endswith("_dtype")} | {"autocast_dtype"}
 

@@ -25,7 +25,7 @@ def routed(*tokens, name=ROUTER, ranks=1, trainable=True, every=EVERY):
     steps = range(every * (1 + len(tokens)))
     rows = [
         {"step": every * (1 + at), "rank": rank, "layer": name, "trainable": trainable,
-         "expert_tokens": mine, "experts_idle": float(mine.count(0))}
+         "act_finite": True, "expert_tokens": mine, "experts_idle": float(mine.count(0))}
         for at, of_step in enumerate(tokens)
         for rank, mine in enumerate(of_step if ranks > 1 else [of_step])
     ]  # fmt: skip

@@ -61,7 +61,7 @@ class Watched:
 
     def read(self, sampled: SampledLayers, pack: Pack) -> None:
         """Make the figures of a step whose values have arrived."""
-        self.changed = self.infos.changed(sampled)
+        self.changed = self.infos.with_routers(self.infos.changed(sampled), sampled, pack.values)
         self.last = figures_of(sampled, self.survey.layers, pack.values, self.scale)
 
     def cells(self, name: str) -> Any:

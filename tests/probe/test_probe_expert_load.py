@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import ampwatch
 from ampwatch.probe.expert_load import Router as Known
 from ampwatch.probe.expert_load import tokens_by_expert
+from ampwatch.probe.layer_rows import LayerInfo
 from ampwatch.probe.tensor_values import tensors_in
 
 WIDTH, EXPERTS, CHOICES, TOKENS = 16, 6, 2, 40
@@ -87,6 +88,12 @@ def watched_once(block: Block) -> tuple[Watched, list[int]]:
     return Watched(model).step(run), true.tolist()
 
 
+def row_of(watched: Watched, name: str) -> LayerInfo:
+    """The row of `layer_info` that the last step made of this layer."""
+    (row,) = (info for info in watched.changed if info.name == name)
+    return row
+
+
 @pytest.mark.parametrize("kind", GIVEN)
 def test_the_tokens_of_each_expert_are_counted_from_what_a_router_gives(kind: str) -> None:
     torch.manual_seed(1)
@@ -94,13 +101,13 @@ def test_the_tokens_of_each_expert_are_counted_from_what_a_router_gives(kind: st
     with torch.no_grad():
         block.router.weight[3] = 0.0
     watched, true = watched_once(block)
-    cells, share = watched.cells("1.router"), torch.tensor(true) / sum(true)
+    cells, share = row_of(watched, "1.router"), torch.tensor(true) / sum(true)
     assert cells.expert_tokens == true
     assert cells.experts_idle == true.count(0)
     assert cells.expert_most == pytest.approx(EXPERTS * share.max().item())
     entropy = torch.special.entr(share).sum() / torch.tensor(float(EXPERTS)).log()
     assert cells.expert_entropy == pytest.approx(entropy.item())
-    assert watched.cells("0").expert_tokens is None
+    assert row_of(watched, "0").expert_tokens is None
 
 
 UNKNOWN = {
@@ -116,14 +123,14 @@ UNKNOWN = {
 @pytest.mark.parametrize("what", UNKNOWN)
 def test_what_a_router_does_not_tell_stays_absent(what: str) -> None:
     watched, _ = watched_once(UNKNOWN[what])
-    assert watched.last.row(watched.number("1.router")).get("expert_tokens") is None
+    assert row_of(watched, "1.router").expert_tokens is None
 
 
 def test_numbers_that_are_no_experts_are_left_out() -> None:
     """With expert parallelism a token of another rank's expert has a number beyond the last."""
     beyond = Block(lambda scores: torch.tensor([[0, EXPERTS], [0, -1], [2, 10**9]]))
     watched, _ = watched_once(beyond)
-    assert watched.cells("1.router").expert_tokens == [4, 0, 2, 0, 0, 0]
+    assert row_of(watched, "1.router").expert_tokens == [4, 0, 2, 0, 0, 0]
 
 
 @pytest.mark.gpu

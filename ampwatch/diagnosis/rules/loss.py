@@ -12,9 +12,10 @@ from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats, known_of, median, median_of_known
 from ampwatch.diagnosis.findings import FindingStatus, Severity, State
 from ampwatch.diagnosis.learning_rate import constants
+from ampwatch.diagnosis.loss_series import RUNAWAY
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, TELLING, LossRise, RiseKind, SpikeOctave
 from ampwatch.diagnosis.metric_outcome import first_metric, is_reached
-from ampwatch.diagnosis.outcome import APART, FROM_ITS_START, REMEDIES, RUNAWAY, outcome_of
+from ampwatch.diagnosis.outcome import APART, FROM_ITS_START, REMEDIES, outcome_of
 from ampwatch.diagnosis.outlying_inputs import OutlyingInput
 from ampwatch.diagnosis.record import Event
 from ampwatch.diagnosis.rule import Rule, RuleHit, rule
@@ -390,6 +391,8 @@ def outcome_hit(case: Case, cause: str = UNKNOWN) -> RuleHit:
     why, remedy = APART if outcome.grew_apart else (cause, REMEDIES.get(outcome.state))
     if outcome.state is State.ANOTHER_LEVEL and outcome.since_step == case.scale.first_step:
         remedy = FROM_ITS_START
+    if outcome.state is State.NOT_BACK and not case.record.clean_end:
+        remedy = f"Wait: the loss may come back. If it does not, do this. {remedy}"
     return RuleHit(
         severity=outcome.severity,
         first_step=None if is_slow else outcome.since_step,
@@ -402,7 +405,7 @@ def outcome_hit(case: Case, cause: str = UNKNOWN) -> RuleHit:
 
 
 no_progress = _tells(
-    "AMP309", "no-progress", Severity.ERROR, State.STANDS_STILL, State.HARDLY_FALLS
+    "AMP309", "no-progress", Severity.ERROR, State.STANDS_STILL, State.HARDLY_FALLS, State.SETTLED
 )
 overfitting = _tells(
     "AMP310", "overfitting", Severity.WARNING, State.OVERFITS,

@@ -153,6 +153,7 @@ def backward_overflow(case: Case) -> Iterator[RuleHit]:
     yield RuleHit(
         standing=standing,
         at=times,
+        comes_and_goes=2 * times.count <= (times.last_step or 0) - (times.first_step or 0),
         layer=most.layer,
         ranks=tuple(sorted(most.ranks)),
         summary=f"Layer {most.layer} {_is_first(most)} to overflow in the backward pass, "

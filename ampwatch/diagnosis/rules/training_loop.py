@@ -458,13 +458,15 @@ def _without_optimizer(case: Case) -> RuleHit | None:
     names = case.layers.without_optimizer
     if not names:
         return None
-    # Who trains a head alone may well leave the gradients of all other layers on.
-    few = len(names) <= len(case.layers.trained)
+    # Who trains a head alone may well leave the gradients of all other layers on; who switches them
+    # on later wants them to learn.
+    is_meant = len(names) > len(case.layers.trained)
+    is_meant &= not any(map(case.layers.was_frozen, names))
     is_single = len(names) == 1
     return RuleHit(
-        severity=Severity.WARNING if few else Severity.INFO,
+        severity=Severity.INFO if is_meant else Severity.WARNING,
         at=case.scale,
-        layer=names[0] if is_single else None,
+        layer=names[0],
         summary=f"No optimizer has the weights of {'layer' if is_single else 'layers'} "
         f"{list_text(names)}: {'it has' if is_single else 'they have'} gradients and never "
         f"{'moves' if is_single else 'move'}.",
