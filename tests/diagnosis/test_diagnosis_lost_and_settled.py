@@ -6,6 +6,7 @@ import torch
 
 import ampwatch
 from ampwatch.diagnosis import Action, Verdict, diagnose
+from ampwatch.diagnosis.findings import FindingStatus
 from ampwatch.importers import import_log
 from ampwatch.store import open_run
 
@@ -76,5 +77,5 @@ def test_an_overflow_after_which_the_weights_are_lost_is_not_over(tmp_path):
     told = diagnose(open_run(tmp_path / "it"))
     lost = [f for f in told.findings if f.code in {"AMP203", "AMP204", "AMP211"}]
     assert lost
-    assert all(f.goes_on and not f.comes_and_goes for f in lost)
+    assert all(f.standing is FindingStatus.STANDS and not f.comes_and_goes for f in lost)
     assert not any("no longer" in f.summary for f in lost)
