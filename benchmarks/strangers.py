@@ -127,7 +127,7 @@ def answer_to(author: Path, label: dict[str, Any]) -> Answer:
         if "text" in label:
             file = Path(made) / label["file"]
             file.write_text(label["text"], encoding="utf-8")
-        path = _recorded(file, label["kind"], Path(made))
+        path = recorded(file, label["kind"], Path(made))
         if path is None:
             return Answer(UNREAD, UNREAD, None, None, "")
         run = ampwatch.open_run(path)
@@ -146,7 +146,7 @@ def answer_to(author: Path, label: dict[str, Any]) -> Answer:
     )
 
 
-def _recorded(file: Path, kind: str, made: Path) -> Path | None:
+def recorded(file: Path, kind: str, made: Path) -> Path | None:
     """The folder of the run that a case makes; None if it makes none."""
     if kind in {"training", "program"}:
         _run(file, made)

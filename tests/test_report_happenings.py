@@ -82,6 +82,28 @@ def test_gradients_after_which_the_loss_is_lost_are_not_over(tmp_path):
     assert "no longer" not in told
 
 
+def test_a_loss_of_zero_is_put_down_to_what_it_is_computed_from(tmp_path):
+    told = letter_on(tmp_path, ["step,loss", *(f"{at},0.0" for at in range(150))])
+    assert "labels that are all ignored or masked" in told
+    assert "ten times" not in told
+
+
+def test_an_accuracy_that_is_lost_gets_no_advice_on_policies(tmp_path):
+    lost = [0.9 * min(1, at / 60) if at < 120 else 0.1 for at in range(300)]
+    rows = [f"{at},{noisy(1.0, at)},{value}" for at, value in enumerate(lost)]
+    told = letter_on(tmp_path, ["step,loss,val_acc", *rows])
+    assert "AMP311" in told
+    assert "Check what changed at that step" in told
+    assert "policy" not in told
+
+
+def test_the_first_doubling_of_a_warm_up_is_no_jump(tmp_path):
+    rows = [
+        f"{at},{'nan' if at > 58 else noisy(2.0, at)},{3e-5 * (at - 49)}" for at in range(50, 70)
+    ]
+    assert "jumps" not in letter_on(tmp_path, ["step,loss,lr", *rows])
+
+
 def test_when_a_calm_run_spiked_is_told(tmp_path):
     losses = [noisy(2.0 * 0.995**at, at) for at in range(900)]
     losses[500:520] = [9.0] * 20

@@ -33,7 +33,7 @@ _NEAR_END = 2  # steps: skips that reach so far go on at the end of the run
 _SCALE_FALL = 16.0  # times
 _ZERO_TO_THE_END = "the log shows a loss of zero to the end"
 _NAN_AS_ZERO = "the loss is NaN to the end; this log shows zero for it"
-_LEAP, _SHORTLY, _BEGINNING = 2.0, 30, 10  # times; steps before the trouble; steps of a warm-up
+_LEAP, _SHORTLY, _BEGINNING = 2.0, 30, 10  # times; steps before the trouble; of a warm-up
 _ROSE = frozenset((State.WORSE, State.NOT_BACK, State.ANOTHER_LEVEL))
 _OF_LOSS = frozenset(("AMP206", "AMP303"))
 _PROGRESS = 0.9  # a loss above this part of its first level did not come down
@@ -310,7 +310,9 @@ def _around(reader: FactReader, level: Fact, at: Fact | None) -> tuple[str | Fac
     losses, step = reader.series("loss").finite, int(at.value)
     before = losses.within(None, step - 1).step[-_LEVEL_ENTRIES:]
     after = losses.within(step + 1, None).step[:_LEVEL_ENTRIES]
-    words: list[str | Fact] = [" (", _median(reader, before) or level, " before"]
+    shortly = _median(reader, before)
+    usual = level if shortly is None or level.value < shortly.value else shortly
+    words: list[str | Fact] = [" (", usual, " before"]
     if len(after) and (later := _median(reader, after)) is not None and later.value:
         words += [", ", later, " after"]
     return (*words, ")")
@@ -408,8 +410,10 @@ def _leap_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     if hint is None:
         return
     near = rates.within(hint - _SHORTLY, hint)
+    late = rates.step[:_BEGINNING][-1] if len(rates) else 0  # a warm-up doubles at first
     for before, after in pairwise(range(len(near))):
-        if near.value[after] >= _LEAP * near.value[before] > 0 and near.step[after] > _BEGINNING:
+        is_leap = near.value[after] >= _LEAP * near.value[before] > 0
+        if is_leap and near.step[after] > late:
             at, now = int(near.step[before]), int(near.step[after])
             old, new = course.reader.value("lr", at), course.reader.value("lr", now)
             if old is not None and new is not None:

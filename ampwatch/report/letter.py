@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 _MOST_HAPPENINGS = 6
 _MOST_NAMED = 6
-_NO_HALF_PRECISION = "AMP405"  # its title says that no layer runs in the format of autocast
+_NO_HAD_FALLEN_PRECISION = "AMP405"  # its title says that no layer runs in the format of autocast
 # The search for a scale and its growth: of no use to a reader whose run fails.
 _AS_IT_SHOULD_BE = frozenset(("AMP101", "AMP102"))
 _NOTES, _CUT_OFF, _WARM_UP = "AMP901", "AMP902", "AMP302"
@@ -68,6 +68,7 @@ _CERTAIN_ENOUGH = 0.8  # of a cause: a title that states it below this says "pro
 CAUSE_UNKNOWN = "Cause: not known; the above is what the log shows."
 _SAME_RATE = 0.01  # of the peak: a schedule that has not begun to lower it
 _LEVEL_ENTRIES = 10  # whose median is what is usual
+_HAD_FALLEN = 0.75  # of the first loss: one that was below it had come down
 _LEAP = 1.5  # times: a learning rate that leapt; one that climbed did so over many steps
 
 
@@ -235,7 +236,7 @@ def _about(reader: FactReader, diagnosis: Diagnosis) -> Sentence:
     steps = reader.count_steps()
     parts: list[str | Fact | Name | Sentence] = [Sentence.of(steps, _word_for(reader, steps))]
     head = diagnosis.headline
-    if reader.formats and (head is None or head.code != _NO_HALF_PRECISION):
+    if reader.formats and (head is None or head.code != _NO_HAD_FALLEN_PRECISION):
         parts.append(Name("/".join(short_dtype(name) for name in reader.formats[:2])))
     if len(diagnosis.run.ranks) > 1:
         parts.append(Name(f"{len(diagnosis.run.ranks)} ranks"))
@@ -267,10 +268,13 @@ def _breakdown(course: Course, diagnosis: Diagnosis) -> Sentence:
     reader, begin = course.reader, course.begin
     what = "Training broke down" if diagnosis.verdict is Verdict.FAILING else "The loss rose"
     if begin is None:
-        ends = loss_ends(reader)
-        if ends is not None and did_not_come_down(reader):
-            return Sentence.of("The loss did not come down: the ", ends, ".")
+        ends, first = loss_ends(reader), reader.fact(Reading.FIRST, "loss")
         best = reader.fact(Reading.LOWEST, "loss", None, None)
+        had_fallen = (
+            best is not None and first is not None and best.value < _HAD_FALLEN * first.value
+        )
+        if ends is not None and did_not_come_down(reader) and not had_fallen:
+            return Sentence.of("The loss did not come down: the ", ends, ".")
         if best is None or ends is None:
             return Sentence.of("The training did not learn.")
         return Sentence.of("The ", ends, "; its lowest value is ", best, ".")

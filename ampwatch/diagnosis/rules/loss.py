@@ -10,7 +10,7 @@ import numpy as np
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
 from ampwatch.diagnosis.column_arrays import Floats, known_of, median, median_of_known
-from ampwatch.diagnosis.findings import FindingStatus, Severity, State
+from ampwatch.diagnosis.findings import FindingStatus, Outcome, Severity, State
 from ampwatch.diagnosis.learning_rate import constants
 from ampwatch.diagnosis.loss_series import RUNAWAY
 from ampwatch.diagnosis.loss_spikes import MIXED_SHARE, TELLING, LossRise, RiseKind, SpikeOctave
@@ -21,7 +21,7 @@ from ampwatch.diagnosis.record import Event
 from ampwatch.diagnosis.rule import Rule, RuleHit, rule
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
 from ampwatch.diagnosis.value_text import Evidence, count_text, share_text, two_digits
-from ampwatch.metric_names import Metric
+from ampwatch.metric_names import Metric, is_of_validation
 from ampwatch.rows import EventKind
 
 # Jumps of one step: three are more than chance; two are, if the updates jumped with them.
@@ -391,6 +391,10 @@ def outcome_hit(case: Case, cause: str = UNKNOWN) -> RuleHit:
     why, remedy = APART if outcome.grew_apart else (cause, REMEDIES.get(outcome.state))
     if outcome.state is State.ANOTHER_LEVEL and outcome.since_step == case.scale.first_step:
         remedy = FROM_ITS_START
+    if outcome.state is State.STANDS_STILL and _is_zero(outcome):
+        remedy = _OF_ZEROS
+    if outcome.state is State.GOAL_LOST and is_of_validation(outcome.rests_on[0]):
+        remedy = REMEDIES[State.NOT_BACK].replace("Check", f"{_BACK_TO_BEST} Check", 1)
     if outcome.state is State.NOT_BACK and not case.record.clean_end:
         remedy = f"Wait: the loss may come back. If it does not, do this. {remedy}"
     return RuleHit(
@@ -402,6 +406,19 @@ def outcome_hit(case: Case, cause: str = UNKNOWN) -> RuleHit:
         action=remedy,
         evidence=outcome.evidence,
     )
+
+
+_BACK_TO_BEST = "Go back to the checkpoint of the best value."
+_OF_ZEROS = (
+    "Look what the loss is computed from: labels that are all ignored or masked, an empty batch, "
+    "or a number that is printed in its place, as some loops print 0 for NaN. The learning rate "
+    "mends none of these."
+)
+
+
+def _is_zero(outcome: Outcome) -> bool:
+    """Whether the loss that stands still is exactly zero."""
+    return any(piece.signal == "loss" and piece.value == 0 for piece in outcome.evidence)
 
 
 no_progress = _tells(
