@@ -298,7 +298,7 @@ def conclude(case: Case) -> Diagnosis:
     """The diagnosis of a case: its findings, linked; the verdict; the advice."""
     outcome = outcome_of(case)
     by_rules = [finding for rule in RULES for finding in rule.findings(case)]
-    if _overflowed_at_once(case, by_rules):
+    if _overflowed_at_once(case, outcome, by_rules):
         outcome = replace(outcome, came_at_once=True)
     findings = link_causes(weighed_by_outcome(case, by_rules, outcome))
     verdict = verdict_of(case, findings, outcome)
@@ -312,12 +312,15 @@ def conclude(case: Case) -> Diagnosis:
     )  # fmt: skip
 
 
-def _overflowed_at_once(case: Case, findings: Sequence[Finding]) -> bool:
+_AT_ONCE = 2  # steps
+
+
+def _overflowed_at_once(case: Case, outcome: Outcome, findings: Sequence[Finding]) -> bool:
     """Whether a layer was seen to overflow where the trouble began, and nothing announced it."""
-    onset = case.judgement.onset
-    if onset is None or not onset.hard:
+    onset, trouble = case.judgement.onset, case.judgement.trouble
+    if onset is None or trouble is None or not onset.hard or outcome.sign or trouble.leap:
         return False
-    near = onset.step + _JUST_BEFORE
+    near = onset.step + _AT_ONCE
     seen = any(f.code == "AMP203" and f.layer and (f.first_step or 0) <= near for f in findings)
     return seen and announced(case, onset.step)[1]
 

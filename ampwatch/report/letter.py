@@ -530,7 +530,9 @@ def _remedy_words(diagnosis: Diagnosis) -> Iterator[Sentence]:
             "Remedy: tested. The learning rate held in a rerun of ", steps, " steps.",
             *_tested_range(advice),
         )  # fmt: skip
-    elif advice.recommended is not None:
+    elif advice.recommended is None or advice.leapt_at_step is not None:
+        yield Sentence.of("Remedy: not tested.")
+    else:
         rate = estimate("recommended", advice.recommended)
         yield Sentence.of("Remedy: not tested. The learning rate of ", rate, " is estimated.")
 
