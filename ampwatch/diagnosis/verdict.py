@@ -127,7 +127,7 @@ def _to_the_end(finding: Finding, since: int) -> Finding:
     """
     if finding.code not in _OF_LOST_NUMBERS or (finding.last_step or 0) < since - _JUST_BEFORE:
         return finding
-    summary = finding.summary.replace(finding.standing.ending or "\0", "")
+    summary = finding.summary.replace(finding.standing.ending, "")
     return replace(finding, standing=FindingStatus.STANDS, comes_and_goes=False, summary=summary)
 
 
@@ -312,7 +312,7 @@ def conclude(case: Case) -> Diagnosis:
     )  # fmt: skip
 
 
-_AT_ONCE = 2  # steps
+_STEPS_APART = 2  # of the trouble and the overflow that began it
 
 
 def _overflowed_at_once(case: Case, outcome: Outcome, findings: Sequence[Finding]) -> bool:
@@ -320,7 +320,7 @@ def _overflowed_at_once(case: Case, outcome: Outcome, findings: Sequence[Finding
     onset, trouble = case.judgement.onset, case.judgement.trouble
     if onset is None or trouble is None or not onset.hard or outcome.sign or trouble.leap:
         return False
-    near = onset.step + _AT_ONCE
+    near = onset.step + _STEPS_APART
     seen = any(f.code == "AMP203" and f.layer and (f.first_step or 0) <= near for f in findings)
     return seen and announced(case, onset.step)[1]
 

@@ -9,7 +9,7 @@ from ampwatch.errors import AttachError
 from ampwatch.integrations.engine_steps import (
     Call,
     EngineSteps,
-    Outcome,
+    StepOutcome,
     attach_steps,
     engine_steps,
 )
@@ -73,7 +73,7 @@ class _DeepSpeedSteps(EngineSteps):
         scale = getattr(inner, "cur_scale", None) if engine.fp16_enabled() else None
         return None if scale is None else float(scale)
 
-    def outcome(self, result: Any) -> Outcome:
+    def outcome(self, result: Any) -> StepOutcome:
         engine = self.engine
         skipped = bool(getattr(engine.optimizer, "overflow", False))
-        return Outcome(skipped, engine.get_global_grad_norm(), engine.gradient_clipping())
+        return StepOutcome(skipped, engine.get_global_grad_norm(), engine.gradient_clipping())

@@ -27,7 +27,7 @@ Call = tuple[Any, str, Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What an engine says of the step that it has just made."""
 
     skipped: bool | None  # None: it does not look for what is not finite
@@ -55,7 +55,7 @@ class EngineSteps(torch.optim.Optimizer):
         """The engine's loss scale, a number or a tensor; None where it scales nothing."""
         return None
 
-    def outcome(self, result: Any) -> Outcome:
+    def outcome(self, result: Any) -> StepOutcome:
         """What the engine says of its step, which returned this."""
         raise NotImplementedError
 
@@ -106,7 +106,7 @@ class EngineSteps(torch.optim.Optimizer):
             )
         self._put_norms(turn, pack, outcome)
 
-    def _put_norms(self, turn: Turn, pack: Pack, outcome: Outcome) -> None:
+    def _put_norms(self, turn: Turn, pack: Pack, outcome: StepOutcome) -> None:
         if not self.leaves_gradients:  # those in the model are scaled, or a part, or older
             turn.norms = turn.applied = None
         if outcome.norm is None:

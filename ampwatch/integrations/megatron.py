@@ -9,7 +9,7 @@ from ampwatch.errors import AttachError
 from ampwatch.integrations.engine_steps import (
     Call,
     EngineSteps,
-    Outcome,
+    StepOutcome,
     attach_steps,
     engine_steps,
 )
@@ -117,10 +117,10 @@ class _MegatronSteps(EngineSteps):
     def scale(self) -> Any:
         return None if self._scaler() is None else self.engine.get_loss_scale()
 
-    def outcome(self, result: Any) -> Outcome:
+    def outcome(self, result: Any) -> StepOutcome:
         success, norm, _ = result
         limit = self.engine.config.clip_grad
         if not norm and not limit:
             norm = None  # it was not computed
         skipped = None if success and self._scaler() is None else not success
-        return Outcome(skipped, norm, limit)
+        return StepOutcome(skipped, norm, limit)

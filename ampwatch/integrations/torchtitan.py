@@ -10,7 +10,7 @@ from ampwatch.errors import AttachError
 from ampwatch.integrations.engine_steps import (
     Call,
     EngineSteps,
-    Outcome,
+    StepOutcome,
     attach_steps,
     engine_steps,
 )
@@ -83,6 +83,6 @@ class _TrainerSteps(EngineSteps):
         self._norm = clip(*arguments, **named)
         return self._norm
 
-    def outcome(self, result: Any) -> Outcome:
+    def outcome(self, result: Any) -> StepOutcome:
         norm, self._norm = self._norm, None
-        return Outcome(None, norm, self.engine.config.training.max_norm)
+        return StepOutcome(None, norm, self.engine.config.training.max_norm)

@@ -18,7 +18,7 @@ from ampwatch.diagnosis.column_arrays import Integers
 from ampwatch.diagnosis.findings import Finding, State
 from ampwatch.report.facts import telling_step
 from ampwatch.report.letter_facts import Fact, FactReader, Holds, Name, Reading, Sentence, Series
-from ampwatch.rows import EventKind, Table
+from ampwatch.rows import LR_LEAP, EventKind, Table
 
 _LEVEL_ENTRIES = 10  # whose median is the level before
 _BLOCKS, _PATIENCE = 30, 6  # of the entries before the trouble; as many may be no lower
@@ -29,11 +29,11 @@ _LOSS_RISE = 1.5  # times the level before
 _CALM_STEPS = 20  # accepted steps between two stretches of skips
 _BURST = 5  # skips in one stretch
 _DENSE = 0.5  # of the steps from there on are skipped
-_NEAR_END = 2  # steps: skips that reach so far go on at the end of the run
+_NEAR_END = 2  # entries: skips that reach so far go on at the end of the run
 _SCALE_FALL = 16.0  # times
 _ZERO_TO_THE_END = "the log shows a loss of zero to the end"
 _NAN_AS_ZERO = "the loss is NaN to the end; this log shows zero for it"
-_LEAP, _SHORTLY, _BEGINNING = 2.0, 30, 10  # times; steps before the trouble; of a warm-up
+_SHORTLY, _BEGINNING = 30, 10  # steps before the trouble; entries of a warm-up
 _ROSE = frozenset((State.WORSE, State.NOT_BACK, State.ANOTHER_LEVEL))
 _OF_LOSS = frozenset(("AMP206", "AMP303"))
 _PROGRESS = 0.9  # a loss above this part of its first level did not come down
@@ -150,7 +150,7 @@ def _skip_course(reader: FactReader) -> tuple[Fact | None, Fact | None, Fact | N
     skipped, last = reader.holding("skipped", Holds.TRUE), reader.last_step
     if len(skipped) < _LEAST_ENTRIES or last is None:
         return None, None, None
-    if last - int(skipped[-1]) > _NEAR_END:
+    if (reader.steps > skipped[-1]).sum() > _NEAR_END:
         return None, None, None
     gaps = np.flatnonzero(np.diff(skipped) > _CALM_STEPS)
     begin = int(gaps[-1]) + 1 if len(gaps) else 0
@@ -412,7 +412,7 @@ def _leap_lines(course: Course, diagnosis: Diagnosis) -> Iterator[Happening]:
     near = rates.within(hint - _SHORTLY, hint)
     late = rates.step[:_BEGINNING][-1] if len(rates) else 0  # a warm-up doubles at first
     for before, after in pairwise(range(len(near))):
-        is_leap = near.value[after] >= _LEAP * near.value[before] > 0
+        is_leap = near.value[after] >= LR_LEAP * near.value[before] > 0
         if is_leap and near.step[after] > late:
             at, now = int(near.step[before]), int(near.step[after])
             old, new = course.reader.value("lr", at), course.reader.value("lr", now)

@@ -53,7 +53,7 @@ from ampwatch.report.letter_to_do import (
     what_to_do,
 )
 from ampwatch.report.restart_place import restart_place
-from ampwatch.rows import Table
+from ampwatch.rows import LR_LEAP, Table
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis import Record
@@ -69,7 +69,6 @@ CAUSE_UNKNOWN = "Cause: not known; the above is what the log shows."
 _SAME_RATE = 0.01  # of the peak: a schedule that has not begun to lower it
 _LEVEL_ENTRIES = 10  # whose median is what is usual
 _HAD_FALLEN = 0.75  # of the first loss: one that was below it had come down
-_LEAP = 1.5  # times: a learning rate that leapt; one that climbed did so over many steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +279,7 @@ def _breakdown(course: Course, diagnosis: Diagnosis) -> Sentence:
         return Sentence.of("The ", ends, "; its lowest value is ", best, ".")
     if (leap := diagnosis.learning_rate.leapt_at_step) is not None:
         before, after = (reader.value("lr", step) for step in (leap - 1, leap))
-        if before is not None and after is not None and after.value >= _LEAP * before.value:
+        if before is not None and after is not None and after.value >= LR_LEAP * before.value:
             return Sentence.of(
                 f"{what} after the learning rate had gone from ", before, " to ",
                 after, " at step ", estimated_step("leapt_at_step", leap), ".",

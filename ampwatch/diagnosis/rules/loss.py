@@ -394,9 +394,9 @@ def outcome_hit(case: Case, cause: str = UNKNOWN) -> RuleHit:
     if outcome.state is State.STANDS_STILL and _is_zero(outcome):
         remedy = _OF_ZEROS
     if outcome.state is State.GOAL_LOST and is_of_validation(outcome.rests_on[0]):
-        remedy = REMEDIES[State.NOT_BACK].replace("Check", f"{_BACK_TO_BEST} Check", 1)
+        remedy = f"{_BACK_TO_BEST} {REMEDIES[State.NOT_BACK]}"
     if outcome.state is State.NOT_BACK and not case.record.clean_end:
-        remedy = f"Wait: the loss may come back. If it does not, do this. {remedy}"
+        remedy = f"Wait first: the loss may come back. {remedy}"
     return RuleHit(
         severity=outcome.severity,
         first_step=None if is_slow else outcome.since_step,
