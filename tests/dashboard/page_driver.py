@@ -115,10 +115,13 @@ class Tab:
         ).click()
 
     def drawn(self, at_least: int = 1) -> None:
-        """Wait until the chart shows so many rows."""
+        """Wait until the chart shows so many rows, and what lies below it is there too."""
         self.page.wait_for_function(
             "rows => Number(document.querySelector('[data-drawn]')?.dataset.drawn) >= rows",
             arg=at_least,
+        )
+        self.page.wait_for_function(
+            "() => !document.querySelector('[data-test-script-state=running]')"
         )
 
     def refreshes(self, count: int) -> None:
