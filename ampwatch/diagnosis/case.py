@@ -40,6 +40,7 @@ from ampwatch.diagnosis.rate_setup import RateLeaps, RateSetup
 from ampwatch.diagnosis.record import Record, RecordFacts, scaler_of
 from ampwatch.diagnosis.restart_history import RestartHistory
 from ampwatch.diagnosis.scale_history import ScaleFall, ScaleHistory, SkipSpan
+from ampwatch.diagnosis.setting_history import SettingHistory
 from ampwatch.diagnosis.step_time_history import StepTimeHistory
 from ampwatch.diagnosis.value_text import steps_text
 from ampwatch.metric_names import Metric
@@ -99,6 +100,7 @@ class Case:
     rounding: RoundingHistory = field(default_factory=RoundingHistory, metadata=_OWN)
     setup: RateSetup = field(default_factory=RateSetup, metadata=_OWN)
     metrics: MetricHistory = field(default_factory=MetricHistory, metadata=_OWN)
+    settings: SettingHistory = field(default_factory=SettingHistory, metadata=_OWN)
     guard: GuardHistory = field(default_factory=GuardHistory, metadata=_OWN)
     step_times: StepTimeHistory = field(default_factory=StepTimeHistory, metadata=_OWN)
     outcome: Outcome | None = field(default=None, init=False)  # once `outcome_of` was asked

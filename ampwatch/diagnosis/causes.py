@@ -107,6 +107,7 @@ _NEVER_THE_RATE = codes(
     "AMP602 AMP603 AMP604"
 )
 _NOT_BEFORE_AN_UPDATE = codes(_NOT_FINITE)
+_NO_RATES = frozenset(("input_amax", "metric"))  # what else changed: inputs, a logged setting
 _DIES = "AMP410"  # too high a rate kills units that had gradients
 
 # Only a sample shows these, which may come after their effects; AMP301 and AMP302 take more steps
@@ -153,8 +154,8 @@ def excludes_rate(case: Case, finding: Finding) -> bool:
         is_whole = case.observed.loop or (case.scale.first_step or 0) <= _FIRST_STEPS
         before = first is None or (finding.first_step or 0) <= first
         return finding.first_step is not None and before and is_whole
-    of_inputs = any(piece.signal == "input_amax" for piece in finding.evidence)
-    return finding.code in _NEVER_THE_RATE or (finding.code == CHANGED and of_inputs)
+    by_hand = any(piece.signal in _NO_RATES for piece in finding.evidence)
+    return finding.code in _NEVER_THE_RATE or (finding.code == CHANGED and by_hand)
 
 
 def link_causes(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.causes import CHANGED, RATE, causes_of, excludes_rate, link_causes
+from ampwatch.diagnosis.causes import RATE, causes_of, excludes_rate, link_causes
 from ampwatch.diagnosis.findings import (
     CUT_OFF,
     Diagnosis,
@@ -302,7 +302,10 @@ def conclude(case: Case) -> Diagnosis:
         outcome = replace(outcome, came_at_once=True)
     findings = link_causes(weighed_by_outcome(case, by_rules, outcome))
     verdict = verdict_of(case, findings, outcome)
-    advice = _beside_outcome(case, advice_beside_findings(case, verdict, findings), outcome)
+    advice = advice_beside_findings(case, verdict, findings)
+    is_certain = any(f.code == advice.explained_by and excludes_rate(case, f) for f in findings)
+    if not is_certain or outcome.is_leap or outcome.state in _NO_PROGRESS:
+        advice = _beside_outcome(case, advice, outcome)
     findings = tuple(_named_by_cause(findings, advice, outcome))
     causes = causes_of(case, findings, outcome, advice)
     return Diagnosis(
@@ -438,7 +441,6 @@ def _untold(outcome: Outcome, advice: Advice) -> Advice:
 def _is_undecided(case: Case, advice: Advice) -> bool:
     """Whether neither rules nor the table of evidence say if the learning rate is the cause."""
     untold = advice.action is Action.NOT_THE_CAUSE and not case.judgement.is_judged
-    untold &= advice.explained_by != CHANGED or case.batches.change is None
     return advice.action is Action.UNKNOWN or untold or advice.explained_by in _BY_NUMBERS
 
 

@@ -481,3 +481,56 @@ def test_a_reward_that_wanders_hardly_ever_leaves_all_that_it_was():
         told = diagnose(logged(falling(seed=seed), {"reward": reward}))
         lost += told.outcome.state is State.GOAL_LOST
     assert lost <= 4
+
+
+def lifted(name, values, *, at=300, by=1.5):
+    """A loss that rises for good at a step, beside a value that the loop logs."""
+    loss = falling(600, low=0.5) + by * (np.arange(600) >= at)
+    return diagnose(logged(loss, {name: values}))
+
+
+def changed(told):
+    return [f.summary for f in told.findings if f.code == "AMP306"]
+
+
+@pytest.mark.parametrize("at", [300, 560])
+@pytest.mark.parametrize(
+    ("since", "moved"),
+    [(lambda k: 4.0, "beta went from 0.1 to 4.0"), (lambda k: 0.1 + 0.01 * k, "beta left 0.1")],
+)
+def test_a_rise_that_follows_a_setting_of_the_loop_is_put_down_to_it(since, moved, at):
+    told = lifted("beta", [0.1] * at + [since(k + 1) for k in range(600 - at)], at=at)
+    assert changed(told) == [f"The trouble began when {moved}, at step {at}."]
+    assert told.headline.code == "AMP306"
+    assert told.learning_rate.action is Action.NOT_THE_CAUSE
+    assert [cause.code for cause in told.causes] == ["AMP306"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("beta", [0.1] * 600),
+        ("beta", [0.1] * 200 + [4.0] * 400),  # long before
+        ("beta", [0.1] * 303 + [4.0] * 297),  # after the loss had risen
+        ("beta", [0.1 * (k // 30) for k in range(600)]),  # as often as not
+        ("spread", [0.0] * 298 + list(np.random.default_rng(0).random(302))),  # measured
+        ("lost_batches", [0] * 298 + list(range(302))),  # a count
+        ("kl", [0.0] * 298 + [0.5] * 302),  # its name says that it is measured
+        ("epoch", [0] * 298 + [1] * 302),
+    ],
+)
+def test_no_rise_is_put_down_to_what_is_measured_or_changed_at_another_time(name, values):
+    assert changed(lifted(name, values)) == []
+
+
+def test_a_setting_that_changes_without_harm_is_no_finding():
+    assert changed(lifted("beta", [0.1] * 300 + [4.0] * 300, by=0.0)) == []
+
+
+def test_settings_do_not_depend_on_how_the_rows_were_cut():
+    loss = falling(600, low=0.5) + 1.5 * (np.arange(600) >= 300)
+    for at in range(298, 301):
+        run = logged(loss, {"beta": [0.1] * at + [4.0] * (600 - at)})
+        told = diagnose(run).to_json()
+        for rows in (7, 100, 301):
+            assert Engine(block_rows=rows, settled_rows=64).feed(run).diagnosis().to_json() == told

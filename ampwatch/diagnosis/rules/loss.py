@@ -20,6 +20,7 @@ from ampwatch.diagnosis.outlying_inputs import OutlyingInput
 from ampwatch.diagnosis.record import Event
 from ampwatch.diagnosis.rule import Rule, RuleHit, rule
 from ampwatch.diagnosis.rules.rate import how_to_change_rate
+from ampwatch.diagnosis.setting_history import SettingChange
 from ampwatch.diagnosis.value_text import Evidence, count_text, share_text, two_digits
 from ampwatch.metric_names import Metric, is_of_validation
 from ampwatch.rows import EventKind
@@ -456,6 +457,9 @@ def jump_at_event(case: Case) -> Iterator[RuleHit]:
     if change is not None and _began_near(case, change.step):
         yield _changed_inputs(case, change)
         return
+    if (setting := _changed_before_it(case)) is not None:
+        yield _changed_setting(case, setting)
+        return
     if onset is not None:
         began, sign = onset.step, onset.sign.value
     elif rise is not None:
@@ -483,15 +487,23 @@ def jump_at_event(case: Case) -> Iterator[RuleHit]:
 _NEAR = 0.01  # of a long record, whose points are medians of so many steps
 
 
-def _began_near(case: Case, step: int) -> bool:
-    """Whether the trouble that stands began about this step, as far as any row tells when."""
+def _beginnings(case: Case) -> list[int]:
+    """The steps at which the trouble that stands began, as far as any row tells when."""
     onset, fall, rise = case.judgement.onset, case.standing_fall, rise_that_stands(case)
     begins = [onset.step] if onset is not None else []
     begins += [sign.first_step for sign in (fall, rise) if sign is not None]
     since = outcome_of(case).since_step
-    begins += [since] if since is not None else []
-    near = max(thresholds.JUMP_STEPS, int(_NEAR * case.scale.steps))
-    return any(abs(begin - step) <= near for begin in begins)
+    return begins + ([since] if since is not None else [])
+
+
+def _near(case: Case) -> int:
+    """How many steps apart two things lie that may be one."""
+    return max(thresholds.JUMP_STEPS, int(_NEAR * case.scale.steps))
+
+
+def _began_near(case: Case, step: int) -> bool:
+    """Whether the trouble that stands began about this step."""
+    return any(abs(begin - step) <= _near(case) for begin in _beginnings(case))
 
 
 def _changed_inputs(case: Case, change: OutlyingInput) -> RuleHit:
@@ -509,6 +521,39 @@ def _changed_inputs(case: Case, change: OutlyingInput) -> RuleHit:
         action=f"Check the data from step {change.step} on: a missing normalisation, another unit, "
         "another file.",
         evidence=Evidence("input_amax", change.step, change.value, change.median, "median before"),
+    )
+
+
+_BY_CHANCE = 0.05  # that one of a setting's changes comes so soon before a trouble
+
+
+def _changed_before_it(case: Case) -> SettingChange | None:
+    """The logged setting that changed right before the trouble began; None if none did."""
+    near = _near(case)
+    early = 0 if case.rate.is_whole else near
+    begin = min(_beginnings(case), default=-near)
+    changes = [
+        change
+        for change in case.settings.changes(_BY_CHANCE * case.scale.steps / near)
+        if -early <= begin - change.step <= near
+    ]
+    return max(changes, key=lambda change: change.step, default=None)
+
+
+def _changed_setting(case: Case, change: SettingChange) -> RuleHit:
+    """Trouble that began when a value changed that the loop sets and logs."""
+    name, before, to = change.name, two_digits(change.before), two_digits(change.after[0])
+    moved = f"{name} went from {before} to {to}" if change.stands else f"{name} left {before}"
+    since = "" if change.stands else f" It has moved since, to {two_digits(change.now)} by now."
+    return RuleHit(
+        severity=max(Severity.WARNING, outcome_of(case).severity, key=lambda one: one.weight),
+        first_step=change.step,
+        last_step=case.scale.last_step,
+        summary=f"The trouble began when {moved}, at step {change.step:,}.",
+        cause=f"The loop sets and logs {name}, which had stood at {before} for long.{since}",
+        action="Set that value back to what it was, or change it over many more steps. Go on from "
+        "a checkpoint before it changed.",
+        evidence=Evidence("metric", change.step, change.now, change.before, f"earlier {name}"),
     )
 
 
