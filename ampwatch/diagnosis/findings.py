@@ -48,6 +48,7 @@ class State(str, enum.Enum):
     GOAL_LOST = "a goal is lost"
     ADVERSARY_WON = "one of two adversaries has won"
     RATE_LEAPT = "worse since the learning rate leapt"
+    RATE_CLIMBS = "worse while the learning rate climbed again"
     LOST_BY_LEAP = "much worse since the learning rate leapt, and not coming back"
     WITHOUT_END = "falls without end"
     SETTLED = "settled at once, and its gradients vanished"
@@ -66,7 +67,7 @@ _BAD = {
     State.NOTHING_LEARNS, State.GOAL_LOST, State.ADVERSARY_WON, State.EXCEPTION,
 }  # fmt: skip
 _DOUBTFUL = {
-    State.ANOTHER_LEVEL, State.RATE_LEAPT, State.NOT_BACK, State.HARDLY_FALLS,
+    State.ANOTHER_LEVEL, State.RATE_LEAPT, State.RATE_CLIMBS, State.NOT_BACK, State.HARDLY_FALLS,
     State.OVERFITS, State.GOAL_FALLS, State.GOAL_STILL, State.WITHOUT_END, State.WIDER,
     State.SETTLED,
 }  # fmt: skip
@@ -110,9 +111,9 @@ class Outcome:
         return Severity.WARNING if self.state in _DOUBTFUL else Severity.INFO
 
     @property
-    def is_leap(self) -> bool:
-        """Whether the learning rate leapt as the loss rose."""
-        return self.state in {State.RATE_LEAPT, State.LOST_BY_LEAP}
+    def rate_went_up(self) -> bool:
+        """Whether the learning rate went back up as the loss rose."""
+        return self.state in {State.RATE_LEAPT, State.RATE_CLIMBS, State.LOST_BY_LEAP}
 
     @property
     def grew_apart(self) -> bool:

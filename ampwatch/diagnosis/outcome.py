@@ -177,7 +177,7 @@ def _of_loss(case: Case) -> Outcome:
     by_metrics = metric_outcome(case, course)
     if by_metrics is None or by_metrics.state is State.ADVERSARY_WON:
         return by_metrics or by_loss
-    if by_loss.is_leap:
+    if by_loss.rate_went_up:
         return by_loss  # it says why
     if by_metrics.severity.weight <= by_loss.severity.weight:
         return by_loss
@@ -201,10 +201,10 @@ def _by_loss(case: Case, series: LossSeries, course: LossCourse) -> Outcome:
     has_goal = first_metric(case, Metric.GOAL, is_reached) is not None
     is_even = first_metric(case, Metric.ADVERSARY, is_in_balance) is not None
     balanced = is_even and course.last < _FAR * max(course.first, course.best)
+    if takes_steps and not balanced and (leapt := rate_leapt(case, series, course)) is not None:
+        return leapt
     if takes_steps and (balanced or (not_best and has_goal)):
         return Outcome(State.LEARNING, None, ("loss", "metrics"), is_explained=True)
-    if takes_steps and (leapt := rate_leapt(case, series, course)) is not None:
-        return leapt
     if takes_steps and not has_goal and (lost := without_bound(series)) is not None:
         return lost
     ended_calm = course.end in {LossEnd.LEARNING, LossEnd.FLAT}
@@ -533,26 +533,24 @@ def _is_beginning(case: Case, series: LossSeries) -> bool:
 
 
 def rate_leapt(case: Case, series: LossSeries, course: LossCourse) -> Outcome | None:
-    """A loss that has stood higher since the learning rate, once decayed, leapt back up.
+    """A loss that has stood higher since the learning rate, once decayed, went back up.
 
     Restarts that are meant come again, or come down again: one that does neither is a schedule that
-    was lost, as by a resume.
+    was lost, as by a resume, or whose period is shorter than the run.
     """
     is_known = np.isfinite(series.lr) & (series.lr > 0)
     lr, loss, step = series.lr[is_known], series.loss[is_known], series.step[is_known]
+    if len(lr) < LONG or loss.min() <= 0 or (low_at := _lowest_decayed(lr)) is None:
+        return None
     wide = max(1, len(lr) // _LEAP_PARTS)
-    if len(lr) < LONG or loss.min() <= 0:
+    # A warm-up that began anew went down at once: what was before that counts.
+    earlier = max(0, low_at - wide)
+    at = earlier if lr[earlier] >= _LEAPT * lr[low_at] else low_at
+    least = lr[at] if lr[low_at:].max() >= _LEAPT * lr[at] else lr[low_at]
+    up = low_at + np.flatnonzero(lr[low_at:] >= _LEAPT * least)
+    if not len(up) or len(lr) - up[0] < _LEAP_SHARE * len(lr) or lr[-1] < _STILL_UP * lr[up].max():
         return None
-    rose = np.flatnonzero(lr[wide:] >= _LEAPT * lr[:-wide])
-    decayed = np.maximum.accumulate(lr)[rose] >= _DECAYED * lr[rose]
-    rose = rose[decayed]
-    if not len(rose) or rose[-1] - rose[0] > 2 * wide:
-        return None
-    at = int(rose[0])
-    since = at + wide
-    after, few = len(lr) - since, max(LEAST, len(lr) // _LEAP_PARTS)
-    if after < _LEAP_SHARE * len(lr) or lr[-1] < _STILL_UP * lr[since:].max():
-        return None
+    since, few = int(up[0]), max(LEAST, len(lr) // _LEAP_PARTS)
     if explains_rise(case, step, loss, since):
         return None
     before, late = loss[max(0, at - few) : at + 1], loss[-few:]
@@ -560,15 +558,29 @@ def rate_leapt(case: Case, series: LossSeries, course: LossCourse) -> Outcome | 
     noise = _DEVIATIONS * robust_deviation(loss[at - at // 2 : at + 1]) / np.sqrt(few)
     if high < _LEAP_WORSE * low or high - low <= noise:
         return None
-    first = int(step[since])
-    words = (
-        f"The loss rose from {two_digits(low)} to {two_digits(high)} when the learning rate leapt "
-        f"from {rate_text(lr[at])} to {rate_text(lr[since:].max())}, about step {first:,}, and is "
-        "not back."
-    )
-    evidence = Evidence("lr", first, float(lr[since]), float(lr[at]), "before")
-    state = State.LOST_BY_LEAP if course.end is LossEnd.WORSE else State.RATE_LEAPT
+    rates = f"from {rate_text(least)} to {rate_text(lr[up].max())}"
+    is_leap = lr[min(since + wide, len(lr) - 1)] >= _STILL_UP * lr[up].max()
+    how = f"when the learning rate leapt {rates}, about step {int(step[since]):,}, and is not back"
+    if not is_leap:
+        how = f"while the learning rate climbed again {rates}, from step {int(step[low_at]):,} on"
+    words = f"The loss rose from {two_digits(low)} to {two_digits(high)} {how}."
+    first = int(step[since if is_leap else low_at])
+    evidence = Evidence("lr", first, float(lr[up].max()), float(least), "before")
+    state = State.RATE_CLIMBS
+    if is_leap:
+        state = State.LOST_BY_LEAP if course.end is LossEnd.WORSE else State.RATE_LEAPT
     return Outcome(state, first, ("loss", "lr"), words, evidence=(evidence,))
+
+
+def _lowest_decayed(lr: Floats) -> int | None:
+    """Where a learning rate was lowest after it had decayed; None if it went up and down before."""
+    decayed = np.flatnonzero(np.maximum.accumulate(lr) >= _DECAYED * lr)
+    if not len(decayed):
+        return None
+    begin = int(decayed[0])
+    lowest = len(lr) - 1 - int(np.argmin(lr[begin:][::-1]))
+    until = lr[begin : lowest + 1]
+    return None if (until >= _LEAPT * np.minimum.accumulate(until)).any() else lowest
 
 
 # --- what to do -----------------------------------------------------------------------------------
@@ -615,6 +627,9 @@ REMEDIES = {
     "may be all there is to learn.",
     State.RATE_LEAPT: _BEFORE_THE_LEAP,
     State.LOST_BY_LEAP: _BEFORE_THE_LEAP,
+    State.RATE_CLIMBS: "Go back to the checkpoint from where the learning rate was lowest. Make "
+    "the schedule's period as long as the run; after a resume, load the scheduler's state. If the "
+    "schedule is meant to go up and down, wait until it has come down.",
     State.GOAL_FALLS: "Keep the checkpoint of the best value. If it does not come back, go on from "
     "there with a lower learning rate.",
     State.NOTHING_LEARNS: "Check that the loss depends on the parameters that the optimizer has.",

@@ -10,7 +10,7 @@ import numpy as np
 
 from ampwatch.diagnosis import thresholds
 from ampwatch.diagnosis.case import Case
-from ampwatch.diagnosis.causes import RATE, causes_of, excludes_rate, link_causes
+from ampwatch.diagnosis.causes import CHANGED, RATE, causes_of, excludes_rate, link_causes
 from ampwatch.diagnosis.findings import (
     CUT_OFF,
     Diagnosis,
@@ -51,6 +51,7 @@ _TELL_OF = {
     State.NOT_BACK: ("AMP307", "AMP301", "AMP302", "AMP303", "AMP206"),
     State.RATE_LEAPT: ("AMP306",),
     State.LOST_BY_LEAP: ("AMP306",),
+    State.RATE_CLIMBS: ("AMP306",),
     State.ANOTHER_LEVEL: ("AMP307", "AMP301", "AMP302", "AMP303", "AMP206"),
     State.WITHOUT_END: ("AMP304",),
     State.WIDER: ("AMP304",),
@@ -304,7 +305,7 @@ def conclude(case: Case) -> Diagnosis:
     verdict = verdict_of(case, findings, outcome)
     advice = advice_beside_findings(case, verdict, findings)
     is_certain = any(f.code == advice.explained_by and excludes_rate(case, f) for f in findings)
-    if not is_certain or outcome.is_leap or outcome.state in _NO_PROGRESS:
+    if not is_certain or outcome.rate_went_up or outcome.state in _NO_PROGRESS:
         advice = _beside_outcome(case, advice, outcome)
     findings = tuple(_named_by_cause(findings, advice, outcome))
     causes = causes_of(case, findings, outcome, advice)
@@ -335,7 +336,7 @@ def _named_by_cause(
 
     A loss that rose gets its name. Numbers that left their format are told as what followed.
     """
-    if not findings or advice.action is not Action.LOWER or outcome.is_leap:
+    if not findings or advice.action is not Action.LOWER or outcome.rate_went_up:
         yield from findings
         return
     sign = f": {outcome.sign.words}" if outcome.sign is not None else ""
@@ -377,7 +378,7 @@ def _beside_outcome(case: Case, advice: Advice, outcome: Outcome) -> Advice:
     if outcome.is_explained and advice.action is Action.UNKNOWN:
         because = "What else is logged explains how the loss went; nothing shows it is too high."
         return Advice(Action.KEEP, because, current=advice.current)
-    if outcome.is_leap:
+    if outcome.rate_went_up:
         return _back_to_before(outcome)
     if outcome.is_good and advice.action is Action.LOWER:
         because = "The loss is at or near its best, so nothing shows that it is too high."
@@ -445,10 +446,13 @@ def _is_undecided(case: Case, advice: Advice) -> bool:
 
 
 def _back_to_before(outcome: Outcome) -> Advice:
-    """The advice if the loss rose as the learning rate leapt: what it was before."""
+    """The advice if the loss rose as the learning rate went up: what it was before a leap."""
     now, before = outcome.evidence[0].value, outcome.evidence[0].against
     assert isinstance(now, float)
     assert isinstance(before, float)
+    if outcome.state is State.RATE_CLIMBS:
+        because = f"{outcome.words} The run had trained at this learning rate before it decayed."
+        return Advice(Action.NOT_THE_CAUSE, because, current=now, explained_by=CHANGED)
     return Advice(
         Action.LOWER, outcome.words, current=now, recommended=before, factor=before / now,
         leapt_at_step=outcome.since_step,

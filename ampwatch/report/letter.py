@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis import Action, Advice, Diagnosis, Finding, Verdict
 from ampwatch.diagnosis.causes import RATE, codes
-from ampwatch.diagnosis.findings import CALM, CUT_OFF
+from ampwatch.diagnosis.findings import CALM, CUT_OFF, State
 from ampwatch.diagnosis.rule import title_of
 from ampwatch.diagnosis.value_text import label_of, short_dtype
 from ampwatch.report.facts import NEXT_SAMPLE, ruled_out
@@ -561,6 +561,9 @@ def _cause_words(run: Record, diagnosis: Diagnosis, head: Finding | None) -> Ite
         return
     if advice.action is Action.LOWER:
         yield _rate_as_cause(advice)
+        return
+    if diagnosis.outcome.state is State.RATE_CLIMBS:
+        yield Sentence.of("Cause: likely the schedule of the learning rate.")
         return
     if head.code in _PLACES:
         yield Sentence.of("Where: certain, it was seen directly. Why there: not known.")

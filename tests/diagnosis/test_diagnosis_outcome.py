@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hand_built import HandBuiltRun, Info, scaled_run, step_table
+from hand_built import HandBuiltRun, Info, extra_table, scaled_run, step_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,6 +90,40 @@ def test_a_schedule_that_was_lost_is_told_with_the_learning_rate_before():
     advice = told.learning_rate
     assert (advice.action, advice.current) == (Action.LOWER, 1e-3)
     assert 1e-4 <= advice.recommended <= 1.3e-4
+
+
+def cosine(turns, count=600):
+    """A learning rate that comes down and goes up again, so many times each."""
+    return 1e-6 + 1e-3 * (1 + np.cos(np.pi * np.linspace(0, turns, count))) / 2
+
+
+def follows(lr, seed=0):
+    """A loss that falls, and is higher where the learning rate is."""
+    random = np.random.default_rng(seed)
+    fall = 3 * np.exp(-np.arange(len(lr)) / len(lr) * 12)
+    return 1.5 + fall + 500 * lr + 0.02 * random.standard_normal(len(lr))
+
+
+@pytest.mark.parametrize("acc", [None, [*np.linspace(0.1, 0.7, 15), *np.linspace(0.7, 0.62, 15)]])
+def test_a_schedule_that_climbs_back_at_its_end_is_told_and_not_the_learning_rate(acc):
+    lr = cosine(2)
+    run = logged(follows(lr), lr=lr.tolist())
+    if acc is not None:  # a score that is still near its best is no excuse
+        run.extras = extra_table({"acc": {20 * at: value for at, value in enumerate(acc)}})
+    told = diagnose(run)
+    assert told.outcome.state is State.RATE_CLIMBS
+    assert (told.verdict, told.headline.code) == (Verdict.WARNING, "AMP306")
+    assert abs(told.headline.first_step - 300) <= 10
+    assert told.learning_rate.action is Action.NOT_THE_CAUSE
+    assert "period" in told.headline.action
+
+
+@pytest.mark.parametrize("turns", [1, 1.2, 3, 4, 5, 6])
+def test_a_schedule_that_came_down_again_or_goes_up_and_down_is_no_trouble(turns):
+    lr = cosine(turns)
+    told = diagnose(logged(follows(lr), lr=lr.tolist()))
+    assert told.outcome.state is not State.RATE_CLIMBS
+    assert told.verdict is Verdict.HEALTHY
 
 
 @pytest.mark.parametrize(("loss", "state"), [

@@ -389,7 +389,9 @@ def outcome_hit(case: Case, cause: str = UNKNOWN) -> RuleHit:
     outcome = outcome_of(case)
     # A slow fall has no first step: whatever explains it may come later.
     is_slow = outcome.state is State.HARDLY_FALLS
-    why, remedy = APART if outcome.grew_apart else (cause, REMEDIES.get(outcome.state))
+    why, remedy = _WHY.get(outcome.state, cause), REMEDIES.get(outcome.state)
+    if outcome.grew_apart:
+        why, remedy = APART
     if outcome.state is State.ANOTHER_LEVEL and outcome.since_step == case.scale.first_step:
         remedy = FROM_ITS_START
     if outcome.state is State.STANDS_STILL and _is_zero(outcome):
@@ -409,6 +411,10 @@ def outcome_hit(case: Case, cause: str = UNKNOWN) -> RuleHit:
     )
 
 
+_WHY = {
+    State.RATE_CLIMBS: "The learning rate had come down and went back up, and the loss rose with "
+    "it.",
+}
 _BACK_TO_BEST = "Go back to the checkpoint of the best value."
 _OF_ZEROS = (
     "Look what the loss is computed from: labels that are all ignored or masked, an empty batch, "
